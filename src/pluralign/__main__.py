@@ -1,0 +1,5 @@
+"""``python -m pluralign`` is ``pluralign``."""
+
+from pluralign.cli import main
+
+main()

@@ -1,0 +1,155 @@
+"""What votes hold before anything is learned: how much people disagree, and how much of that is sampling noise."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pluralign import calibration
+from pluralign.calibration import Interval
+from pluralign.demo import TownHall
+from pluralign.preferences import FloatArray, PreferenceSet
+
+HISTOGRAM_BINS = 10
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Pairs whose majority share lies in [low, high); both ends are the share itself where it has a bar of its own."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The facts of a set of votes; ``inspect`` fills it."""
+
+    name: str
+    pairs: int
+    prompts: int
+    responses: int
+    votes: int
+    votes_per_pair: float
+    votes_per_pair_range: tuple[int, int]
+    majority_share: float
+    """Mean share of votes on the side most chose: the paper's "avg p"."""
+    majority_share_of_all: float
+    """The same with tie votes in the denominator whatever the tie rule: the other reading of MultiPref's table."""
+    floor: float
+    constant_half: float
+    noise: float
+    """NaN, like ``floor_corrected``, where no pair has two votes."""
+    floor_corrected: float
+    constant_half_corrected: float
+    intervals: dict[str, Interval]
+    """95 % intervals over prompts for the five figures above."""
+    histogram: list["Bar"]
+    """Pairs by majority share, as in the paper's figure: a bar a share where there are few, else equal bins."""
+    strata: dict[str, int]
+    """Pairs by how people split: unanimous, lopsided, contested, even."""
+    ties: int
+    """Tie votes on these pairs, counted or not."""
+    tie_rule: str
+    single_vote_pairs: int
+    """Pairs with one vote: they have no measurable noise and stay out of the corrected figures."""
+    empty_responses: int
+    """Pairs in which one response is empty text."""
+    a_wins: float
+    """Share of decided pairs that response a wins; near 1 means the data were turned majority-first."""
+    splits: dict[str, int]
+    """Pairs by official split, empty where there is none."""
+    columns: list[str]
+    dropped: dict[str, int]
+    fingerprint: str
+
+
+def inspect(preferences: PreferenceSet) -> Inspection:
+    """Return what a set of votes holds.
+
+    Example:
+        >>> from pluralign import PreferenceSet
+        >>> votes = PreferenceSet.from_columns(["Tea?", "Rain?"], ["Yes.", "No."], ["No.", "Yes."], [3, 4], [1, 0])
+        >>> facts = inspect(votes)
+        >>> facts.majority_share, facts.floor, facts.constant_half
+        (0.875, 0.03125, 0.15625)
+    """
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    majority = np.maximum(p, 1 - p)
+    most = np.maximum(preferences.votes_a, preferences.votes_b)
+    everyone = preferences.votes_a + preferences.votes_b + preferences.ties
+    noise = calibration.sampling_noise(p, n, ties)
+    majority_oracle = calibration.squared_error((p > 0.5).astype(float), p)
+    half = calibration.squared_error(np.full(len(p), 0.5), p)
+    per_pair = {
+        "floor": majority_oracle,
+        "constant_half": half,
+        "noise": noise,
+        "floor_corrected": majority_oracle - noise,
+        "constant_half_corrected": half - noise,
+    }
+    decided = p != 0.5
+    splits = preferences.columns.get("split", np.array([], dtype=object))
+    names, sizes = np.unique([str(value) for value in splits if value is not None], return_counts=True)
+    empty = np.array([not text.strip() for text in preferences.responses], dtype=bool)
+    return Inspection(
+        name=preferences.name,
+        pairs=len(preferences),
+        prompts=len(preferences.prompts),
+        responses=len(preferences.responses),
+        votes=int(n.sum()),
+        votes_per_pair=float(n.mean()),
+        votes_per_pair_range=(int(n.min()), int(n.max())),
+        majority_share=float(majority.mean()),
+        majority_share_of_all=float((most / everyone).mean()),
+        floor=calibration.floor(p),
+        constant_half=calibration.constant_half(p),
+        noise=calibration.noise(p, n, ties),
+        floor_corrected=calibration.floor_corrected(p, n, ties),
+        constant_half_corrected=calibration.brier_corrected(np.full(len(p), 0.5), p, n, ties),
+        intervals={
+            name: calibration.clustered_interval(values, preferences.prompt_index, n_resamples=500)
+            for name, values in per_pair.items()
+            if len(preferences.prompts) > 1 and not np.isnan(values).all()
+        },
+        histogram=_histogram(majority),
+        strata={name: int(mask.sum()) for name, mask in calibration.strata(p).items()},
+        ties=int(preferences.ties.sum()),
+        tie_rule=preferences.tie_rule,
+        single_vote_pairs=int((n == 1).sum()),
+        empty_responses=int((empty[preferences.a_index] | empty[preferences.b_index]).sum()),
+        a_wins=float((p[decided] > 0.5).mean()) if decided.any() else float("nan"),
+        splits=dict(zip(names.tolist(), sizes.tolist(), strict=True)),
+        columns=list(preferences.columns),
+        dropped=dict(preferences.dropped),
+        fingerprint=preferences.fingerprint,
+    )
+
+
+def _histogram(majority: FloatArray) -> list[Bar]:
+    shares, counts = np.unique(majority.round(9), return_counts=True)
+    if len(shares) <= HISTOGRAM_BINS:
+        return [Bar(float(share), float(share), int(count)) for share, count in zip(shares, counts, strict=True)]
+    counts, edges = np.histogram(majority.round(9), bins=np.linspace(0.5, 1.0, HISTOGRAM_BINS + 1).round(9))
+    return [Bar(float(edges[i]), float(edges[i + 1]), int(count)) for i, count in enumerate(counts)]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What only a town hall can tell: the figures that ``Inspection`` estimates from few votes."""
+
+    noise: float
+    floor: float
+    constant_half: float
+    majority_share: float
+
+
+def inspect_truth(town: TownHall) -> Truth:
+    """Return the true figures behind the votes of a town hall."""
+    p_star = town.true_prob
+    return Truth(
+        noise=calibration.brier(p_star, town.preferences.prob_a),
+        floor=calibration.floor(p_star),
+        constant_half=calibration.constant_half(p_star),
+        majority_share=float(np.maximum(p_star, 1 - p_star).mean()),
+    )

@@ -1,0 +1,193 @@
+"""From bytes to records: JSON Lines, CSV and Parquet, plain or gzipped, and Hugging Face datasets.
+
+Decided here: how a format is recognised (by its content), how rows are counted, and that nothing broken passes unseen.
+"""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pluralign.comparisons import BadRows, RowError
+from pluralign.errors import DataError, MissingExtraError
+from pluralign.shapes import Record, parse_cell
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with bytes (or rows) done and in all; the total is 0 where it is not known."""
+
+CSV_FIELD_LIMIT = 2**27
+"""The csv module's own limit of 128 kB is below what long responses need."""
+PROGRESS_EVERY = 5_000
+
+
+def read_records(stream: Any, bad: BadRows, progress: Progress | None = None) -> Iterator[tuple[int, Record]]:
+    """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers; its content tells which."""
+    buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    report = _byte_progress(buffered, progress)
+    if buffered.peek(4)[:4] == b"PAR1":
+        yield from _parquet_records(buffered, bad, progress)
+        return
+    if buffered.peek(2)[:2] == b"\x1f\x8b":
+        buffered = io.BufferedReader(gzip.GzipFile(fileobj=buffered))  # type: ignore[arg-type]
+    try:
+        start = buffered.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        start = b"{"  # reading the first line meets the same damage and reports it
+    lines = _whole_lines(buffered, bad, report)
+    if start[:1] == b"[":
+        raise DataError("this is one JSON list", file=bad.file, remedy="write one object a line (JSON Lines)")
+    if start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
+        yield from _json_records(lines, bad)
+    else:
+        yield from _csv_records(lines, bad)
+
+
+def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]:
+    if progress is None:
+        return lambda: None
+    try:
+        total = os.fstat(stream.fileno()).st_size if stream.seekable() else 0
+    except (OSError, AttributeError):
+        total = 0
+    return lambda: progress(stream.tell() if total else 0, total)
+
+
+def _whole_lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+    row = 0
+    try:
+        for row, line in enumerate(stream, 1):
+            if row % PROGRESS_EVERY == 0:
+                report()
+            yield row, line
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        problem = "the gzip stream is damaged or ends early, after row {}".format(row or "0")
+        bad.report(
+            row + 1, RowError("truncated gzip", problem, "fetch the file again, or use --skip-bad for what is there")
+        )
+    report()
+
+
+def _decode(line: bytes) -> str:
+    try:
+        return line.decode("utf-8-sig" if line.startswith(b"\xef\xbb\xbf") else "utf-8")
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start + 1} of the line is not valid UTF-8"
+        raise RowError("broken UTF-8", problem, "save the file as UTF-8") from None
+
+
+def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
+    for row, line in lines:
+        try:
+            text = _decode(line)
+            if not text.strip():
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                remedy = "write one JSON object a line"
+                raise RowError("not JSON", f"the line is not JSON ({_reason(error)})", remedy) from None
+            if not isinstance(record, dict):
+                raise RowError("not an object", f"the line holds a {type(record).__name__}", "write one object a line")
+            yield row, record
+        except RowError as error:
+            bad.report(row, error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
+    csv.field_size_limit(CSV_FIELD_LIMIT)
+    # Bytes that are not UTF-8 pass through as surrogates, so that a quoted field keeps its lines together.
+    texts = (line.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff") for _, line in lines)
+    first = next(texts, "")
+    delimiter = max(",\t;", key=first.count)
+    reader = csv.reader(itertools.chain([first], texts), strict=True, delimiter=delimiter)
+    header: list[str] = []
+    for row in itertools.count():
+        try:
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise RowError(
+                    "not CSV", f"the row is not CSV ({error})", 'close every quote and double quotes inside: ""'
+                ) from None
+            if not header:
+                header = [name.strip() for name in cells]
+                if len(set(header)) != len(header):
+                    raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
+                continue
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                problem = f"the row has {len(cells)} fields and the header {len(header)}"
+                raise RowError("wrong number of fields", problem, "quote fields that hold commas or line ends")
+            try:
+                "".join(cells).encode()
+            except UnicodeEncodeError:
+                raise RowError("broken UTF-8", "the row is not valid UTF-8", "save the file as UTF-8") from None
+            yield row, {name: parse_cell(name, cell) for name, cell in zip(header, cells, strict=True)}
+        except RowError as error:
+            bad.report(row, error)
+
+
+def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+    try:
+        seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
+        file = pq.ParquetFile(seekable)
+        row = 0
+        for batch in file.iter_batches(batch_size=4096):
+            for record in batch.to_pylist():
+                row += 1
+                yield row, record
+            if progress:
+                progress(row, file.metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"the Parquet file cannot be read ({error})", file=bad.file, remedy="write or fetch it again"
+        ) from None
+
+
+def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+    """Yield the rows of ``ID`` or ``ID:CONFIG`` (a hub id, or a local folder) through ``datasets``."""
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("datasets", "hf", f"reading hf:{name}") from None
+    identifier, _, config = name.partition(":")
+    try:
+        dataset = datasets.load_dataset(identifier, config or None)
+    except Exception as error:  # the hub raises a dozen unrelated types for "not there" and "no network"
+        raise DataError(
+            f"the dataset could not be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            file=f"hf:{name}",
+            remedy="check the id and the network, or download its files and name one of them",
+        ) from error
+    yield from dataset_records(dataset, progress)
+
+
+def dataset_records(dataset: Any, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+    """Yield the rows of a dataset, or of each split of a dict of them with the split's name beside."""
+    splits = dataset if isinstance(dataset, Mapping) else {"": dataset}
+    row = 0
+    for split, part in splits.items():
+        label = {"split": split} if split and len(splits) > 1 else {}
+        for batch in part.iter(batch_size=1000):
+            for values in zip(*batch.values(), strict=True):
+                row += 1
+                yield row, label | dict(zip(batch, values, strict=True))
+            if progress:
+                progress(row, 0)

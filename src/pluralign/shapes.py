@@ -1,0 +1,415 @@
+"""From records of any known layout to comparisons with vote counts.
+
+Decided here: which layout records have (told by their columns) and what counts as a bad row. Where records come from is
+decided in ``sources``; the paper's own sets are in ``known_sets``.
+"""
+
+import hashlib
+import itertools
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pluralign.comparisons import BadRows, Comparisons, RowError
+from pluralign.errors import DataError
+from pluralign.options import LoadOptions
+from pluralign.preferences import RESERVED_COLUMNS, Message, PreferenceSet, Prompt
+
+Record: TypeAlias = Mapping[str, Any]
+Records: TypeAlias = Iterable[tuple[int, Record]]
+"""Records with their row numbers, counted from 1."""
+
+MAX_VOTES = 10_000_000
+"""A larger count is taken for an id or a time stamp in the wrong column."""
+SHARE_TOLERANCE = 0.005
+"""How far a stated share may be from the nearest whole number of votes over n: two printed decimals."""
+
+logger = logging.getLogger("pluralign")
+
+
+def _missing(name: str) -> RowError:
+    return RowError("missing value", f"there is no value for {name}", "fill it in")
+
+
+def read_count(record: Record, name: str) -> int:
+    """Return a vote count: a whole number that is not negative, not huge, and not text."""
+    value = record.get(name)
+    if type(value) is int and 0 <= value <= MAX_VOTES:
+        return value
+    if value is None:
+        raise _missing(name)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise RowError("wrong type", f"{name} must be a whole number, not {_shown(value)}", "write it as a number")
+    if math.isnan(value):
+        raise RowError("not a number", f"{name} is NaN", "give the number of people")
+    if value < 0:
+        raise RowError("negative count", f"{name} is {value:g}, below zero", "give the number of people")
+    if value > MAX_VOTES:
+        raise RowError("huge count", f"{name} is {value:g}, above {MAX_VOTES:,}", "check that the column holds counts")
+    if value != int(value):
+        raise RowError(
+            "fractional count", f"{name} is {value:g}, not a whole number", "give counts, or shares as prob_a with n"
+        )
+    return int(value)
+
+
+def read_number(value: Any, name: str) -> float:
+    """Return a finite number, or NaN for a null."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise RowError("wrong type", f"{name} must be a number, not {_shown(value)}", "write it as a number")
+    if not math.isfinite(value):
+        raise RowError("not a number", f"{name} is {value}", "give a finite number, or null where there is none")
+    return float(value)
+
+
+def read_prompt(value: Any) -> Prompt:
+    """Return a prompt: a text that is not empty, or a list of role/content messages as a tuple of ``Message``."""
+    if value is None:
+        raise _missing("prompt")
+    prompt = value if isinstance(value, str) else read_messages(value, "prompt")
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise RowError("empty prompt", "the prompt is empty", "give the text that the responses answer")
+    return prompt
+
+
+def read_messages(value: Any, name: str) -> tuple[Message, ...]:
+    """Return chat messages given as a list of ``{"role": …, "content": …}``."""
+    try:
+        turns = tuple(Message(turn["role"], turn["content"]) for turn in value)
+        if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
+            return turns
+    except (TypeError, KeyError, IndexError):
+        pass
+    raise RowError(
+        "wrong type",
+        f"{name} must be text or a list of role/content messages, not {_shown(value)}",
+        'write it as "…" or [{"role": "user", "content": "…"}]',
+    )
+
+
+def read_response(value: Any, name: str) -> str:
+    """Return a response: a text, or one assistant message. An empty text is kept: people vote on silence too."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise _missing(name)
+    messages = read_messages(value, name)
+    if len(messages) != 1:
+        raise RowError("wrong type", f"{name} has {len(messages)} messages, not one", "give the last turn only")
+    return messages[0].content
+
+
+def _read_list(value: Any, name: str) -> list[Any]:
+    if value is None:
+        raise _missing(name)
+    if isinstance(value, np.ndarray):
+        return list(value)
+    if not isinstance(value, list | tuple):
+        raise RowError("wrong type", f"{name} must be a list, not {_shown(value)}", "write it as a list")
+    return list(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
+
+
+# --- the shapes -----------------------------------------------------------------------------------------------------
+
+
+def _read_wide(record: Record) -> tuple[int, int]:
+    return read_count(record, "votes_a"), read_count(record, "votes_b")
+
+
+def _read_share(record: Record) -> tuple[int, int]:
+    n, share = read_count(record, "n"), read_number(record.get("prob_a"), "prob_a")
+    if math.isnan(share):
+        raise _missing("prob_a")
+    if not 0 <= share <= 1:
+        raise RowError(
+            "share outside 0 to 1", f"prob_a is {share:g}, not between 0 and 1", "give a share, not a percent"
+        )
+    votes_a = round(share * n)
+    if n and abs(votes_a / n - share) > SHARE_TOLERANCE:
+        raise RowError(
+            "fractional count",
+            f"prob_a {share:g} of n {n} is {share * n:g} people, not a whole number",
+            "give the shares with more decimals or the counts themselves",
+        )
+    return votes_a, n - votes_a
+
+
+_VOTES = {
+    **dict.fromkeys(("a", "response_a", "model_a", "1", "1.0"), (1, 0, 0)),
+    **dict.fromkeys(("b", "response_b", "model_b", "0", "0.0"), (0, 1, 0)),
+    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "tie (bothbad)"), (0, 0, 1)),
+}
+
+
+def _read_vote(record: Record) -> tuple[int, int, int]:
+    value = record.get("vote")
+    if value is None:
+        raise _missing("vote")
+    votes = None if isinstance(value, bool) else _VOTES.get(str(value).strip().lower())
+    if votes is None:
+        raise RowError(
+            "unknown vote",
+            f"vote is {_shown(value)}",
+            "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)",
+        )
+    return votes
+
+
+def _wide(record: Record, row: int, into: Comparisons) -> None:
+    votes = _read_wide(record) if "votes_a" in record or "votes_b" in record else _read_share(record)
+    ties = read_count(record, "ties") if record.get("ties") is not None else 0
+    _add_pair(record, row, into, (*votes, ties))
+
+
+def _long(record: Record, row: int, into: Comparisons) -> None:
+    _add_pair(record, row, into, _read_vote(record), annotator=record.get("annotator"))
+
+
+def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
+    prompt = read_prompt(record.get("prompt"))
+    a = read_response(record.get("response_a"), "response_a")
+    b = read_response(record.get("response_b"), "response_b")
+    into.add(row, prompt, a, b, *votes, annotator=annotator, columns=_others(record))
+
+
+def _chosen(record: Record, row: int, into: Comparisons) -> None:
+    chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
+    if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
+        turns = read_messages(chosen, "chosen"), read_messages(rejected, "rejected")
+        shared = next(
+            (i for i, pair in enumerate(zip(*turns, strict=False)) if pair[0] != pair[1]), min(map(len, turns))
+        )
+        if prompt is None:
+            prompt = [turn._asdict() for turn in turns[0][:shared]]
+        chosen, rejected = ([turn._asdict() for turn in side[shared:]] for side in turns)
+    texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
+    # The chosen text must not always be response a, or position would tell the winner: order by a hash of the texts.
+    turn = _text_hash(texts[0]) > _text_hash(texts[1])
+    first, second = texts[::-1] if turn else texts
+    into.add(
+        row,
+        read_prompt(prompt),
+        first,
+        second,
+        int(not turn),
+        int(turn),
+        columns=_others(record, ("chosen", "rejected")),
+    )
+
+
+def _text_hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+def _rankings(record: Record, row: int, into: Comparisons) -> None:
+    texts = record.get("responses")
+    named = dict(texts) if isinstance(texts, Mapping) else dict(enumerate(_read_list(texts, "responses")))
+    place = {str(key): position for position, key in enumerate(named)}
+    rankings = [record["ranking"]] if "ranking" in record else _read_list(record.get("rankings"), "rankings")
+    scores = np.empty((len(named), len(rankings)))
+    for rater, ranking in enumerate(rankings):
+        order = [place.get(str(key)) for key in _read_list(ranking, "ranking")]
+        if None in order or sorted(order) != list(range(len(named))):  # type: ignore[type-var]
+            raise RowError(
+                "incomplete ranking",
+                f"ranking {rater + 1} is {_shown(ranking)}, but must name each of the {len(named)} responses once",
+                "list every response's key (or its index, from 0), best first",
+            )
+        scores[np.array(order), rater] = -np.arange(len(order))
+    answers = [read_response(text, "responses") for text in named.values()]
+    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
+
+
+def _score_lists(record: Record, row: int, into: Comparisons) -> None:
+    answers = [read_response(text, "responses") for text in _read_list(record.get("responses"), "responses")]
+    given = [_read_list(of_response, "scores") for of_response in _read_list(record.get("scores"), "scores")]
+    if len(given) != len(answers) or len({len(of_response) for of_response in given}) > 1:
+        raise RowError(
+            "uneven scores",
+            f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
+            "give each response one list with an entry per rater (null where a rater gave none)",
+        )
+    scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given]).reshape(
+        len(answers), -1
+    )
+    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
+
+
+_NUMBERED = re.compile(r"response_(\d+)")
+_NUMBERED_SCORE = re.compile(r"response_(\d+)_(.+)")
+
+
+def _score_columns(record: Record, row: int, into: Comparisons) -> None:
+    numbers = sorted(int(match[1]) for name in record if (match := _NUMBERED.fullmatch(name)))
+    raters = list(dict.fromkeys(
+        match[2]
+        for name, value in record.items()
+        if (match := _NUMBERED_SCORE.fullmatch(name)) and isinstance(value, int | float) and not isinstance(value, bool)
+    ))  # fmt: skip
+    if not raters:
+        raise _missing("every response_{i}_{rater}")
+    answers = [read_response(record[f"response_{i}"], f"response_{i}") for i in numbers]
+    scores = np.array(
+        [[read_number(record.get(f"response_{i}_{r}"), f"response_{i}_{r}") for r in raters] for i in numbers]
+    )
+    others = {name: value for name, value in _others(record).items() if not name.startswith("response_")}
+    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=others)
+
+
+def _is_score(name: str) -> bool:
+    return name == "scores" or name.startswith("score_")
+
+
+def _read_one_response_a_row(records: Records, into: Comparisons, bad: BadRows) -> None:
+    """Group rows by prompt; each row is one response with its raters' scores."""
+    rows: dict[Prompt, list[tuple[int, str, list[float], Record]]] = {}
+    for row, record in records:
+        try:
+            prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
+            if "scores" in record:
+                scores = [read_number(value, "scores") for value in _read_list(record["scores"], "scores")]
+            else:
+                scores = [read_number(value, name) for name, value in record.items() if _is_score(name)]
+            rows.setdefault(prompt, []).append((row, answer, scores, record))
+        except RowError as error:
+            bad.report(row, error)
+    for prompt, group in rows.items():
+        row, record = group[0][0], group[0][3]
+        try:
+            if len(group) < 2:
+                raise RowError("a single response", "the prompt has only one response", "give two or more to compare")
+            if len({len(scores) for _, _, scores, _ in group}) > 1:
+                raise RowError(
+                    "uneven scores",
+                    f"the responses to one prompt have {[len(scores) for _, _, scores, _ in group]} scores",
+                    "give each response an entry per rater, in the same order (null where a rater gave none)",
+                )
+            others = {name: value for name, value in _others(record).items() if not _is_score(name)}
+            answers = [answer for _, answer, _, _ in group]
+            into.add_all_pairs(row, prompt, answers, np.array([scores for _, _, scores, _ in group]), columns=others)
+        except RowError as error:
+            bad.report(row, error)
+
+
+_CONSUMED = frozenset(
+    {*RESERVED_COLUMNS, "prob_a", "n", "vote", "annotator", "responses", "rankings", "ranking", "scores", "response"}
+)
+
+
+def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in _CONSUMED and name not in also}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layout of records: how it is recognised and read."""
+
+    name: str
+    needs: str
+    """The columns that mark it, for people."""
+    matches: Callable[[Collection[str]], bool]
+    read: Callable[[Records, Comparisons, BadRows], None]
+    merge: bool = False
+    """Whether rows are single votes, to be brought together by pair."""
+    min_votes: int = 2
+
+
+def _each(read_row: Callable[[Record, int, Comparisons], None]) -> Callable[[Records, Comparisons, BadRows], None]:
+    def read(records: Records, into: Comparisons, bad: BadRows) -> None:
+        for row, record in records:
+            try:
+                read_row(record, row, into)
+            except RowError as error:
+                bad.report(row, error)
+
+    return read
+
+
+def _has(*names: str) -> Callable[[Collection[str]], bool]:
+    return lambda columns: all(name in columns for name in names)
+
+
+def _has_score_columns(columns: Collection[str]) -> bool:
+    return "response_1" in columns and any(_NUMBERED_SCORE.fullmatch(name) for name in columns)
+
+
+_PAIR = "prompt, response_a, response_b"
+SHAPES = (
+    Shape("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
+    Shape("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
+    Shape("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
+    Shape("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _each(_long), merge=True),
+    Shape("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
+    Shape("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
+    Shape("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
+    Shape("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, _each(_score_columns)),
+    Shape(
+        "one response a row",
+        "prompt, response, scores (or score_RATER …)",
+        lambda columns: "response" in columns and any(map(_is_score, columns)),
+        _read_one_response_a_row,
+    ),
+)
+"""Every layout that is read, tried in this order."""
+
+
+def find_shape(columns: Collection[str], file: str) -> Shape:
+    """Return the layout that these columns mark, or raise a ``DataError`` that says what is missing."""
+    for shape in SHAPES:
+        if shape.matches(columns):
+            return shape
+
+    def words(shape: Shape) -> list[str]:
+        return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", shape.needs)) if word.islower()]
+
+    nearest = max(SHAPES, key=lambda shape: len(set(words(shape)) & set(columns)) / len(words(shape)))
+    missing = [word for word in words(nearest) if word not in columns]
+    raise DataError(
+        f"its columns are {', '.join(columns) or 'none'}, and no known layout has these; the nearest, {nearest.needs}, "
+        f"also needs {', '.join(missing)}",
+        file=file,
+        row=1,
+        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS, or see docs/data.md",
+    )
+
+
+def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
+    """Tell the layout from the first record and read all of them."""
+    first = next(records, None)
+    if first is None:
+        raise DataError("there are no rows in it", file=bad.file, remedy="give it at least one row")
+    shape = find_shape(list(first[1]), bad.file)
+    logger.debug("%s has the layout %r", bad.file, shape.name)
+    comparisons = Comparisons()
+    shape.read(itertools.chain([first], records), comparisons, bad)
+    return comparisons.finish(bad, options, merge=shape.merge, min_votes=shape.min_votes)
+
+
+def parse_cell(name: str, text: str) -> Any:
+    """Give a CSV cell the type its column has elsewhere: counts and scores are numbers, lists are JSON."""
+    if text == "":
+        return None if name not in ("prompt", "response_a", "response_b", "response", "chosen", "rejected") else text
+    try:
+        if name in ("votes_a", "votes_b", "ties", "n", "prob_a") or name.startswith("score_"):
+            return float(text) if any(mark in text.lower() for mark in ".naife") else int(text)
+        if _NUMBERED_SCORE.fullmatch(name) and not name.endswith("_model"):
+            return float(text)
+        is_list = name in ("responses", "rankings", "ranking", "scores")
+        if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")):
+            return json.loads(text)
+    except ValueError:
+        pass
+    return text

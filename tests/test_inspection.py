@@ -1,0 +1,74 @@
+"""What ``inspect`` reports, against ten lines of plain Python."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import wide
+
+from pluralign import inspect, load_preferences
+from pluralign.inspection import Bar
+
+
+def by_hand(rows: list[dict[str, Any]]) -> dict[str, float]:
+    pairs = [(row["votes_a"], row["votes_b"]) for row in rows]
+    shares = [(a / (a + b), a + b) for a, b in pairs]
+    mean = lambda values: math.fsum(values) / len(pairs)  # noqa: E731
+    floor, noise = mean(min(p, 1 - p) ** 2 for p, _ in shares), mean(p * (1 - p) / (n - 1) for p, n in shares)
+    return {
+        "pairs": len(pairs), "votes": sum(a + b for a, b in pairs), "floor": floor, "noise": noise,
+        "floor_corrected": floor - noise, "constant_half": mean((p - 0.5) ** 2 for p, _ in shares),
+        "majority_share": mean(max(p, 1 - p) for p, _ in shares), "votes_per_pair": mean(n for _, n in shares),
+        "prompts": len({row["prompt"] for row in rows}),
+    }  # fmt: skip
+
+
+def random_rows(n: int = 500) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(3)
+    return [
+        wide(prompt=f"p{int(rng.integers(40))}", response_a=f"a{i}", votes_a=int(a), votes_b=int(b))
+        for i, (a, b) in enumerate(rng.integers(1, 6, (n, 2)))
+    ]
+
+
+def test_the_figures_agree_with_a_plain_script() -> None:
+    facts = inspect(load_preferences(random_rows()))
+    for name, expected in by_hand(random_rows()).items():
+        assert getattr(facts, name) == pytest.approx(expected, abs=1e-12), name
+
+
+def test_intervals_hold_their_figure_and_need_two_prompts() -> None:
+    facts = inspect(load_preferences(random_rows()))
+    for name, interval in facts.intervals.items():
+        assert interval.low < getattr(facts, name) < interval.high
+        assert interval.mean == pytest.approx(getattr(facts, name), abs=1e-12)
+    assert inspect(load_preferences([wide()])).intervals == {}
+
+
+def test_few_shares_have_a_bar_each_and_many_share_bins() -> None:
+    few = inspect(load_preferences([wide(votes_a=a, votes_b=5 - a, prompt=str(a)) for a in range(6)])).histogram
+    assert few == [Bar(0.6, 0.6, 2), Bar(0.8, 0.8, 2), Bar(1.0, 1.0, 2)]
+    rows = [wide(prompt=str(a), votes_a=a, votes_b=40 - a) for a in range(41)]
+    many = inspect(load_preferences(rows)).histogram
+    shares = [max(a, 40 - a) / 40 for a in range(41)]
+    expected = [sum(0.5 + i / 20 <= share + 1e-9 < 0.5 + (i + 1) / 20 for share in shares) for i in range(9)]
+    assert [bar.count for bar in many] == [*expected, 41 - sum(expected)]
+    assert [bar.low for bar in many] == pytest.approx([0.5 + i / 20 for i in range(10)])
+
+
+def test_single_votes_have_no_noise_to_report() -> None:
+    facts = inspect(load_preferences([{"prompt": "x", "chosen": "A", "rejected": "B"}]))
+    assert math.isnan(facts.noise)
+    assert math.isnan(facts.floor_corrected)
+    assert facts.single_vote_pairs == 1
+
+
+def test_ties_empty_texts_orientation_and_splits_are_counted() -> None:
+    rows = [wide(ties=5, split="train"), wide(prompt="y", response_b="", votes_a=4, votes_b=0, split="test")]
+    facts = inspect(load_preferences(rows))
+    assert (facts.ties, facts.empty_responses, facts.a_wins) == (5, 1, 1.0)
+    assert facts.splits == {"test": 1, "train": 1}
+    assert facts.majority_share == pytest.approx((3 / 5 + 1) / 2)
+    assert facts.majority_share_of_all == pytest.approx((3 / 10 + 1) / 2)
+    assert facts.strata == {"unanimous": 1, "lopsided": 0, "contested": 1, "even": 0}

@@ -1,0 +1,312 @@
+"""PreferenceSet: texts once, votes exact, splits by prompt."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pluralign.errors import DataError, UsageError
+from pluralign.preferences import Message, PreferenceSet, Prompt, concatenate, prompt_hash, prompt_messages
+
+texts = st.text(st.characters(codec="utf-8"), max_size=8)
+chats = st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=1, max_size=3).map(tuple)
+prompts = st.one_of(texts, chats)
+tie_rules = st.sampled_from(["drop", "half"])
+
+
+@st.composite
+def preference_sets(draw: st.DrawFn, tie_rule: str | None = None) -> PreferenceSet:
+    rows = draw(st.lists(st.tuples(prompts, texts, texts, *[st.integers(0, 9)] * 3), min_size=1, max_size=12))
+    rows = [row for row in rows if row[1] != row[2]] or [("Tea?", "Yes.", "No.", 1, 1, 0)]
+    columns = {
+        "topic": np.array([draw(st.none() | texts) for _ in rows], dtype=object),
+        "length": np.array([draw(st.integers(-5, 5)) for _ in rows]),
+    }
+    prompt, a, b, votes_a, votes_b, ties = zip(*rows, strict=True)
+    return PreferenceSet.from_columns(
+        prompt,
+        a,
+        b,
+        np.array(votes_a) + 1,
+        votes_b,
+        ties=ties,
+        tie_rule=tie_rule or draw(tie_rules),
+        columns=columns,
+        dropped={"tie votes": 2},
+        name="drawn",
+    )
+
+
+def rows_of(preferences: PreferenceSet) -> list[tuple[Any, ...]]:
+    """The pairs read back one by one, the slow way."""
+    return [
+        (
+            preferences.prompts[preferences.prompt_index[i]],
+            preferences.responses[preferences.a_index[i]],
+            preferences.responses[preferences.b_index[i]],
+            int(preferences.votes_a[i]),
+            int(preferences.votes_b[i]),
+            int(preferences.ties[i]),
+            *(values[i] for values in preferences.columns.values()),
+        )
+        for i in range(len(preferences))
+    ]
+
+
+def test_each_distinct_text_is_stored_once_in_order_of_first_appearance() -> None:
+    votes = PreferenceSet.from_columns(["x", "x", "y"], ["B", "C", "B"], ["A", "B", "A"], [1, 1, 1], [1, 2, 3])
+    assert list(votes.prompts) == ["x", "y"]
+    assert list(votes.responses) == ["B", "A", "C"]
+    assert votes.prompt_index.tolist() == [0, 0, 1]
+    assert votes.a_index.tolist() == [0, 2, 0]
+    assert votes.b_index.tolist() == [1, 0, 1]
+
+
+@given(preference_sets())
+def test_saving_and_loading_gives_the_same_set(preferences: PreferenceSet) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "votes.parquet"
+        preferences.save(path)
+        loaded = PreferenceSet.load(path)
+    assert loaded == preferences
+    assert rows_of(loaded) == rows_of(preferences)
+    assert (loaded.tie_rule, loaded.dropped, loaded.name) == (preferences.tie_rule, {"tie votes": 2}, "drawn")
+    assert loaded.fingerprint == preferences.fingerprint
+    for name in ("prompt_index", "a_index", "b_index", "votes_a", "votes_b", "ties"):
+        assert getattr(loaded, name).dtype == getattr(preferences, name).dtype
+
+
+@given(preference_sets(), st.data())
+def test_slicing_keeps_exactly_the_chosen_rows(preferences: PreferenceSet, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, len(preferences) - 1)))
+    expected = rows_of(preferences)
+    picked = preferences[np.array(rows, dtype=int)]
+    assert rows_of(picked) == [expected[row] for row in rows]
+    assert set(picked.responses) == {text for row in rows for text in expected[row][1:3]}, "no unused text is kept"
+    mask = np.zeros(len(preferences), dtype=bool)
+    mask[rows] = True
+    assert rows_of(preferences[mask]) == [row for row, keep in zip(expected, mask, strict=True) if keep]
+    assert rows_of(preferences[1:]) == expected[1:]
+
+
+@given(preference_sets(tie_rule="half"), preference_sets(tie_rule="half"))
+def test_concatenating_is_appending_rows(first: PreferenceSet, second: PreferenceSet) -> None:
+    joined = concatenate([first, second])
+    assert rows_of(joined) == rows_of(first) + rows_of(second)
+    assert joined.tie_rule == "half"
+    assert joined.dropped == {"tie votes": 4}
+    assert joined[: len(first)] == first
+    assert joined[len(first) :] == second
+
+
+def test_a_column_that_one_part_lacks_is_null_there() -> None:
+    plain = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
+    topical = PreferenceSet.from_columns(
+        ["x"], ["A"], ["B"], [1], [1], columns={"topic": np.array(["t"], dtype=object)}
+    )
+    assert concatenate([plain, topical]).columns["topic"].tolist() == [None, "t"]
+
+
+def test_sets_with_different_tie_rules_do_not_concatenate() -> None:
+    votes = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
+    with pytest.raises(UsageError, match="one tie rule"):
+        concatenate([votes, votes.with_ties("half")])
+
+
+@given(preference_sets())
+def test_swapping_turns_the_share_round(preferences: PreferenceSet) -> None:
+    swapped = preferences.swapped()
+    np.testing.assert_allclose(swapped.prob_a, 1 - preferences.prob_a, atol=1e-15)
+    assert swapped.swapped() == preferences
+
+
+@given(preference_sets())
+def test_the_share_counts_ties_by_the_rule(preferences: PreferenceSet) -> None:
+    for share, (_, _, _, a, b, ties, *_) in zip(preferences.prob_a, rows_of(preferences), strict=True):
+        half = Fraction(2 * a + ties, 2 * (a + b + ties))
+        expected = half if preferences.tie_rule == "half" else Fraction(a, a + b)
+        assert share == pytest.approx(float(expected), abs=1e-15)
+
+
+def test_a_chat_and_its_json_as_plain_text_stay_two_prompts(tmp_path: Path) -> None:
+    chat: Prompt = (Message("user", "Why?"),)
+    votes = PreferenceSet.from_columns([chat, '[["user","Why?"]]'], ["A", "A"], ["B", "B"], [1, 1], [1, 1])
+    votes.save(tmp_path / "votes.parquet")
+    assert list(PreferenceSet.load(tmp_path / "votes.parquet").prompts) == [chat, '[["user","Why?"]]']
+    assert prompt_messages(chat) == [{"role": "user", "content": "Why?"}]
+
+
+def test_items_are_the_distinct_prompt_and_response_texts() -> None:
+    votes = PreferenceSet.from_columns(["x", "x", "y"], ["A", "B", "A"], ["B", "C", "C"], [1] * 3, [1] * 3)
+    items = votes.items()
+    texts = [
+        (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
+    ]
+    assert len(texts) == len(set(texts)) == 5
+    assert [texts[i] for i in items.a] == [("x", "A"), ("x", "B"), ("y", "A")]
+    assert [texts[i] for i in items.b] == [("x", "B"), ("x", "C"), ("y", "C")]
+
+
+def many_prompts(n: int, **options: Any) -> PreferenceSet:
+    return PreferenceSet.from_columns(
+        [f"prompt {i}" for i in range(n)], ["A"] * n, ["B"] * n, [1] * n, [1] * n, **options
+    )
+
+
+def test_a_split_puts_no_prompt_on_both_sides_and_loses_no_pair() -> None:
+    doubled = concatenate([many_prompts(300), many_prompts(300)])
+    train, test = doubled.split(0.2)
+    assert not set(train.prompts) & set(test.prompts)
+    assert len(train) + len(test) == 600
+    assert 0.12 < len(test) / 600 < 0.28
+
+
+def test_a_prompt_stays_on_its_side_as_data_grows() -> None:
+    small, large = many_prompts(200).split(0.1), many_prompts(2000).split(0.1)
+    assert set(small[1].prompts) == set(large[1].prompts) & set(many_prompts(200).prompts)
+    assert set(small[1].prompts) <= set(many_prompts(200).split(0.3)[1].prompts), "a larger test side holds the smaller"
+
+
+def test_split_seeds_give_different_splits_and_hashes_look_uniform() -> None:
+    assert set(many_prompts(500).split(seed=1)[1].prompts) != set(many_prompts(500).split(seed=2)[1].prompts)
+    hashes = np.sort([prompt_hash(f"prompt {i}") for i in range(2000)])
+    assert np.abs(hashes - np.arange(2000) / 2000).max() < 1.95 / np.sqrt(2000), "Kolmogorov–Smirnov at 0.1 %"
+
+
+def test_the_prompt_hash_is_the_same_on_every_machine() -> None:
+    assert prompt_hash("Should parents be allowed to opt out?", 0) == 0.9459847551717149
+
+
+def test_an_official_split_is_kept() -> None:
+    official = np.array(["train", "test", "validation", "train"], dtype=object)
+    train, test = many_prompts(4, columns={"split": official}).split()
+    assert list(train.prompts) == ["prompt 0", "prompt 3"]
+    assert list(test.prompts) == ["prompt 1", "prompt 2"]
+
+
+def test_a_prompt_named_on_both_official_sides_trains() -> None:
+    votes = PreferenceSet.from_columns(
+        ["x", "x", "y"], ["A"] * 3, ["B"] * 3, [1] * 3, [1] * 3,
+        columns={"split": np.array(["test", "train", "test"], dtype=object)},
+    )  # fmt: skip
+    assert votes.test_mask().tolist() == [False, False, True]
+
+
+def test_rows_without_an_official_split_are_split_by_hash() -> None:
+    n = 400
+    official = np.array(["train"] * 10 + [None] * (n - 10), dtype=object)
+    votes = many_prompts(n, columns={"split": official})
+    expected = [i >= 10 and prompt_hash(f"prompt {i}") < 0.1 for i in range(n)]
+    assert votes.test_mask(0.1).tolist() == expected
+
+
+def test_a_split_that_leaves_a_side_empty_says_so() -> None:
+    with pytest.raises(DataError, match="left one side empty"):
+        many_prompts(1).split()
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        many_prompts(5).split(1.5)
+
+
+def test_jsonl_holds_the_wide_layout(tmp_path: Path) -> None:
+    votes = PreferenceSet.from_columns(
+        [(Message("user", "Tea?"),)],
+        ["Yes."],
+        ["No."],
+        [3],
+        [2],
+        ties=[1],
+        columns={"topic": np.array(["hot"], object)},
+    )
+    votes.save(tmp_path / "votes.jsonl")
+    assert json.loads((tmp_path / "votes.jsonl").read_text()) == {
+        "prompt": [{"role": "user", "content": "Tea?"}], "response_a": "Yes.", "response_b": "No.",
+        "votes_a": 3, "votes_b": 2, "ties": 1, "topic": "hot",
+    }  # fmt: skip
+
+
+def test_parquet_stores_each_text_once(tmp_path: Path) -> None:
+    long = "word " * 2000
+    n = 300
+    votes = PreferenceSet.from_columns(["p"] * n, [long] * n, [f"short {i}" for i in range(n)], [1] * n, [1] * n)
+    votes.save(tmp_path / "votes.parquet")
+    assert (tmp_path / "votes.parquet").stat().st_size < 3 * len(long)
+    assert pq.read_table(tmp_path / "votes.parquet").column("response_a").to_pylist()[7] == long
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"votes_a": [1, 1]}, "one length"),
+        ({"votes_a": [-1]}, "negative"),
+        ({"votes_a": [0], "votes_b": [0]}, "needs a vote"),
+        ({"a_index": [7]}, "between 0 and 1"),
+        ({"responses": ["A", "A"]}, "distinct"),
+        ({"tie_rule": "thirds"}, "tie_rule"),
+        ({"columns": {"prompt": np.array(["x"], object)}}, "rename"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {
+        "prompts": ["x"], "responses": ["A", "B"], "prompt_index": [0], "a_index": [0], "b_index": [1],
+        "votes_a": [1], "votes_b": [1],
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=message):
+        PreferenceSet.from_indices(**good | arrays)
+
+
+def test_a_failed_save_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    votes = many_prompts(3)
+    votes.save(tmp_path / "votes.parquet")
+    before = (tmp_path / "votes.parquet").read_bytes()
+
+    def half_a_file(table: Any, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", half_a_file)
+    with pytest.raises(OSError, match="disk full"):
+        many_prompts(5).save(tmp_path / "votes.parquet")
+    assert (tmp_path / "votes.parquet").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["votes.parquet"]
+
+
+def test_a_foreign_parquet_file_is_not_loaded_as_ours(tmp_path: Path) -> None:
+    pq.write_table(many_prompts(3).to_table().replace_schema_metadata({}), tmp_path / "other.parquet")
+    with pytest.raises(DataError, match="not a file written by"):
+        PreferenceSet.load(tmp_path / "other.parquet")
+
+
+def test_a_million_pairs_are_made_without_a_loop_over_pairs() -> None:
+    """Arrays in, arrays out: 1M pairs over 1000 texts must cost array work, which a loop over pairs would dwarf."""
+    n = 1_000_000
+    rng = np.random.default_rng(0)
+    a = rng.integers(0, 500, n)
+    votes = PreferenceSet.from_indices(
+        [f"p{i}" for i in range(100)], [f"r{i}" for i in range(1000)], rng.integers(0, 100, n), a, a + 500,
+        rng.integers(1, 5, n), rng.integers(0, 5, n),
+    )  # fmt: skip
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    import sys
+
+    sys.setprofile(count)
+    try:
+        part = votes[votes.prob_a > 0.5]
+        items = part.items()
+    finally:
+        sys.setprofile(None)
+    assert len(part) > 100_000
+    assert len(items.a) == len(part)
+    assert calls < 5_000

@@ -1,0 +1,354 @@
+"""Votes from every source and layout, each against counts made by hand or by a plain loop."""
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import WriteLines, wide
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pluralign import Message, PreferenceSet, UsageError, load_preferences
+from pluralign.errors import DataError, MissingExtraError
+
+
+def counts(preferences: PreferenceSet) -> list[tuple[Any, str, str, int, int, int]]:
+    return [
+        (
+            preferences.prompts[p],
+            preferences.responses[a],
+            preferences.responses[b],
+            int(votes_a),
+            int(votes_b),
+            int(ties),
+        )
+        for p, a, b, votes_a, votes_b, ties in zip(
+            preferences.prompt_index,
+            preferences.a_index,
+            preferences.b_index,
+            preferences.votes_a,
+            preferences.votes_b,
+            preferences.ties,
+            strict=True,
+        )
+    ]
+
+
+ROWS = [
+    wide(ties=1, topic="drinks"),
+    wide(prompt="Über-cool?\nReally", response_a='He said "no", twice', votes_a=0, ties=0, topic="manners"),
+]
+EXPECTED = [("Tea?", "Yes.", "No.", 3, 2, 1), ("Über-cool?\nReally", 'He said "no", twice', "No.", 0, 2, 0)]
+
+
+def as_csv(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, rows[0], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def as_jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+FILES = {
+    "votes.jsonl": as_jsonl(ROWS),
+    "bom.jsonl": b"\xef\xbb\xbf" + as_jsonl(ROWS),
+    "blank lines.jsonl": as_jsonl(ROWS).replace(b"\n", b"\n\n"),
+    "no final newline.jsonl": as_jsonl(ROWS).rstrip(),
+    "votes.jsonl.gz": gzip.compress(as_jsonl(ROWS)),
+    "votes.csv": as_csv(ROWS),
+    "bom.csv": b"\xef\xbb\xbf" + as_csv(ROWS),
+    "votes.csv.gz": gzip.compress(as_csv(ROWS)),
+    "votes.tsv": as_csv(ROWS, "\t"),
+    "votes.parquet": as_parquet(ROWS),
+    "without an ending": as_jsonl(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_format_gives_the_same_votes(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(FILES[name])
+    preferences = load_preferences(tmp_path / name)
+    assert counts(preferences) == EXPECTED
+    assert preferences.columns["topic"].tolist() == ["drinks", "manners"]
+    assert preferences.dropped == {"tie votes": 1}
+
+
+@pytest.mark.parametrize("name", ["votes.jsonl", "votes.jsonl.gz", "votes.csv", "votes.parquet"])
+def test_standard_input_takes_every_format_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe(io.RawIOBase):
+        """Bytes that can be read once, as from a pipe."""
+
+        def __init__(self, data: bytes) -> None:
+            self.source = io.BytesIO(data)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            return self.source.readinto(buffer)
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(FILES[name]))))
+    assert counts(load_preferences("-")) == EXPECTED
+
+
+def test_records_open_files_and_paths_as_text_work(tmp_path: Path) -> None:
+    (tmp_path / "votes.jsonl").write_bytes(FILES["votes.jsonl"])
+    assert counts(load_preferences(ROWS)) == EXPECTED
+    assert counts(load_preferences(str(tmp_path / "votes.jsonl"))) == EXPECTED
+    with (tmp_path / "votes.jsonl").open("rb") as stream:
+        assert counts(load_preferences(stream)) == EXPECTED
+
+
+def test_a_saved_set_is_read_exactly(tmp_path: Path) -> None:
+    original = load_preferences(ROWS, ties="half")
+    original.save(tmp_path / "saved.parquet")
+    loaded = load_preferences(tmp_path / "saved.parquet")
+    assert loaded == original
+    assert loaded.tie_rule == "half"
+
+
+def test_ties_count_half_when_asked() -> None:
+    preferences = load_preferences(ROWS, ties="half")
+    assert preferences.prob_a.tolist() == [3.5 / 6, 0.0]
+    assert preferences.n_votes.tolist() == [6, 2]
+    assert not preferences.dropped
+
+
+def test_shares_with_n_become_counts() -> None:
+    rows = [wide(votes_a=None, votes_b=None, prob_a=0.667, n=3), wide(votes_a=None, votes_b=None, prob_a=1.0, n=4)]
+    assert [row[3:] for row in counts(load_preferences(rows))] == [(2, 1, 0), (4, 0, 0)]
+
+
+def test_long_rows_are_brought_together_by_pair_whatever_their_order() -> None:
+    pair, turned = ("Yes.", "No."), ("No.", "Yes.")
+    votes = [("x", pair, "a"), ("x", turned, "a"), ("x", pair, "B"), ("x", pair, "tie"), ("y", pair, 1), ("y", pair, 0),
+             ("x", pair, "response_a"), ("y", turned, 0.5), ("x", turned, 1.0)]  # fmt: skip
+    rows = [{"prompt": p, "response_a": a, "response_b": b, "vote": v} for p, (a, b), v in votes]
+    assert counts(load_preferences(rows)) == [("x", "Yes.", "No.", 2, 3, 1), ("y", "Yes.", "No.", 1, 1, 1)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.permutations(["A", "B", "C"]), st.sampled_from("ab")), min_size=1))
+def test_long_rows_count_as_a_plain_loop_counts(votes: list[tuple[int, list[str], str]]) -> None:
+    expected: Counter[tuple[str, str, str]] = Counter()
+    for prompt, (first, second, _), vote in votes:
+        winner, loser = (first, second) if vote == "a" else (second, first)
+        expected[str(prompt), winner, loser] += 1
+    rows = [{"prompt": str(p), "response_a": a, "response_b": b, "vote": v} for p, (a, b, _), v in votes]
+    loaded = load_preferences(rows, min_votes=1)
+    for prompt, a, b, votes_a, votes_b, _ in counts(loaded):
+        assert (votes_a, votes_b) == (expected[prompt, a, b], expected[prompt, b, a])
+    assert loaded.n_votes.sum() == len(votes)
+    assert len({(p, frozenset((a, b))) for p, a, b, *_ in counts(loaded)}) == len(loaded)
+
+
+def test_an_annotator_may_be_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"prompt": "x", "response_a": a, "response_b": b, "vote": vote, "annotator": who}
+        for a, b, vote, who in [
+            ("A", "B", "a", "ann"),
+            ("B", "A", "a", "ann"),
+            ("A", "B", "b", "bob"),
+            ("A", "B", "a", None),
+        ]
+    ]
+    assert counts(load_preferences(rows))[0][3:5] == (2, 2)
+    assert "1 votes repeat an annotator" in caplog.text
+    once = load_preferences(rows, repeats="first")
+    assert counts(once)[0][3:5] == (2, 1)
+    assert once.dropped == {"repeat votes of one annotator on one pair": 1}
+
+
+def pairs_by_loop(responses: list[str], scores: list[list[float | None]]) -> list[tuple[str, str, int, int, int]]:
+    """Every pair's (a, b, votes_a, votes_b, ties) from one list of rater scores a response."""
+    result = []
+    for i, j in itertools.combinations(range(len(responses)), 2):
+        tally = [0, 0, 0]
+        for ours, theirs in zip(scores[i], scores[j], strict=True):
+            if ours is not None and theirs is not None:
+                tally[0 if ours > theirs else 1 if ours < theirs else 2] += 1
+        result.append((responses[i], responses[j], *tally))
+    return result  # type: ignore[return-value]
+
+
+SCORES: list[list[float | None]] = [[4, 1, 3, 2.5], [3, 1, None, 7], [0, 2, 3, 2.5]]
+ANSWERS = ["one", "two", "three"]
+
+
+def test_score_lists_compare_every_pair_of_responses() -> None:
+    loaded = load_preferences([{"prompt": "x", "responses": ANSWERS, "scores": SCORES, "topic": "t"}])
+    assert [row[1:] for row in counts(loaded)] == pairs_by_loop(ANSWERS, SCORES)
+    assert loaded.columns["topic"].tolist() == ["t"] * 3
+
+
+def test_score_columns_compare_every_pair_of_responses() -> None:
+    row = {"prompt": "x", "subset": "s"} | {f"response_{i + 1}": text for i, text in enumerate(ANSWERS)}
+    row |= {f"response_{i + 1}_model": "gpt" for i in range(3)}
+    row |= {f"response_{i + 1}_rater{r}": SCORES[i][r] for i in range(3) for r in range(4)}  # type: ignore[misc]
+    loaded = load_preferences([row])
+    assert [row[1:] for row in counts(loaded)] == pairs_by_loop(ANSWERS, SCORES)
+    assert list(loaded.columns) == ["subset"]
+
+
+@pytest.mark.parametrize("as_columns", [False, True])
+def test_one_response_a_row_is_grouped_by_prompt(as_columns: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    for text, scores in zip(ANSWERS, SCORES, strict=True):
+        named = {f"score_{rater}": score for rater, score in enumerate(scores)} if as_columns else {"scores": scores}
+        rows += [{"prompt": "x", "response": text, **named}, {"prompt": "y", "response": text[::-1], **named}]
+    loaded = load_preferences(rows)
+    assert [row[1:] for row in counts(loaded)[:3]] == pairs_by_loop(ANSWERS, SCORES)
+    assert [row[0] for row in counts(loaded)] == ["x"] * 3 + ["y"] * 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_rankings_compare_every_pair_of_responses(named: bool) -> None:
+    rankings = [[2, 0, 1], [2, 1, 0], [0, 1, 2]]
+    row: dict[str, Any] = {"prompt": "x", "responses": ANSWERS, "rankings": rankings}
+    if named:
+        row["responses"] = {f"s{i}": text for i, text in enumerate(ANSWERS)}
+        row["rankings"] = [[f"s{i}" for i in ranking] for ranking in rankings]
+    places: list[list[float | None]] = [[-ranking.index(i) for ranking in rankings] for i in range(3)]
+    assert [row[1:] for row in counts(load_preferences([row]))] == pairs_by_loop(ANSWERS, places)
+
+
+def test_rankings_one_a_row_are_brought_together() -> None:
+    rows = [{"prompt": "x", "responses": ["A", "B"], "ranking": order} for order in ([0, 1], [1, 0], [0, 1])]
+    rows.append({"prompt": "x", "responses": ["B", "A"], "ranking": [0, 1]})
+    assert counts(load_preferences(rows)) == [("x", "A", "B", 2, 2, 0)]
+
+
+def test_columns_can_be_renamed(tmp_path: Path) -> None:
+    row = {"question": "x", "statements": {"1": "A", "2": "B"}, "rankings": [[2, 1], [1, 2], [2, 1]]}
+    (tmp_path / "rankings.jsonl").write_text(json.dumps(row))
+    loaded = load_preferences(tmp_path / "rankings.jsonl", rename={"prompt": "question", "responses": "statements"})
+    assert counts(loaded) == [("x", "A", "B", 1, 2, 0)]
+
+
+def test_lists_work_inside_csv(tmp_path: Path) -> None:
+    row = {"prompt": "x", "responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}
+    (tmp_path / "scores.csv").write_bytes(as_csv([row]))
+    assert [row[1:] for row in counts(load_preferences(tmp_path / "scores.csv"))] == pairs_by_loop(ANSWERS, SCORES)
+
+
+def test_chosen_and_rejected_rows_are_votes_and_their_order_tells_nothing() -> None:
+    rows = [{"prompt": f"p{i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(400)]
+    rows += [{"prompt": "p0", "chosen": "bad 0", "rejected": "good 0"}] * 2
+    loaded = load_preferences(rows)
+    assert len(loaded) == 400
+    first = counts(loaded)[0]
+    assert dict(zip(first[1:3], first[3:5], strict=True)) == {"good 0": 1, "bad 0": 2}
+    assert 0.4 < (loaded.votes_a[1:] == 1).mean() < 0.6, "which side was chosen must not show in the position"
+
+
+def test_chosen_and_rejected_as_chats_share_their_prompt() -> None:
+    ask, yes, no = (
+        {"role": r, "content": c} for r, c in [("user", "Tea?"), ("assistant", "Yes."), ("assistant", "No.")]
+    )
+    implicit = load_preferences([{"chosen": [ask, yes], "rejected": [ask, no]}])
+    explicit = load_preferences([{"prompt": [ask], "chosen": [yes], "rejected": [no]}])
+    assert implicit == explicit
+    assert implicit.prompts[0] == (Message("user", "Tea?"),)
+    assert set(implicit.responses) == {"Yes.", "No."}
+
+
+def test_a_dataset_object_and_a_dict_of_splits_work() -> None:
+    datasets = pytest.importorskip("datasets")
+    part = datasets.Dataset.from_list(ROWS)
+    assert counts(load_preferences(part)) == EXPECTED
+    both = load_preferences(
+        datasets.DatasetDict({"train": part, "test": datasets.Dataset.from_list([wide(prompt="new")])})
+    )
+    assert both.columns["split"].tolist() == ["train", "train", "test"]
+    assert list(both.split()[1].prompts) == ["new"]
+
+
+def test_a_hub_id_is_loaded_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "owner-name"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(as_jsonl(ROWS))
+    assert counts(load_preferences(f"hf:{folder}")) == EXPECTED
+
+
+def test_a_hub_id_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    with pytest.raises(DataError, match=r"hf:owner/name: .*ConnectionError: no route to host.*; check the id"):
+        load_preferences("hf:owner/name")
+
+
+def test_without_datasets_the_error_is_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[hf\]'"):
+        load_preferences("hf:owner/name")
+
+
+def test_the_town_hall_is_a_source() -> None:
+    assert len(load_preferences("demo:250")) == 250
+    with pytest.raises(UsageError, match="whole number of pairs"):
+        load_preferences("demo:many")
+
+
+def test_unknown_names_are_answered_with_the_nearest() -> None:
+    with pytest.raises(DataError, match="did you mean 'multipref'"):
+        load_preferences("multiperf")
+    with pytest.raises(UsageError, match="did you mean 'skip_bad'"):
+        load_preferences(ROWS, skip_badd=True)
+    with pytest.raises(UsageError, match="ties cannot be 'halve'; did you mean 'half'"):
+        load_preferences(ROWS, ties="halve")
+
+
+def test_progress_reports_up_to_the_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "votes.jsonl").write_bytes(as_jsonl([wide(prompt=f"p{i}") for i in range(12_000)]))
+    seen: list[tuple[int, int]] = []
+    load_preferences(tmp_path / "votes.jsonl", progress=lambda done, total: seen.append((done, total)))
+    size = (tmp_path / "votes.jsonl").stat().st_size
+    assert seen[-1] == (size, size)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_columns_of_the_data_are_kept_with_their_types() -> None:
+    rows = [
+        wide(flag=True, size=3, score=1.5, word="a", deep=[1]),
+        wide(prompt="y", flag=False, size=4, score=2, word="b"),
+    ]
+    columns = load_preferences([rows[0], {**rows[1], "late": 7}]).columns
+    assert {name: values.dtype.kind for name, values in columns.items()} == {
+        "flag": "b", "size": "i", "score": "f", "word": "O", "late": "f",
+    }  # fmt: skip
+    assert np.isnan(columns["late"][0])
+    assert columns["late"][1] == 7
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_an_empty_response_is_kept_because_people_voted_on_it(write_jsonl: WriteLines) -> None:
+    assert counts(load_preferences(write_jsonl([wide(response_b="")]))) == [("Tea?", "Yes.", "", 3, 2, 0)]
