@@ -99,9 +99,9 @@ def test_bad_usage_exits_with_two_and_no_traceback(arguments: list[str]) -> None
 
 
 def test_hostile_names_and_texts_are_printed_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "[bold]votes[/bold].jsonl"
+    path = tmp_path / "[bold]votes.jsonl"
     path.write_text(json.dumps(wide(response_a="[red]Yes[/red]")))
-    assert "[bold]votes[/bold].jsonl" in run("inspect", path).stdout.replace("\n", "")
+    assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
 
 
 def test_the_demo_tells_its_story_and_writes_its_votes(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What ``inspect`` reports, against ten lines of plain Python."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from pluralign.inspection import Bar
 def by_hand(rows: list[dict[str, Any]]) -> dict[str, float]:
     pairs = [(row["votes_a"], row["votes_b"]) for row in rows]
     shares = [(a / (a + b), a + b) for a, b in pairs]
-    mean = lambda values: math.fsum(values) / len(pairs)  # noqa: E731
+
+    def mean(values: Iterable[float]) -> float:
+        return math.fsum(values) / len(pairs)
+
     floor, noise = mean(min(p, 1 - p) ** 2 for p, _ in shares), mean(p * (1 - p) / (n - 1) for p, n in shares)
     return {
         "pairs": len(pairs), "votes": sum(a + b for a, b in pairs), "floor": floor, "noise": noise,

@@ -10,9 +10,20 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
-    "ground": {"errors", "files", "options"},
-    "mathematics": {"calibration"},
-    "things": {"preferences", "comparisons", "shapes", "records", "known_sets", "sources", "demo"},
+    "ground": {"errors", "files", "options", "hub"},
+    "mathematics": {"calibration", "simplex"},
+    "things": {
+        "preferences",
+        "comparisons",
+        "shapes",
+        "records",
+        "known_sets",
+        "sources",
+        "demo",
+        "surface",
+        "vectorcache",
+        "encoders",
+    },
     "procedures": {"inspection"},
     "edges": {"terminal", "cli"},
     "fronts": {"__init__", "__main__"},
@@ -20,8 +31,10 @@ LAYERS = {
 HOMES = {
     "typer": {"cli"},
     "rich": {"cli", "terminal"},
-    "datasets": {"records"},
-    "huggingface_hub": {"known_sets"},
+    "datasets": {"records", "sources"},
+    "huggingface_hub": {"hub"},
+    "sentence_transformers": {"encoders"},
+    "transformers": {"encoders"},
     "torch": set(),
     "matplotlib": set(),
     "fastapi": set(),

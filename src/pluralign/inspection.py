@@ -139,6 +139,7 @@ class Truth:
     """What only a town hall can tell: the figures that ``Inspection`` estimates from few votes."""
 
     noise: float
+    """Lemma 1's C = E[(p − p*)²] = mean p*(1 − p*)/n."""
     floor: float
     constant_half: float
     majority_share: float
@@ -148,7 +149,7 @@ def inspect_truth(town: TownHall) -> Truth:
     """Return the true figures behind the votes of a town hall."""
     p_star = town.true_prob
     return Truth(
-        noise=calibration.brier(p_star, town.preferences.prob_a),
+        noise=float((p_star * (1 - p_star) / town.preferences.n_votes).mean()),
         floor=calibration.floor(p_star),
         constant_half=calibration.constant_half(p_star),
         majority_share=float(np.maximum(p_star, 1 - p_star).mean()),

@@ -22,7 +22,10 @@ class LoadOptions:
         default="drop", metadata={"help": "Drop ties as the paper does, or count each as half a vote for both sides."}
     )
     min_votes: int | None = field(
-        default=None, metadata={"help": "Least votes a pair must have: 2, or 1 for chosen/rejected rows, unless given."}
+        default=None,
+        metadata={
+            "help": "Least votes a pair must have; unless given 2, or 1 for chosen/rejected rows and most known sets."
+        },
     )
     repeats: Repeats = field(
         default="count", metadata={"help": "Count every vote, or only an annotator's first on a pair."}

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pluralign.comparisons import BadRows, RowError
 from pluralign.errors import DataError, MissingExtraError
+from pluralign.hub import hub_reason
 from pluralign.shapes import Record, parse_cell
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -36,7 +37,7 @@ def read_records(stream: Any, bad: BadRows, progress: Progress | None = None) ->
         yield from _parquet_records(buffered, bad, progress)
         return
     if buffered.peek(2)[:2] == b"\x1f\x8b":
-        buffered = io.BufferedReader(gzip.GzipFile(fileobj=buffered))  # type: ignore[arg-type]
+        buffered = io.BufferedReader(gzip.GzipFile(fileobj=buffered))
     try:
         start = buffered.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -172,7 +173,7 @@ def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Rec
         dataset = datasets.load_dataset(identifier, config or None)
     except Exception as error:  # the hub raises a dozen unrelated types for "not there" and "no network"
         raise DataError(
-            f"the dataset could not be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            f"the dataset could not be loaded ({hub_reason(error)})",
             file=f"hf:{name}",
             remedy="check the id and the network, or download its files and name one of them",
         ) from error

@@ -32,8 +32,8 @@ def load_preferences(
     Args:
         source: a path (``.jsonl``, ``.csv``, ``.parquet``, each also gzipped), ``-`` for standard input, an open binary
             file, records as dicts, a ``datasets`` object, ``hf:ID`` or ``hf:ID:CONFIG``, or a known set: ``multipref``,
-            ``personalllm``, ``helpsteer2``, ``tldr`` (from the hub, or ``NAME:FOLDER`` from a copy), ``demo``
-            (``demo:PAIRS``).
+            ``personalllm``, ``helpsteer2``, ``helpsteer2-preference``, ``helpsteer3``, ``tldr`` (from the hub, or
+            ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``).
         options: how to read; ``changes`` are its fields by name.
         progress: called now and then with what is done and the whole.
 
@@ -58,7 +58,7 @@ def load_preferences(
         return _from_stream(source, options, getattr(source, "name", "a stream"), progress)
     if type(source).__module__.partition(".")[0] == "datasets":
         return _from_records(dataset_records(source, progress), options, "the dataset")
-    return _from_records(enumerate(source, 1), options, "the records")  # type: ignore[arg-type]
+    return _from_records(enumerate(source, 1), options, "the records")
 
 
 def _town_hall(size: str) -> PreferenceSet:

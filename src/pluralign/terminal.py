@@ -112,7 +112,7 @@ def _histogram(facts: Inspection) -> Iterator[RenderableType]:
 def example_pairs(town: TownHall) -> Iterator[RenderableType]:
     """The most contested pair of a town hall and the clearest one, as people would read them."""
     votes = town.preferences
-    closeness = np.abs(votes.prob_a - 0.5)
+    closeness = np.abs(town.true_prob - 0.5)
     for title, row in (("The town is split on this", closeness.argmin()), ("and agrees here", closeness.argmax())):
         sides = [
             f"{name} · {count[row]} votes\n{_shortened(votes.responses[index[row]])}"

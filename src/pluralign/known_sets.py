@@ -1,0 +1,360 @@
+"""The paper's four sets and two beside them, read as they are published: from a folder, or from the hub.
+
+Decided here: which files of a set are read, what in them is one vote, and what is left out, all of it counted in
+``PreferenceSet.dropped``. The reasons, and what is known about each set from where: docs/known_sets.md.
+"""
+
+import ast
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pluralign.comparisons import BadRows, Comparisons, RowError
+from pluralign.errors import DataError, UsageError
+from pluralign.hub import hub_folder
+from pluralign.options import LoadOptions
+from pluralign.preferences import Message, PreferenceSet, Prompt
+from pluralign.records import Progress, read_records
+from pluralign.shapes import Record, read_number, read_prompt
+
+Rows: TypeAlias = Iterable[tuple[Path, int, Record]]
+Reader: TypeAlias = Callable[[Rows, Comparisons, BadRows], None]
+RowReader: TypeAlias = Callable[[Path, int, Record, Comparisons, BadRows], None]
+
+
+@dataclass(frozen=True)
+class KnownSet:
+    """A published set: where its files are and how they become votes."""
+
+    name: str
+    hub: str
+    layouts: tuple[str, ...]
+    """File patterns with spaces between, the hub's own first; the first layout with all its files there is read."""
+    read: Reader
+    also: str = ""
+    """Files that are read before those where they are there."""
+    revision: str | None = None
+    merge: bool = False
+    """Whether rows are single votes or may repeat a pair, to be brought together."""
+    min_votes: int = 1
+
+    def __call__(self, folder: str, options: LoadOptions, progress: Progress | None = None) -> PreferenceSet:
+        """Read the set from a folder, or from the hub where ``folder`` is empty."""
+        if options.rename:
+            raise UsageError(f"--rename is for files of your own; the columns of {self.name} are known.")
+        wanted = f"{self.also} {self.layouts[0]}".split()
+        root = (
+            Path(folder).expanduser() if folder else _download(self.hub, wanted, f"{self.name}:FOLDER", self.revision)
+        )
+        files = [*filter(Path.is_file, map(root.joinpath, self.also.split())), *_find(root, self.hub, self.layouts)]
+        bad, comparisons = BadRows(self.name, skip=options.skip_bad), Comparisons()
+        self.read(_rows(files, bad, progress), comparisons, bad)
+        bad.file = self.name
+        return comparisons.finish(bad, options, merge=self.merge, min_votes=self.min_votes, few_votes="drop")
+
+
+def _find(root: Path, hub: str, layouts: tuple[str, ...]) -> list[Path]:
+    for layout in layouts:
+        found = [sorted(root.glob(pattern)) for pattern in layout.split()]
+        if all(found):
+            return list(itertools.chain(*found))
+    looked_for = ", or ".join(layout.replace(" ", " with ") for layout in layouts)
+    problem = f"the folder must hold {looked_for}" if root.is_dir() else "there is no such folder"
+    remedy = f"copy the files of the hub's dataset {hub} as they are there"
+    raise DataError(problem, file=str(root), remedy=remedy)
+
+
+def _download(hub: str, wanted: list[str], local: str, revision: str | None = None) -> Path:
+    remedy = f"check the network, or copy its files ({', '.join(wanted)}) into a folder and use {local}"
+    return hub_folder(hub, "dataset", only=wanted, revision=revision, remedy=remedy)
+
+
+def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[Path, int, Record]]:
+    """Yield the records of all files; ``bad`` names the file at hand, progress is bytes of all files together."""
+    sizes = [path.stat().st_size for path in files]
+    for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
+        bad.file = str(path)
+        part = _part(progress, before, size, sum(sizes)) if progress else None
+        with path.open("rb") as stream:
+            for row, record in read_records(stream, bad, part):
+                yield path, row, record
+
+
+def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
+    return lambda done, total: progress(before + (size * done // total if total else 0), whole)
+
+
+# --- what rows have in common ---------------------------------------------------------------------------------------
+
+
+def _leave_out(bad: BadRows, kind: str, count: int = 1) -> None:
+    """Count what the published data are known to hold and no user can mend: it never stops the reading."""
+    if count:
+        bad.counts[kind] = bad.counts.get(kind, 0) + count
+
+
+@contextmanager
+def _reporting(row: int, bad: BadRows) -> Iterator[None]:
+    try:
+        yield
+    except RowError as error:
+        if error.kind == "identical responses":
+            _leave_out(bad, error.kind)
+        else:
+            bad.report(row, error)
+
+
+def _each(read_row: RowReader) -> Reader:
+    def read(rows: Rows, into: Comparisons, bad: BadRows) -> None:
+        for path, row, record in rows:
+            with _reporting(row, bad):
+                read_row(path, row, record, into, bad)
+
+    return read
+
+
+def _unusable(kind: str, problem: str) -> RowError:
+    return RowError(kind, problem, "fetch the file again, or use --skip-bad to leave such rows out")
+
+
+def _text(record: Record, name: str) -> str:
+    if not isinstance(value := record.get(name), str):
+        raise _unusable("missing value", f"there is no text in {name}")
+    return value
+
+
+def _entries(record: Record, name: str) -> list[Mapping[str, Any]]:
+    """Return a list of structs; null is an empty list, and one public copy has lists as Python text."""
+    if name not in record:
+        raise _unusable("missing value", f"there is no column {name}")
+    entries = record[name]
+    if isinstance(entries, str):
+        try:
+            entries = ast.literal_eval(entries)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise _unusable("wrong type", f"{name} is text that is not a Python list") from None
+    entries = [] if entries is None else entries
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise _unusable("wrong type", f"{name} is not a list of objects")
+    return entries
+
+
+def _split(path: Path) -> str:
+    return re.split(r"[-.]", path.name)[0]
+
+
+def _chat(text: str) -> Prompt:
+    """Return HelpSteer2's flattened conversations as messages, and other prompts as they are."""
+    first, *turns = re.split(r"\n?<extra_id_1>(Assistant|User)(?:\n|$)", text)
+    if not turns:
+        return read_prompt(text)
+    messages = [Message(role.lower(), content) for role, content in zip(turns[::2], turns[1::2], strict=True)]
+    return (Message("user", first), *messages) if first else tuple(messages)
+
+
+# --- the sets -------------------------------------------------------------------------------------------------------
+
+MULTIPREF_VOTES = {
+    "A-is-clearly-better": (1, 0, 0),
+    "A-is-slightly-better": (1, 0, 0),
+    "B-is-clearly-better": (0, 1, 0),
+    "B-is-slightly-better": (0, 1, 0),
+    "Tie": (0, 0, 1),
+}
+_MULTIPREF_COLUMNS = (
+    "comparison_id", "prompt_id", "category", "source", "subject_study", "highest_level_degree", "model_a", "model_b",
+)  # fmt: skip
+
+
+def _multipref(_: Path, row: int, record: Record, into: Comparisons, _bad: BadRows) -> None:
+    prompt, a, b = read_prompt(_text(record, "text")), _text(record, "completion_a"), _text(record, "completion_b")
+    votes = []
+    for person in _entries(record, "normal_worker_annotations") + _entries(record, "expert_worker_annotations"):
+        if (vote := MULTIPREF_VOTES.get(str(person.get("overall_pref")))) is None:
+            raise _unusable("unknown vote", f"overall_pref is {person.get('overall_pref')!r}")
+        votes.append((person.get("evaluator"), vote))
+    columns = {name: record.get(name) for name in _MULTIPREF_COLUMNS}
+    for evaluator, vote in votes or [(None, (0, 0, 0))]:
+        into.add(row, prompt, a, b, *vote, annotator=evaluator, columns=columns)
+
+
+PERSONALLLM_RATERS = (
+    "gemma_2b", "gemma_7b", "mistral_raft", "mistral_ray", "mistral_weqweasdas", "llama3_sfairx", "oasst_deberta_v3",
+    "oasst_pythia_1b", "oasst_pythia_7b", "beaver_7b",
+)  # fmt: skip
+_RESPONSES = [f"response_{i}" for i in range(1, 9)]
+_SCORES = [[f"{response}_{rater}" for rater in PERSONALLLM_RATERS] for response in _RESPONSES]
+
+
+def _personalllm(path: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+    prompt = read_prompt(_text(record, "prompt"))
+    try:
+        scores = np.array([[record[name] for name in names] for names in _SCORES], dtype=np.float64)  # null is NaN
+        texts = [record[name] for name in _RESPONSES]
+    except KeyError as error:
+        raise _unusable("missing value", f"there is no column {error.args[0]}") from None
+    except (TypeError, ValueError):
+        raise _unusable("wrong type", "a score is not a number") from None
+    first = {text: i for i, text in reversed(list(enumerate(texts))) if isinstance(text, str)}
+    kept = sorted(first.values())
+    pairs, left = len(texts) * (len(texts) - 1) // 2, len(kept) * (len(kept) - 1) // 2
+    _leave_out(bad, "pairs with a missing or repeated response", pairs - left)
+    _leave_out(bad, "missing scores", int(np.isnan(scores[kept]).sum()))
+    columns = {"split": _split(path), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
+    into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
+
+
+def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
+    """Pair the responses of a prompt in the order they come; the i-th ratings of both are one annotator's."""
+    split_of: dict[str, str] = {}
+    rated: dict[str, dict[tuple[str, ...], tuple[int, str, list[float]]]] = {}
+    for path, row, record in rows:
+        with _reporting(row, bad):
+            prompt = _text(record, "prompt")
+            if not path.name.startswith("disagreements"):
+                split_of[prompt] = _split(path)
+                continue
+            ratings = record.get("helpfulness", 0)
+            if not isinstance(ratings, list | None):
+                raise _unusable("wrong type", "helpfulness is not a list of ratings")
+            numbers = [read_number(rating, "helpfulness") for rating in ratings or []]
+            key, others = tuple(map(str, record.values())), rated.setdefault(prompt, {})
+            _leave_out(bad, "rows given twice", key in others)
+            others.setdefault(key, (row, _text(record, "response"), numbers))
+    for prompt, responses in rated.items():
+        in_order = list(responses.values())
+        _leave_out(bad, "responses without a second one", len(in_order) % 2)
+        for (row, a, ratings_a), (_, b, ratings_b) in zip(in_order[::2], in_order[1::2], strict=False):
+            if len(ratings_a) != len(ratings_b):
+                _leave_out(bad, "pairs whose responses have unequally many ratings")
+                continue
+            with _reporting(row, bad):
+                columns = {"split": split_of.get(prompt)} if split_of else {}
+                into.add_all_pairs(row, _chat(prompt), [a, b], np.array([ratings_a, ratings_b]), columns=columns)
+
+
+NEITHER = -100
+"""The strength of "neither response is any good": no vote, though it is below zero."""
+
+
+def _count_strengths(record: Record, name: str, strength: str, bad: BadRows) -> tuple[int, int, int]:
+    given: list[Any] = [entry.get(strength) for entry in _entries(record, name)]
+    for value in given:
+        if type(value) is not int or (abs(value) > 3 and value != NEITHER):
+            raise _unusable("unknown vote", f"a {strength} is {value!r}, not a whole number from -3 to 3")
+    _leave_out(bad, "votes for neither response", given.count(NEITHER))
+    for_first = sum(value < 0 for value in given) - given.count(NEITHER)
+    return for_first, sum(value > 0 for value in given), given.count(0)
+
+
+def _helpsteer2_preference(_: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+    prompt, a, b = _chat(_text(record, "prompt")), _text(record, "response_1"), _text(record, "response_2")
+    votes = _count_strengths(record, "all_preferences_unprocessed", "strength", bad)
+    into.add(row, prompt, a, b, *votes, columns={"split": record.get("split")})
+
+
+def _helpsteer3(path: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+    prompt, a, b = read_prompt(record.get("context")), _text(record, "response1"), _text(record, "response2")
+    votes = _count_strengths(record, "individual_preference", "score", bad)
+    columns = {"split": _split(path), "domain": record.get("domain"), "language": record.get("language")}
+    into.add(row, prompt, a, b, *votes, columns=columns)
+
+
+def _read_tldr(rows: Rows, into: Comparisons, bad: BadRows) -> None:
+    """Read one label a row; the same post has one prompt, whatever its spacing in another batch."""
+    prompts: dict[str, str] = {}
+    for path, row, record in rows:
+        with _reporting(row, bad):
+            info, choice, summaries = record.get("info"), record.get("choice"), _entries(record, "summaries")
+            if not isinstance(info, Mapping) or len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
+                raise _unusable("wrong type", "a label must have info, two summaries and the choice 0 or 1")
+            if info.get("post") is None and info.get("article") is not None:
+                _leave_out(bad, "labels on CNN/DM articles")
+                continue
+            post, title = _text(info, "post").replace("\n\n", "\n"), info.get("title") or ""
+            text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
+            prompt = prompts.setdefault(info.get("id") or text, text)
+            a, b = (_text(summary, "text").strip() for summary in summaries)
+            columns = {
+                "split": record.get("split"),
+                "subreddit": info.get("subreddit"),
+                "batch": record.get("batch") or path.stem,
+            }
+            into.add(row, prompt, a, b, 1 - choice, choice, annotator=record.get("worker"), columns=columns)
+
+
+_SETS = (
+    KnownSet(
+        "multipref",
+        "allenai/multipref",
+        ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
+        _each(_multipref),
+        merge=True,
+    ),
+    KnownSet(
+        "personalllm",
+        "namkoong-lab/PersonalLLM",
+        ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet"),
+        _each(_personalllm),
+    ),
+    KnownSet(
+        "helpsteer2",
+        "nvidia/HelpSteer2",
+        ("disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"),
+        _read_helpsteer2,
+        also="validation.jsonl.gz train.jsonl.gz",  # in this order: a prompt in both is a training prompt
+        merge=True,
+    ),
+    KnownSet(
+        "helpsteer2-preference",
+        "nvidia/HelpSteer2",
+        ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
+        _each(_helpsteer2_preference),
+    ),
+    KnownSet(
+        "helpsteer3",
+        "nvidia/HelpSteer3",
+        ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
+        _each(_helpsteer3),
+    ),
+    KnownSet(
+        "tldr",
+        "openai/summarize_from_feedback",
+        ("comparisons/train/*.parquet comparisons/validation/*.parquet", "comparisons/*.json", "*.json"),
+        _read_tldr,
+        revision="refs/convert/parquet",  # the main branch holds a loading script and no data
+        merge=True,
+        min_votes=2,
+    ),
+)
+KNOWN_SETS: Mapping[str, Callable[[str, LoadOptions, Progress | None], PreferenceSet]] = {
+    known.name: known for known in _SETS
+}
+"""The sets by name, each called with a folder (``""`` for the hub), options and a progress callback."""
+
+
+def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "controversy guided")) -> list[str]:
+    """Return the opening prompts of PRISM's conversations of some kinds, stripped, each once, in their order.
+
+    Args:
+        folder: a copy of ``HannahRoseKirk/prism-alignment``; from the hub where empty.
+        kinds: ``values guided`` and ``controversy guided`` are what the paper uses; there is ``unguided`` too.
+    """
+    hub, layouts = "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl")
+    root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
+    bad = BadRows("prism")
+    prompts: dict[str, None] = {}
+    for _, row, record in _rows(_find(root, hub, layouts), bad, None):
+        with _reporting(row, bad):
+            if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
+                prompts.setdefault(text)
+    if not prompts:
+        remedy = "known are values guided, controversy guided and unguided"
+        raise DataError(f"there is no opening prompt of the kinds {', '.join(kinds)}", file=bad.file, remedy=remedy)
+    return list(prompts)
