@@ -1,0 +1,65 @@
+"""Least squares on the probability simplex: the weights of an ensemble, given its members' votes."""
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+FloatArray = npt.NDArray[np.float64]
+
+RIDGE = 1e-8
+"""Added to the diagonal of the mean-square matrix: of several equally good answers it picks the most even one (copies
+of a member share its weight), and no objective rises by more than this."""
+
+
+def simplex_least_squares(matrix: npt.ArrayLike, target: npt.ArrayLike) -> FloatArray:
+    """The convex combination of columns nearest to a target, exactly.
+
+    Solves  min_a  mean_i (sum_j a_j V_ij - p_i)^2   subject to  a_j >= 0,  sum_j a_j = 1.
+
+    On the simplex V a - p = (V - p 1') a = A a, so this seeks the shortest vector A a. Its optimality conditions are
+    those of the non-negative least squares problem  min_{b >= 0} |A b|^2 + (sum_j b_j - 1)^2  after scaling b to sum 1:
+    there, A'A b = (1 - s) 1 + m with m >= 0, m'b = 0 and s = sum b. So an exact solver for the latter gives the former.
+
+    Args:
+        matrix: V, for instance the members' votes, ``(n_rows, n_columns)``.
+        target: p, ``(n_rows,)``.
+
+    Returns:
+        The weights a, ``(n_columns,)``: non-negative, summing to 1.
+
+    Example:
+        >>> simplex_least_squares([[1.0, 0.0], [0.0, 1.0]], [0.75, 0.25]).round(6)
+        array([0.75, 0.25])
+
+    Reference: §4, "reoptimize coefficients to minimize the training MSE".
+    """
+    v, p = np.asarray(matrix, dtype=np.float64), np.asarray(target, dtype=np.float64)
+    if v.ndim != 2 or v.shape[0] != p.shape[0] or p.ndim != 1 or not v.size:
+        raise ValueError(f"matrix must be (n, k) and target (n,), but they are {v.shape} and {p.shape}.")
+    if not (np.isfinite(v).all() and np.isfinite(p).all()):
+        raise ValueError("matrix and target must hold finite numbers.")
+    k = v.shape[1]
+    difference = v - p[:, None]
+    gram = difference.T @ difference / len(p)
+    # Only A'A matters, so n rows become k: any factor F with F'F = A'A gives the same problem.
+    values, vectors = np.linalg.eigh(gram + RIDGE * np.eye(k))
+    factor = np.sqrt(np.clip(values, 0.0, None))[:, None] * vectors.T
+    # Rescaling A does not move the answer; without it a nearly perfect fit would drown in the row of ones.
+    factor /= max(np.abs(factor).max(), np.finfo(float).tiny)
+    solution, _ = nnls(np.vstack([factor, np.ones(k)]), np.append(np.zeros(k), 1.0))
+    return np.asarray(solution / solution.sum())
+
+
+def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
+    """How much the objective could at most still fall: 0 exactly at the optimum (the Frank–Wolfe gap).
+
+    gap = max over the simplex of  grad f(a)'(a - b) = grad'a - min_j grad_j,  for f(a) = mean (V a - p)^2. For convex f
+    it bounds f(a) - min f from above.
+
+    Example:
+        >>> optimality_gap([[1.0, 0.0], [0.0, 1.0]], [0.75, 0.25], [0.75, 0.25])
+        0.0
+    """
+    v, p, a = (np.asarray(array, dtype=np.float64) for array in (matrix, target, weights))
+    gradient = 2 * v.T @ (v @ a - p) / len(p)
+    return float(gradient @ a - gradient.min())
