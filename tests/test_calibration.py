@@ -34,6 +34,7 @@ from pluralign.calibration import (
     noise,
     outliers,
     paired_difference,
+    policy_prob,
     regret,
     reliability,
     sampling_noise,
@@ -566,5 +567,28 @@ def test_results_cannot_be_changed() -> None:
 def test_every_public_function_has_an_example() -> None:
     functions = [f for f in vars(calibration).values() if getattr(f, "__module__", "") == calibration.__name__]
     public = [f for f in functions if f.__name__[0].islower()]
-    assert len(public) == 20
+    assert len(public) == 21
     assert [f.__name__ for f in public if not doctest.DocTestFinder().find(f)[0].examples] == []
+
+
+def test_policy_prob_is_the_appendix_formula_member_by_member() -> None:
+    rng = np.random.default_rng(4)
+    difference, ratio, weights = rng.normal(size=(7, 3)), rng.normal(size=7), np.array([0.5, 0.3, 0.2])
+    beta = 0.7
+    for row, value in enumerate(policy_prob(difference, weights, beta, ratio)):
+        expected = 0.0
+        for member in range(3):  # pi(a) / (pi(a) + pi(b)) with pi proportional to pi_ref exp(r / beta)
+            a, b = math.exp(ratio[row]) * math.exp(difference[row, member] / beta), 1.0
+            expected += weights[member] * a / (a + b)
+        assert value == pytest.approx(expected, rel=1e-12)
+
+
+def test_policy_prob_approaches_the_votes_as_beta_goes_to_zero() -> None:
+    difference = np.array([[0.3, -0.2], [1.0, 2.0], [-0.1, 0.1]])
+    weights = np.array([0.7, 0.3])
+    votes = ensemble_prob(votes_from_rewards(difference, np.zeros_like(difference)), weights)
+    gaps = [np.abs(policy_prob(difference, weights, beta, 1.5) - votes).max() for beta in (1, 0.1, 0.01, 1e-3)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[-1] < 1e-6
+    with pytest.raises(ValueError, match="beta must be above 0"):
+        policy_prob(difference, weights, 0.0)

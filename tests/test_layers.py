@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
-    "ground": {"errors", "files", "options", "hub"},
-    "mathematics": {"calibration", "simplex"},
+    "ground": {"errors", "files", "options", "hub", "jsonable"},
+    "mathematics": {"calibration", "simplex", "bradley_terry", "extremes", "surface"},
     "things": {
         "preferences",
         "comparisons",
@@ -20,11 +20,14 @@ LAYERS = {
         "known_sets",
         "sources",
         "demo",
-        "surface",
         "vectorcache",
         "encoders",
-    },
-    "procedures": {"inspection"},
+        "members",
+        "pairs",
+        "ensemble",
+        "steps",
+    },  # fmt: skip
+    "procedures": {"inspection", "stagewise", "joint", "hidden", "baselines", "evaluation", "fitting", "streaming"},
     "edges": {"terminal", "cli"},
     "fronts": {"__init__", "__main__"},
 }
@@ -35,9 +38,10 @@ HOMES = {
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
     "transformers": {"encoders"},
-    "torch": set(),
+    "torch": {"encoders"},
     "matplotlib": set(),
     "fastapi": set(),
+    "safetensors": {"ensemble", "steps"},
     "ray": set(),
 }
 RANK = {module: rank for rank, modules in enumerate(LAYERS.values()) for module in modules}

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pluralign.demo import TownHall, town_hall
+    from pluralign.ensemble import RewardEnsemble
     from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
+    from pluralign.evaluation import Evaluation, evaluate
+    from pluralign.fitting import fit
     from pluralign.inspection import Inspection, inspect
-    from pluralign.options import LoadOptions
+    from pluralign.options import FitOptions, LoadOptions
     from pluralign.preferences import Message, PreferenceSet, concatenate
     from pluralign.sources import load_preferences
 
@@ -18,15 +21,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "DataError": "errors",
+    "Evaluation": "evaluation",
+    "FitOptions": "options",
     "Inspection": "inspection",
     "LoadOptions": "options",
     "Message": "preferences",
     "MissingExtraError": "errors",
     "PluralignError": "errors",
     "PreferenceSet": "preferences",
+    "RewardEnsemble": "ensemble",
     "TownHall": "demo",
     "UsageError": "errors",
     "concatenate": "preferences",
+    "evaluate": "evaluation",
+    "fit": "fitting",
     "inspect": "inspection",
     "load_preferences": "sources",
     "town_hall": "demo",
@@ -34,16 +42,21 @@ _HOMES = {
 
 __all__ = [
     "DataError",
+    "Evaluation",
+    "FitOptions",
     "Inspection",
     "LoadOptions",
     "Message",
     "MissingExtraError",
     "PluralignError",
     "PreferenceSet",
+    "RewardEnsemble",
     "TownHall",
     "UsageError",
     "__version__",
     "concatenate",
+    "evaluate",
+    "fit",
     "inspect",
     "load_preferences",
     "town_hall",

@@ -108,6 +108,42 @@ def ensemble_prob(votes: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
     return np.clip(v @ alpha, 0.0, 1.0)
 
 
+def policy_prob(
+    reward_difference: npt.ArrayLike, weights: npt.ArrayLike, beta: float, log_reference_ratio: npt.ArrayLike = 0.0
+) -> FloatArray:
+    """The chance that a policy drawn from the ensemble's mixture prefers response a to b.
+
+    Each member's policy maximises its reward less beta times the KL divergence from a reference policy, so it picks a
+    from {a, b} with probability sigma((r_a - r_b) / beta + log(pi_ref(a) / pi_ref(b))), and
+
+      p_bar = sum_j weights_j sigma((r_ja - r_jb) / beta + log(pi_ref(a) / pi_ref(b))).
+
+    As beta -> 0 it approaches the share of votes, `ensemble_prob`.
+
+    Args:
+      reward_difference: reward_a - reward_b of each member, (n_pairs, n_members).
+      weights: Weights of the members, non-negative with sum 1, (n_members,).
+      beta: Strength of the regularisation, above 0.
+      log_reference_ratio: log(pi_ref(a) / pi_ref(b)) of each pair, (n_pairs,); 0 for a reference that favours neither.
+
+    Returns:
+      p_bar, (n_pairs,).
+
+    Example:
+      >>> policy_prob([[2.0, -1.0]], [0.75, 0.25], beta=1.0).round(4)
+      array([0.7278])
+      >>> policy_prob([[2.0, -1.0]], [0.75, 0.25], beta=0.01)
+      array([0.75])
+
+    Reference: Appendix A.
+    """
+    if not beta > 0.0:
+        raise ValueError(f"beta must be above 0, but it is {beta}.")
+    difference = _checked("reward_difference", reward_difference, np.shape(reward_difference)[:2], *_REAL)
+    logit = difference / beta + np.asarray(log_reference_ratio, dtype=np.float64).reshape(-1, 1)
+    return ensemble_prob(0.5 * (1.0 + np.tanh(0.5 * logit)), weights)  # sigma without overflow
+
+
 def squared_error(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> FloatArray:
     """(p_hat - p)^2 for each pair, (n_pairs,).
 

@@ -9,11 +9,10 @@ import functools
 import inspect as introspection
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -21,7 +20,8 @@ import typer
 
 from pluralign import __version__
 from pluralign.errors import PluralignError, UsageError
-from pluralign.options import LoadOptions
+from pluralign.jsonable import without_nan
+from pluralign.options import FitOptions, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.preferences import PreferenceSet
@@ -45,43 +45,54 @@ Data = Annotated[
         "personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), demo (demo:PAIRS).",
     ),
 ]
+Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble; holds unfinished work too.")]
+Ensemble = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an ensemble that pluralign fit wrote.")]
+Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
-def with_options(config: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option per field of a dataclass, with its help; it receives them as ``options``."""
+def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option per field of each dataclass, with its help.
+
+    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(config)
-        dials = []
-        for dial in dataclasses.fields(config):
-            is_mapping = get_origin(hints[dial.name]) is Mapping
-            flags = (f"--{dial.name.replace('_', '-')}",)
-            option = typer.Option(*flags, help=dial.metadata["help"], show_default=dial.default not in (None, False))
-            kind = list[str] if is_mapping else hints[dial.name]
-            default = [] if is_mapping else dial.default
-            dials.append(
-                introspection.Parameter(
-                    dial.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-                )
-            )
+        dials = {config: [_as_parameter(config, dial) for dial in dataclasses.fields(config)] for config in configs}
+        received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            chosen = {dial.name: values.pop(dial.name) for dial in dials}
-            chosen = {
-                name: _as_mapping(name, value) if isinstance(value, list) else value for name, value in chosen.items()
-            }
-            command(**values, options=config(**chosen))
+            for config, name in received.items():
+                chosen = {dial.name: values.pop(dial.name) for dial in dials[config]}
+                values[name] = config(
+                    **{key: _as_mapping(key, v) if isinstance(v, list) else v for key, v in chosen.items()}
+                )
+            command(**values)
 
-        own = [p for p in introspection.signature(command).parameters.values() if p.name != "options"]
+        own = [p for p in introspection.signature(command).parameters.values() if p.name not in received.values()]
         own = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in own]
-        run.__signature__ = introspection.Signature(own + dials)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in own + dials}
+        parameters = own + [dial for of_config in dials.values() for dial in of_config]
+        run.__signature__ = introspection.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
 
     return decorate
+
+
+def _as_parameter(config: type, dial: dataclasses.Field[Any]) -> introspection.Parameter:
+    kind, default = get_type_hints(config)[dial.name], dial.default
+    if get_origin(kind) is Mapping:
+        kind, default = list[str], []
+    elif kind == int | str:
+        kind, default = str, str(default)
+    flag = f"--{dial.name.replace('_', '-')}"
+    flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool and default else (flag,)
+    option = typer.Option(*flags, help=dial.metadata["help"], show_default=default not in (None, False, True))
+    return introspection.Parameter(
+        dial.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
 
 
 def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
@@ -99,16 +110,84 @@ def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
     "  pluralign inspect rankings.jsonl --rename prompt=question --rename responses=statements"
 )
 @with_options(LoadOptions)
-def inspect(data: Data, options: LoadOptions, as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
+def inspect(data: Data, load_options: LoadOptions, as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
     """Show what the votes hold: how much people disagree, and how much of it is only noise."""
     from pluralign import terminal
     from pluralign.inspection import inspect as inspect_votes
 
-    facts = inspect_votes(_load(data, options))
+    facts = inspect_votes(_load(data, load_options))
     if as_json:
         _print_json(facts)
     else:
         terminal.show(terminal.inspection_page(facts))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign fit votes.jsonl.gz -o ensemble\n\n"
+    "  pluralign fit demo -o town --method stagewise --variant printed --k 4\n\n"
+    "  pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json"
+)
+@with_options(LoadOptions, FitOptions)
+def fit(data: Data, output: Folder, load_options: LoadOptions, fit_options: FitOptions, as_json: Json = False) -> None:
+    """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
+    from pluralign import terminal
+    from pluralign.fitting import fit as fit_ensemble
+
+    preferences = _load(data, load_options)
+    with _progress("Encoding texts") as progress, terminal.FitWatch() as watch:
+        ensemble = fit_ensemble(preferences, fit_options, folder=output, progress=progress, watch=watch)
+    facts = {"folder": str(output), **ensemble.facts, "weights": ensemble.weights.tolist()}
+    if as_json:
+        _print_json(facts)
+    else:
+        terminal.show(terminal.fit_page(ensemble, str(output)))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign evaluate ensemble other-votes.jsonl\n\n  pluralign evaluate ensemble demo --json"
+)
+@with_options(LoadOptions)
+def evaluate(
+    ensemble: Ensemble,
+    data: Data,
+    load_options: LoadOptions,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Judge an ensemble, and the baselines fitted with it, on other votes."""
+    from pluralign import terminal
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evaluation import evaluate as evaluate_ensemble
+    from pluralign.fitting import evaluation_facts
+
+    loaded = RewardEnsemble.load(ensemble)
+    preferences = _load(data, load_options)
+    with _progress("Encoding texts") as progress:
+        evaluation = evaluate_ensemble(loaded, preferences, progress=progress)
+    facts = without_nan(evaluation_facts(evaluation))
+    if as_json:
+        _print_json(facts)
+    else:
+        terminal.show(terminal.evaluation_page(facts, f"{ensemble} on {preferences.name}"))
+
+
+@app.command(epilog="Examples:\n\n  pluralign score ensemble texts.jsonl\n\n"
+             "  echo '{\"prompt\": \"Tea?\", \"response\": \"Yes.\"}' | pluralign score ensemble")  # fmt: skip
+def score(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
+    """Print each member's reward for lines of {prompt, response}; streams JSON Lines."""
+    from pluralign.streaming import score as score_lines
+
+    _stream(ensemble, file, score_lines, as_json)
+
+
+@app.command(epilog="Examples:\n\n  pluralign compare ensemble pairs.jsonl\n\n"
+             "  echo '{\"prompt\": \"Tea?\", \"response_a\": \"Yes.\", \"response_b\": \"No.\"}' "
+             "| pluralign compare ensemble")  # fmt: skip
+def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
+    """Print the members' votes and their predicted share for lines of {prompt, response_a, response_b}."""
+    from pluralign.streaming import compare as compare_lines
+
+    _stream(ensemble, file, compare_lines, as_json)
 
 
 @app.command(
@@ -219,17 +298,21 @@ def _working(what: str) -> Iterator[None]:
         yield
 
 
+def _stream(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
+    from pluralign.ensemble import RewardEnsemble
+
+    loaded = RewardEnsemble.load(ensemble)
+    if file != "-" and not Path(file).is_file():
+        raise UsageError(f"there is no file {file}.")
+    with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
+        lines = read(loaded, stream, "standard input" if file == "-" else file)
+        if as_json:
+            _print_json({"lines": list(lines)})
+            return
+        for line in lines:
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
 def _print_json(result: Any) -> None:
     values = dataclasses.asdict(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else result
-    print(json.dumps(_finite(values), ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN, which JSON has no word for, by null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    print(json.dumps(without_nan(values), ensure_ascii=False, allow_nan=False))

@@ -4,21 +4,26 @@ Draws what other modules returned and computes no result of its own. Text from d
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from rich import box
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from pluralign.demo import TownHall
+from pluralign.ensemble import RewardEnsemble
 from pluralign.inspection import Inspection, Truth
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40
 PANEL_WIDTH = 100
+USED = 1e-6
+"""A member with less weight than this takes no part."""
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -136,3 +141,150 @@ def truth_table(facts: Inspection, truth: Truth) -> RenderableType:
     table.add_row("majority share", number(facts.majority_share), "", number(truth.majority_share))
     table.caption = "The corrected floor is an optimist: its majorities were picked on the very votes it is judged by."
     return table
+
+
+# --- fitting and evaluating -----------------------------------------------------------------------------------------
+
+BASELINE_NAMES = {
+    "floor": "floor",
+    "constant_half": "constant ½",
+    "soft_bt": "soft BT as σ(Δr)",
+    "soft_bt_temperature": "soft BT, tempered",
+    "hard_bt": "hard BT",
+    "pair": "{r, −r}",
+    "bootstrap": "bootstrap",
+    "mean_variance": "mean–variance",
+    "mixture": "mixture of BT",
+}
+
+
+class FitWatch:
+    """A live table of k against Brier and floor on stderr while a fit runs; silent where that is no terminal."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live: Live | None = None
+        self.rows: list[Any] = []
+        self.doing = ""
+
+    def __enter__(self) -> "FitWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def __call__(self, what: str, value: Any) -> None:
+        """Take note of what the fit is doing."""
+        if not self.console.is_terminal or what == "encode":
+            return
+        if self.live is None:
+            self.live = Live(console=self.console, transient=True)
+            self.live.start()
+        if what == "record":
+            self.rows.append(value)
+        self.doing = {"baseline": f"fitting the baseline {value}", "choose": f"choosing {value}"}.get(what, "fitting")
+        table = figures(self.doing, "k", "train", "held out", "corrected")
+        for row in self.rows:
+            table.add_row(str(row.k), number(row.train_brier), number(row.test_brier), number(row.test_brier_corrected))
+        self.live.update(table)
+
+
+def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
+    """What ``pluralign fit`` shows: the ensemble beside its baselines, each size, and each member."""
+    facts = ensemble.facts
+    data = facts["data"]
+    yield Text(f"\n{facts['method']} ensemble of {facts['k']}, fitted for the {facts['level']} level", style="bold")
+    yield Text(
+        f"learned from {data['train_pairs']:,} pairs of {data['train_prompts']:,} prompts, "
+        f"judged on {data['test_pairs']:,} pairs of {data['test_prompts']:,} others"
+    )
+    yield Text()
+    yield _comparison(facts)
+    yield _history(facts)
+    yield _members(facts)
+    yield from _warnings(facts)
+    fitting = facts["seconds"] - facts["seconds_encoding"]
+    yield Text(f"Encoded in {facts['seconds_encoding']:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
+    yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign compare {folder} PAIRS\n")
+
+
+def evaluation_page(facts: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """What ``pluralign evaluate`` shows: the same figures on other votes."""
+    yield Text(f"\n{title}", style="bold")
+    yield Text(f"{facts['pairs']:,} pairs of {facts['prompts']:,} prompts\n")
+    yield _comparison(facts)
+    yield _members(facts)
+    yield from _warnings(facts)
+    yield Text()
+
+
+def _comparison(facts: Mapping[str, Any]) -> Table:
+    """Every way to predict the share, best first, with the ensemble's two readings among them."""
+    table = figures("On prompts it has not seen", "", "k", "Brier", "corrected", "95 %", "worst", "ours − it")
+    worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > USED)
+    rows: list[tuple[tuple[Any, ...], str]] = []
+    for level, name in (("vote", "ensemble: votes"), ("policy", "ensemble: policies")):
+        own = facts["levels"][level]
+        span = f"{_value(own['interval']['low'])} – {_value(own['interval']['high'])}"
+        cells = (name, len(facts["members"]), own["brier"], own["brier_corrected"], span, worst, "")
+        rows.append((cells, "bold" if level == facts["level"] else ""))
+    for name, other in facts["baselines"].items():
+        gap = other["difference"]
+        difference = "" if gap["low"] is None else f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+        own_worst = other["worst_disagreement"]
+        label = BASELINE_NAMES.get(name, name)
+        rows.append(((label, other["k"], other["brier"], other["brier_corrected"], "", own_worst, difference), ""))
+    for (name, k, plain, corrected, span, own_worst, difference), style in sorted(rows, key=lambda row: row[0][2]):
+        alone = "" if own_worst is None else f"{own_worst:.3f}"
+        table.add_row(name, str(k), _value(plain), _value(corrected), span, alone, Text(difference), style=style)
+    table.caption = (
+        f"noise {_value(facts['test']['noise'])}; corrected = Brier − noise; worst = the most a member disagrees. "
+        + _verdict(facts)
+    )
+    return table
+
+
+def _verdict(facts: Mapping[str, Any]) -> str:
+    rival = facts["baselines"].get("soft_bt")
+    if rival is None or rival["difference"]["low"] is None:
+        return ""
+    gap = rival["difference"]
+    standing = "ahead of" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level with"
+    ratio = facts["test"]["brier"] / rival["brier"]
+    return f"The ensemble is {standing} one soft BT read as σ(Δr): {ratio:.3f} × its Brier."
+
+
+def _value(value: float | None) -> str:
+    return number(math.nan if value is None else value)
+
+
+def _history(facts: Mapping[str, Any]) -> Table:
+    table = figures("By size", "k", "train Brier", "held-out Brier", "corrected")
+    for row in facts["history"]:
+        table.add_row(str(row["k"]), *map(_value, (row["train_brier"], row["test_brier"], row["test_brier_corrected"])))
+    return table
+
+
+def _members(facts: Mapping[str, Any]) -> Table:
+    table = figures("Members", "", "weight", "disagreement", "regret")
+    for position, member in enumerate(facts["members"]):
+        cells = (f"{member[name]:.3f}" for name in ("weight", "disagreement", "regret"))
+        table.add_row(f"member {position}", *cells, style="bold red" if _is_far(member) else "")
+    table.caption = "disagreement: how often it and a random person prefer different responses; a coin has .500"
+    return table
+
+
+def _is_far(member: Mapping[str, float]) -> bool:
+    return member["disagreement"] > 0.5 and member["weight"] > USED
+
+
+def _warnings(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    if any(map(_is_far, facts["members"])):
+        warning = "A member disagrees with people more than a coin does: do not tune a policy to it."
+        yield Text(warning, style="bold red")
+    if bound := facts.get("bound"):
+        yield Text(
+            f"Bound {bound['max_disagreement']:g} on disagreement: Brier {_value(bound['brier'])}, worst member "
+            f"{bound['worst']:.3f}; without it {_value(bound['brier_without'])} and {bound['worst_without']:.3f}."
+        )

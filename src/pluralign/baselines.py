@@ -1,0 +1,251 @@
+"""What an ensemble is compared with: every simpler way to predict the share of votes, fitted with the same care.
+
+Each baseline is a few arrays and a formula for the share, so that it is saved beside the ensemble and evaluated on
+other votes too. All rewards are linear in the features; regularisation is chosen on validation prompts for each.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import ndtr
+
+from pluralign.bradley_terry import (
+    L2_GRID,
+    SEARCH_DIRECTIONS,
+    directions_with,
+    fit_bradley_terry,
+    fit_path,
+    principal_directions,
+    scores,
+    sigmoid,
+)
+from pluralign.calibration import brier
+from pluralign.pairs import Pairs
+from pluralign.stagewise import hard_votes, solve_weights
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+TEMPERATURES = np.geomspace(0.25, 4.0, 33)
+EM_ROUNDS = 12
+REDUCED = 64
+VARIANCE_L2 = (0.1, 0.01)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A fitted baseline: which formula of ``FORMULAS`` it uses and the arrays it needs."""
+
+    formula: str
+    arrays: Arrays
+    k: int = 1
+    seconds: float = 0.0
+
+    def prob_hat(self, features_a: Array, features_b: Array) -> FloatArray:
+        """Return the predicted share preferring response a, ``(n_pairs,)``."""
+        return FORMULAS[self.formula](self.arrays, features_a, features_b)
+
+
+def _bradley_terry(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+    """σ(Δr / T)."""
+    return sigmoid(scores(a - b, arrays["theta"]) / arrays["temperature"])
+
+
+def _votes(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+    """Σ_j α_j 1[Δr_j > 0]."""
+    return hard_votes(a - b, arrays["theta"]) @ arrays["weights"]
+
+
+def _mixture(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+    """Σ_j π_j σ(Δr_j)."""
+    return np.asarray(sigmoid(scores(a - b, arrays["theta"])) @ arrays["weights"])
+
+
+def _mean_variance(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+    """Φ((μ_a − μ_b) / √(s²_a + s²_b)), log s² linear: utilities that are normal with their own spread."""
+    spread = [np.exp(np.clip(side @ arrays["log_variance"] + arrays["offset"], -20, 20)) for side in (a, b)]
+    return np.asarray(ndtr((a - b) @ arrays["theta"] / np.sqrt(spread[0] + spread[1])), dtype=np.float64)
+
+
+FORMULAS: Mapping[str, Callable[[Arrays, Array, Array], FloatArray]] = {
+    "bradley-terry": _bradley_terry,
+    "votes": _votes,
+    "mixture": _mixture,
+    "mean-variance": _mean_variance,
+}
+
+
+def fit_baselines(
+    pairs: Pairs,
+    folds: Sequence[npt.NDArray[np.bool_]],
+    k: int,
+    *,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, Baseline]:
+    """Fit every baseline on the training pairs.
+
+    Args:
+        pairs: the training pairs.
+        folds: masks of validation pairs, by which regularisation is chosen.
+        k: how many members the ensembles among them get.
+        seed: of resampling and starts.
+        report: called with each baseline's name before it is fitted.
+    """
+    fitted: dict[str, Baseline] = {}
+
+    def fit(name: str, formula: str, make: Callable[[], dict[str, Any]], members: int = 1) -> None:
+        report(name)
+        start = time.perf_counter()
+        arrays = {part: np.asarray(array) for part, array in make().items()}
+        fitted[name] = Baseline(formula, arrays, members, time.perf_counter() - start)
+
+    shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
+    fit("soft_bt", "bradley-terry", lambda: _fit_single(pairs, shares, folds))
+    fit("hard_bt", "bradley-terry", lambda: _fit_single(pairs, majorities, folds))
+    theta, l2 = fitted["soft_bt"].arrays["theta"], float(fitted["soft_bt"].arrays["l2"])
+    fit("soft_bt_temperature", "bradley-terry", lambda: {"theta": theta, "temperature": _temperature(pairs, folds, l2)})
+    fit("pair", "votes", lambda: _fit_pair(pairs, theta), 2)
+    fit("bootstrap", "votes", lambda: _fit_bootstrap(pairs, theta, l2, k, seed), k)
+    fit("mean_variance", "mean-variance", lambda: _fit_mean_variance(pairs, theta, folds))
+    fit("mixture", "mixture", lambda: _fit_mixture(pairs, theta, l2, k, seed), k)
+    return fitted
+
+
+def _fit_single(pairs: Pairs, target: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
+    """One Bradley–Terry reward; its regularisation is the one whose σ(Δr) predicts validation votes best."""
+    errors = np.zeros(len(L2_GRID))
+    axes = principal_directions(pairs.difference, SEARCH_DIRECTIONS)
+    reduced = pairs.difference @ axes
+    for held_out in folds:
+        path = fit_path(reduced[~held_out], target[~held_out])
+        predicted = sigmoid(scores(reduced[held_out], path.T))
+        errors += [brier(predicted[:, i], pairs.prob_a[held_out]) for i in range(len(L2_GRID))]
+    l2 = L2_GRID[int(np.argmin(errors))]
+    return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
+
+
+def _temperature(pairs: Pairs, folds: Sequence[npt.NDArray[np.bool_]], l2: float) -> float:
+    """The T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
+    errors = np.zeros(len(TEMPERATURES))
+    axes = principal_directions(pairs.difference, SEARCH_DIRECTIONS)
+    reduced = pairs.difference @ axes
+    for held_out in folds:
+        z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], pairs.prob_a[~held_out], l2))
+        errors += [brier(sigmoid(z / temperature), pairs.prob_a[held_out]) for temperature in TEMPERATURES]
+    return float(TEMPERATURES[int(np.argmin(errors))])
+
+
+def _fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
+    """The reward and its opposite, {r, −r}, with the best weight: p̂ takes two values."""
+    both = np.column_stack([theta, -theta])
+    return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
+
+
+def _fit_bootstrap(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
+    """Soft Bradley–Terry rewards of prompts drawn with replacement; votes with the best weights."""
+    rng = np.random.default_rng([seed, 4])
+    names, position = np.unique(pairs.prompt, return_inverse=True)
+    members = []
+    for _ in range(k):
+        drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
+        members.append(fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=drawn[position], start=theta))
+    stacked = np.column_stack(members)
+    return {"theta": stacked, "weights": solve_weights(pairs.difference, stacked, pairs.prob_a)[0]}
+
+
+def _fit_mixture(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
+    """A mixture of k Bradley–Terry models by EM: each vote was cast by one of k kinds of people.
+
+    E: a vote for a comes from kind j with chance ∝ π_j σ(Δr_j), a vote for b with chance ∝ π_j (1 − σ(Δr_j)).
+    M: each kind's reward is fitted to its share of the votes (one Newton path from where it was), π_j is that share.
+    """
+    rng = np.random.default_rng([seed, 5])
+    axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
+    x, p = pairs.difference @ axes, pairs.prob_a
+    noise = rng.standard_normal((x.shape[1], k))
+    guide = axes.T @ theta
+    members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
+    weights = np.full(k, 1 / k)
+    for _ in range(EM_ROUNDS):
+        soft = sigmoid(scores(x, members))
+        for_a = weights * soft / (soft @ weights)[:, None] * p[:, None]
+        for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - p)[:, None]
+        count = np.maximum(for_a + for_b, 1e-9)
+        for j in range(k):
+            target, weight = for_a[:, j] / count[:, j], count[:, j] / count[:, j].mean()
+            members[:, j] = fit_bradley_terry(x, target, l2, weight=weight, start=members[:, j], steps=2)
+        weights = count.mean(axis=0) / count.mean(axis=0).sum()
+    return {"theta": axes @ members, "weights": weights}
+
+
+def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
+    """Thurstone's model with a spread for every text: mean and log variance linear, by maximum likelihood.
+
+    Fitted in the leading directions; the strength of regularisation of the variance is chosen on validation prompts.
+
+    Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
+    """
+    axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
+    inputs = np.asarray(pairs.inputs @ axes, dtype=np.float64)
+    guide = axes.T @ theta
+
+    def solve(rows: npt.NDArray[np.bool_], l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
+        objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
+        start = np.concatenate([guide, np.zeros(len(guide) + 1)])
+        found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+        return found[: len(guide)], found[len(guide) : -1], float(found[-1])
+
+    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
+        return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": offset}
+
+    errors = []
+    for l2 in VARIANCE_L2:
+        error = 0.0
+        for held_out in folds[:1]:
+            part = Baseline("mean-variance", arrays(*solve(~held_out, l2, 40)))
+            a, b = pairs.inputs[pairs.a[held_out]], pairs.inputs[pairs.b[held_out]]
+            error += brier(part.prob_hat(a, b), pairs.prob_a[held_out])
+        errors.append(error)
+    everything = np.ones(len(pairs), dtype=bool)
+    return arrays(*solve(everything, VARIANCE_L2[int(np.argmin(errors))], 80))
+
+
+def mean_variance_loss(
+    inputs: FloatArray,
+    a: npt.NDArray[np.int32],
+    b: npt.NDArray[np.int32],
+    prob_a: FloatArray,
+    l2: float,
+    guide: FloatArray,
+) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+    """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
+
+    μ is the mean's coefficients, log s² = λ·φ + c; μ is drawn to the Bradley–Terry reward ``guide``.
+    """
+    n, d = len(prob_a), inputs.shape[1]
+    xa, xb = inputs[a], inputs[b]
+
+    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
+        mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
+        variance_a, variance_b = (np.exp(np.clip(x @ spread + offset, -20, 20)) for x in (xa, xb))
+        total = variance_a + variance_b
+        z = (xa - xb) @ mean / np.sqrt(total)
+        p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+        slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
+        along = slope * z * -0.5 / total
+        of_mean = (slope / np.sqrt(total)) @ (xa - xb) + l2 * (mean - guide)
+        of_spread = (along * variance_a) @ xa + (along * variance_b) @ xb + l2 * spread
+        of_offset = float(along @ total)
+        entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
+        value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
+        return value, np.concatenate([of_mean, of_spread, [of_offset]])
+
+    return value_and_gradient

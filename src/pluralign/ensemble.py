@@ -1,0 +1,200 @@
+"""The ensemble: k reward models, their weights, and how their votes are read. A value: fitting returns a new one.
+
+Decided here: the two readings of an ensemble, and its form on disk (one JSON and safetensors, hashes checked, whole or
+not at all). How it is learned is decided in ``fitting``.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+
+from pluralign import calibration
+from pluralign.encoders import Encoder, Item, Progress, encode, load_encoder
+from pluralign.errors import DataError, UsageError
+from pluralign.files import write_whole
+from pluralign.members import LinearMembers
+from pluralign.options import Level, Pooling
+from pluralign.preferences import PreferenceSet
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+ENSEMBLE_FILE = "ensemble.json"
+FORMAT = "pluralign-ensemble"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """What turns texts into features: an encoder by name, and whether surface features are appended."""
+
+    encoder: str = "minilm"
+    layer: int | None = None
+    pooling: Pooling = "mean"
+    surface: bool = True
+
+    def load(self) -> Encoder | None:
+        """Return the encoder; its model is loaded when it first meets a new text."""
+        return load_encoder(self.encoder, layer=self.layer, pooling=self.pooling)
+
+    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """Return ``(n_items, dimension)`` features."""
+        return encode(items, self.load(), surface=self.surface, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class RewardEnsemble:
+    """k reward models with weights: for every pair, the weight of those preferring a response is its share of votes."""
+
+    members: LinearMembers
+    weights: FloatArray
+    """The paper's alpha, ``(k,)``: non-negative, summing to 1."""
+    features: TextFeatures
+    temperature: float = 1.0
+    """beta of the policy-level reading, fitted on validation prompts."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What is known of the fit: method, options, seed, versions, data, history and held-out figures."""
+    baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
+    """Arrays of the baselines that were fitted beside it, by name; ``facts`` has their formulas."""
+
+    @property
+    def k(self) -> int:
+        """How many members there are."""
+        return len(self.weights)
+
+    def __repr__(self) -> str:
+        weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
+        return f"RewardEnsemble({self.facts.get('method', '')} k={self.k}, weights {weights})"
+
+    def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
+        """Return each member's reward for each (prompt, response), ``(n_items, k)``."""
+        if not len(items):
+            return np.empty((0, self.k))
+        return np.asarray(self.members.rewards(self.features(items, progress)), dtype=np.float64)
+
+    def pair_rewards(
+        self, preferences: PreferenceSet, progress: Progress | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the rewards of each pair's two responses, each ``(n_pairs, k)``; every distinct text is read once."""
+        items = preferences.items()
+        rewards = self.rewards(texts_of(preferences), progress)
+        return rewards[items.a], rewards[items.b]
+
+    def votes(self, preferences: PreferenceSet) -> FloatArray:
+        """Return 1[reward_a > reward_b] for each pair and member, ½ for a tie, ``(n_pairs, k)``."""
+        return calibration.votes_from_rewards(*self.pair_rewards(preferences))
+
+    def prob_hat(self, preferences: PreferenceSet, level: Level = "vote") -> FloatArray:
+        """Return the predicted share preferring response a, ``(n_pairs,)``.
+
+        ``vote``: p̂ = Σ_j α_j 1[Δr_j > 0] (Definition 1). ``policy``: Σ_j α_j σ(Δr_j / β), the chance that a policy
+        drawn from the mixture prefers a (App. A, with a reference that favours neither); its limit β → 0 is the former.
+        """
+        reward_a, reward_b = self.pair_rewards(preferences)
+        if level == "policy":
+            return calibration.policy_prob(reward_a - reward_b, self.weights, self.temperature)
+        return calibration.ensemble_prob(calibration.votes_from_rewards(reward_a, reward_b), self.weights)
+
+    def take(self, indices: Sequence[int], weights: npt.ArrayLike) -> "RewardEnsemble":
+        """Return the ensemble of some members with new weights."""
+        return replace(self, members=self.members.take(indices), weights=np.asarray(weights, dtype=np.float64))
+
+    def first(self, k: int) -> "RewardEnsemble":
+        """Return the ensemble as it was after k stages, with the weights it had then; stagewise ensembles only."""
+        stages = {stage["k"]: stage["weights"] for stage in self.facts.get("history", [])}
+        if self.facts.get("method") != "stagewise":
+            raise UsageError("first(k) needs a stagewise ensemble: the members of a joint one are only right together.")
+        if k not in stages or not 1 <= k <= self.k:
+            raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
+        return self.take(range(k), stages[k])
+
+    # --- on disk ----------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write the ensemble into a folder. The JSON is written last, so a reader finds the old ensemble or the new."""
+        folder = Path(folder)
+        arrays = {f"members/{name}": array for name, array in self.members.arrays().items()}
+        for name, baseline in self.baselines.items():
+            arrays |= {f"baselines/{name}/{part}": array for part, array in baseline.items()}
+        data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
+        digest = hashlib.sha256(data).hexdigest()
+        weights_file = f"ensemble-{digest[:16]}.safetensors"
+        with write_whole(folder / weights_file) as partial:
+            partial.write_bytes(data)
+        description = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "arrays": {"file": weights_file, "sha256": digest},
+            "features": vars(self.features),
+            "weights": self.weights.tolist(),
+            "temperature": self.temperature,
+            "facts": dict(self.facts),
+        }
+        with write_whole(folder / ENSEMBLE_FILE) as partial:
+            partial.write_text(json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        for stale in folder.glob("ensemble-*.safetensors"):
+            if stale.name != weights_file:
+                stale.unlink()
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> "RewardEnsemble":
+        """Read an ensemble, checking that its arrays are those it was saved with."""
+        folder = Path(folder)
+        description = read_description(folder)
+        expected = description["arrays"]
+        path = folder / Path(expected["file"]).name
+        if not path.is_file():
+            raise DataError(f"{path.name} is missing", file=str(folder), remedy="copy the whole folder again")
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+            remedy = "copy the folder again, or fit anew"
+            raise DataError(f"{path.name} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+        arrays = safetensors.numpy.load(data)
+        baselines: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        for name, array in arrays.items():
+            kind, _, rest = name.partition("/")
+            if kind == "baselines":
+                baseline, _, part = rest.partition("/")
+                baselines.setdefault(baseline, {})[part] = array
+        own = {name.removeprefix("members/"): array for name, array in arrays.items() if name.startswith("members/")}
+        return cls(
+            members=LinearMembers.from_arrays(own),
+            weights=np.array(description["weights"], dtype=np.float64),
+            features=TextFeatures(**description["features"]),
+            temperature=float(description["temperature"]),
+            facts=description["facts"],
+            baselines=baselines,
+        )
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return what an ensemble's JSON says, checked to be ours."""
+    path = folder / ENSEMBLE_FILE
+    if not path.is_file():
+        remedy = "name a folder that pluralign fit wrote" if folder.is_dir() else "check the path"
+        raise DataError(f"there is no {ENSEMBLE_FILE} in it", file=str(folder), remedy=remedy)
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise DataError("it is not JSON", file=str(path), remedy="copy the folder again, or fit anew") from None
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataError(
+            "it does not describe an ensemble", file=str(path), remedy="name a folder that pluralign fit wrote"
+        )
+    if description["format_version"] > FORMAT_VERSION:
+        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    return description
+
+
+def texts_of(preferences: PreferenceSet) -> list[Item]:
+    """Return the distinct (prompt, response) texts of a set, in the order of ``items()``."""
+    items = preferences.items()
+    prompts, responses = preferences.prompts, preferences.responses
+    return [(prompts[p], responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)]

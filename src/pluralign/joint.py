@@ -1,0 +1,319 @@
+"""Joint ensembles: k members trained together on the share their votes predict. The default method, ours.
+
+The vote 1[Δr > 0] has no slope, so it is softened to σ(Δr/τ) and τ is lowered as training goes on:
+
+    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.3 to 0.05, each θ_j·d of unit spread,
+
+then the hard votes are taken and the weights α solved exactly. What makes it work on a few thousand noisy pairs:
+
+* **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). Votes do not see a positive factor; the teacher does, and
+  votes on very different texts (one of them junk) are less extreme than a logistic model thinks;
+* **a teacher**, a soft-label Bradley–Terry reward. The target t is mostly its share, free of the votes' noise;
+* **few directions**: the leading principal ones and the teacher's own;
+* **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs nobody was asked about;
+* **restarts in one pass**, of which the best on the training pairs is kept;
+* **a price on extremes**: a member whose disagreement passes a bound pays, and each keeps some teacher in it.
+
+docs/log.md has what each is worth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+
+from pluralign.bradley_terry import (
+    SEARCH_DIRECTIONS,
+    directions_with,
+    fit_bradley_terry,
+    fit_path,
+    principal_directions,
+    scores,
+    sigmoid,
+)
+from pluralign.calibration import brier
+from pluralign.pairs import Pairs
+from pluralign.simplex import simplex_least_squares
+from pluralign.stagewise import hard_votes
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+DAMPING_GRID = (0.0, 1.0, 3.0)
+TEACHER_L2_GRID = (1.0, 0.3, 0.1, 0.03, 0.01)
+VOTE_DIRECTIONS = 64
+POLICY_DIRECTIONS = 128
+RESTARTS = 6
+STEPS = 600
+BATCH = 2048
+LEARNING_RATE = 0.05
+TEMPERATURES = (0.3, 0.05)
+MIXTURE_SHARE = 0.3
+"""Share of a batch that is rotated mixtures."""
+VOTE_SHARE = 0.3
+"""Share of raw votes in the target beside the teacher's."""
+SPREAD_L2 = 0.003
+TEACHER_CORRELATION = 0.1
+"""The least correlation of a member's reward differences with the teacher's."""
+EXTREME_PRICE = 0.3
+POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1)
+POLICY_NOISE = 0.5
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A soft-label Bradley–Terry reward on damped differences, with what was chosen for it on validation prompts."""
+
+    theta: FloatArray
+    """``(d,)``."""
+    damping: float
+    mean_square: float
+    """mean |d|² of the training pairs, which damping is measured by."""
+    l2: float
+
+    def damp(self, difference: Array) -> Array:
+        """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
+        return damp(difference, self.damping, self.mean_square)
+
+    def prob_hat(self, difference: Array) -> FloatArray:
+        """Return σ(θ·d̃), ``(n,)``."""
+        return sigmoid(scores(self.damp(difference), self.theta))
+
+
+def damp(difference: Array, damping: float, mean_square: float) -> Array:
+    """Shorten long differences: d·√((1+c)/(1+c|d|²/mean|d|²)).
+
+    Example:
+        >>> damp(np.array([[1.0, 0.0], [3.0, 0.0]]), 3.0, 1.0).round(3)
+        array([[1.   , 0.   ],
+               [1.134, 0.   ]])
+    """
+    if damping == 0:
+        return difference
+    square = np.einsum("nd,nd->n", difference, difference)
+    factor = np.sqrt((1 + damping) / (1 + damping * square / mean_square))
+    return difference * factor[:, None].astype(difference.dtype)
+
+
+def fit_teacher(
+    pairs: Pairs, folds: Sequence[npt.NDArray[np.bool_]], dampings: Sequence[float] = DAMPING_GRID
+) -> Teacher:
+    """Fit the teacher; damping and regularisation are those that predict the votes on validation prompts best."""
+    difference, prob_a = pairs.difference, pairs.prob_a
+    mean_square = float(np.einsum("nd,nd->", difference, difference, dtype=np.float64) / len(pairs)) or 1.0
+    directions = principal_directions(difference, SEARCH_DIRECTIONS)
+    errors: dict[tuple[float, float], float] = {}
+    for damping in dampings:
+        reduced = damp(difference, damping, mean_square) @ directions
+        for held_out in folds:
+            path = fit_path(reduced[~held_out], prob_a[~held_out], TEACHER_L2_GRID)
+            for l2, theta in zip(TEACHER_L2_GRID, path, strict=True):
+                error = brier(sigmoid(scores(reduced[held_out], theta)), prob_a[held_out])
+                errors[damping, l2] = errors.get((damping, l2), 0.0) + error
+    damping, l2 = min(errors, key=errors.__getitem__)
+    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2)
+    return Teacher(theta, damping, mean_square, l2)
+
+
+@dataclass(frozen=True)
+class JointFit:
+    """Members trained together."""
+
+    theta: FloatArray
+    """``(d, k)``, for undamped differences too: a vote does not see the damping."""
+    weights: FloatArray
+    """``(k,)``."""
+    score: float
+    """Squared error to the blended target on the training pairs: what restarts are compared by."""
+
+
+def fit_joint(
+    pairs: Pairs,
+    teacher: Teacher,
+    k: int,
+    *,
+    seed: int = 0,
+    vote_share: float = VOTE_SHARE,
+    bound: float = 1.0,
+) -> JointFit:
+    """Train k members together at the level of votes.
+
+    Args:
+        pairs: the training pairs.
+        teacher: the reward that most of the target comes from.
+        k: how many members.
+        seed: of starts and batches.
+        vote_share: share of the raw votes in the target; 1 does without the teacher (and without mixtures).
+        bound: the largest training disagreement a member should have; 1 sets none.
+    """
+    damped = teacher.damp(pairs.difference)
+    axes = directions_with(damped, teacher.theta, min(VOTE_DIRECTIONS, damped.shape[1]))
+    x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
+    guide = (axes.T @ teacher.theta).astype(np.float32)
+    share = sigmoid(scores(x, guide))
+    target = (1 - vote_share) * share + vote_share * pairs.prob_a
+    candidates = _train_restarts(x, guide, target, share, k, seed, vote_share < 1, bound)
+    fits = []
+    for theta in candidates:
+        votes = hard_votes(x, theta)
+        weights = simplex_least_squares(votes, target)
+        disagreement = (votes * (1 - share[:, None]) + (1 - votes) * share[:, None]).mean(axis=0)
+        excess = max(0.0, float(disagreement[weights > 1e-4].max()) - bound)
+        fits.append((brier(votes @ weights, target) + excess, theta, weights))
+    score, theta, weights = min(fits, key=lambda fit: fit[0])
+    return JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, score)
+
+
+def _train_restarts(
+    x: npt.NDArray[np.float32],
+    guide: npt.NDArray[np.float32],
+    target: FloatArray,
+    share: FloatArray,
+    k: int,
+    seed: int,
+    mixtures: bool,
+    bound: float,
+) -> list[FloatArray]:
+    """Train RESTARTS ensembles in one pass and return their members, each ``(m, k)``."""
+    rng = np.random.default_rng([seed, 2])
+    n, m = x.shape
+    covariance = x.T @ x / n
+    bounded = bound < 1
+    n_mixed = int(BATCH * MIXTURE_SHARE) if mixtures else 0
+    target, share = target.astype(np.float32), share.astype(np.float32)
+
+    def unit_spread(theta: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        square = np.einsum("mk,mk->k", theta, covariance @ theta)
+        return theta / np.sqrt(np.maximum(square, 1e-12))
+
+    toward = unit_spread(guide[:, None])
+    correlation_with = (covariance @ toward)[:, 0]
+    # Every member starts as the teacher with a random direction as strong beside it.
+    theta = rng.standard_normal((m, RESTARTS * k), dtype=np.float32)
+    theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
+    logits = np.zeros((RESTARTS, k), dtype=np.float32)
+    adam = [Adam(theta), Adam(logits)]
+    for step in range(STEPS):
+        done = step / (STEPS - 1)
+        tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
+        rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
+        rows = rng.integers(n, size=BATCH - n_mixed)
+        first, second = rng.integers(n, size=(2, n_mixed))
+        angle = rng.random((n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
+        mixed = np.cos(angle) * x[first] + np.sin(angle) * x[second]
+        mixed_share = sigmoid(mixed @ guide).astype(np.float32)
+        batch = np.concatenate([x[rows], mixed])
+        wanted = np.concatenate([target[rows], mixed_share])
+        lean = 1 - 2 * np.concatenate([share[rows], mixed_share])  # a vote for a costs this much more disagreement
+
+        soft = 0.5 * (1 + np.tanh(batch @ theta / (2 * tau)))
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        error = (soft.reshape(BATCH, RESTARTS, k) * weights).sum(axis=2) - wanted[:, None]
+        slope = (error[:, :, None] * weights).reshape(BATCH, -1) * np.float32(2 / BATCH)
+        if bounded:
+            disagreement = (1 - lean.mean()) / 2 + lean @ soft / BATCH
+            charged = disagreement > bound
+            slope += np.float32(EXTREME_PRICE / BATCH / k) * lean[:, None] * charged
+        gradient = batch.T @ (slope * soft * (1 - soft) / tau)
+        pulled = covariance @ theta
+        gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
+        gradient += (2 * SPREAD_L2 / k) * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
+        of_weights = (error[:, :, None] * soft.reshape(BATCH, RESTARTS, k)).sum(axis=0) * np.float32(2 / BATCH)
+        of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
+        theta = unit_spread(theta - adam[0].step(gradient, rate))
+        logits = logits - adam[1].step(of_logits, rate)
+        if bounded:
+            correlation = correlation_with @ theta
+            aside = unit_spread(theta - toward * correlation)
+            least = np.float32(TEACHER_CORRELATION)
+            theta = np.where(correlation < least, least * toward + np.sqrt(1 - least**2) * aside, theta)
+    return [theta[:, r * k : (r + 1) * k].astype(np.float64) for r in range(RESTARTS)]
+
+
+class Adam:
+    """The Adam step for one array."""
+
+    def __init__(self, like: npt.NDArray[np.float32]) -> None:
+        self.mean, self.square, self.count = np.zeros_like(like), np.zeros_like(like), 0
+
+    def step(self, gradient: npt.NDArray[np.float32], rate: float) -> npt.NDArray[np.float32]:
+        """Return what to subtract."""
+        self.count += 1
+        self.mean += 0.1 * (gradient - self.mean)
+        self.square += 0.01 * (gradient**2 - self.square)
+        mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.99**self.count)
+        return (rate * mean / (np.sqrt(square) + 1e-10)).astype(np.float32)
+
+
+# --- trained for the policy-level reading ---------------------------------------------------------------------------
+
+
+def fit_policy_level(
+    pairs: Pairs, theta: FloatArray, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, seed: int = 0
+) -> JointFit:
+    """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes; regularisation chosen on validation prompts.
+
+    Args:
+        pairs: the training pairs.
+        theta: a Bradley–Terry reward, from which all members start with some noise, ``(d,)``.
+        k: how many members.
+        folds: masks of validation pairs.
+        seed: of the noise.
+    """
+    axes = directions_with(pairs.difference, theta, min(POLICY_DIRECTIONS, pairs.inputs.shape[1]))
+    x = np.ascontiguousarray(pairs.difference @ axes, dtype=np.float32)
+    start = _policy_start(x, axes.T @ theta, k, seed)
+    errors = []
+    for l2 in POLICY_L2_GRID:
+        error = 0.0
+        for held_out in folds:
+            found, weights = _minimise_policy(x[~held_out], pairs.prob_a[~held_out], start, l2, steps=50)
+            error += brier(sigmoid(scores(x[held_out], found)) @ weights, pairs.prob_a[held_out])
+        errors.append(error)
+    l2 = POLICY_L2_GRID[int(np.argmin(errors))]
+    found, weights = _minimise_policy(x, pairs.prob_a, start, l2, steps=100)
+    return JointFit(np.asarray(axes @ found), weights, brier(sigmoid(scores(x, found)) @ weights, pairs.prob_a))
+
+
+def _policy_start(x: FloatArray, guide: FloatArray, k: int, seed: int) -> FloatArray:
+    noise = np.random.default_rng([seed, 3]).standard_normal((len(guide), k))
+    return np.asarray(
+        guide[:, None] + POLICY_NOISE * np.std(x @ guide) * noise / np.maximum(np.std(x @ noise, axis=0), 1e-12)
+    )
+
+
+def _minimise_policy(
+    x: FloatArray, prob_a: FloatArray, start: FloatArray, l2: float, steps: int
+) -> tuple[FloatArray, FloatArray]:
+    objective = policy_loss(x, prob_a, l2, start.shape[1])
+    unknowns = np.append(start.ravel(), np.zeros(start.shape[1]))
+    found = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+    theta, logits = found[: start.size].reshape(start.shape), found[start.size :]
+    return theta, _softmax(logits)
+
+
+def policy_loss(x: FloatArray, prob_a: FloatArray, l2: float, k: int) -> Any:
+    """Return (θ, logits of α) ↦ (mean (Σ_j α_j σ(θ_j·d) − p)² + l2/k Σ_j |θ_j|², its gradient)."""
+    n, m = x.shape
+
+    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
+        theta, weights = unknowns[: m * k].reshape(m, k), _softmax(unknowns[m * k :])
+        soft = sigmoid(scores(x, theta))
+        error = soft @ weights - prob_a
+        slope = (2 / n) * error[:, None] * weights * soft * (1 - soft)
+        of_theta = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * theta
+        of_weights = (2 / n) * (error @ soft)
+        of_logits = weights * (of_weights - weights @ of_weights)
+        value = float(np.mean(error**2) + l2 / k * np.sum(theta**2))
+        return value, np.append(of_theta.ravel(), of_logits)
+
+    return value_and_gradient
+
+
+def _softmax(logits: FloatArray) -> FloatArray:
+    raised = np.exp(logits - logits.max())
+    return np.asarray(raised / raised.sum())

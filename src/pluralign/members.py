@@ -1,0 +1,90 @@
+"""Reward models over frozen features: k of them evaluated in one pass, as plain arrays.
+
+Decided here: what a linear and a small neural reward are. How they are fitted is decided in ``joint`` and
+``stagewise``; scoring needs numpy alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+CLIP = 6.0
+"""Standard deviations beyond which a feature says nothing more: one odd text must not outweigh all others."""
+SURFACE_GAIN = 4.0
+"""How much larger surface features are made than embedding dimensions: twenty of them carry as much as several hundred
+of those, and so one strength of regularisation serves both (docs/log.md)."""
+
+
+@dataclass(frozen=True)
+class FeatureMap:
+    """From raw features to what rewards are linear in: scaled, clipped, and through one hidden layer if there is one.
+
+    inputs(φ) = gain · clip((φ − mean) / spread, ±CLIP), and with a hidden layer tanh(inputs(φ) W + b) beside them.
+    """
+
+    mean: Array
+    """``(d,)``."""
+    spread: Array
+    """``(d,)``."""
+    gain: Array
+    """``(d,)``."""
+    hidden: Array | None = None
+    """W, ``(d, h)``."""
+    bias: Array | None = None
+    """b, ``(h,)``."""
+
+    def __call__(self, features: Array) -> Array:
+        """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32."""
+        inputs = (np.clip((features - self.mean) / self.spread, -CLIP, CLIP) * self.gain).astype(np.float32)
+        if self.hidden is None or self.bias is None:
+            return inputs
+        return np.hstack([inputs, np.tanh(inputs @ self.hidden + self.bias)]).astype(np.float32)
+
+
+def fit_feature_map(features: Array, n_surface: int) -> FeatureMap:
+    """Return the scaling of these features, the last ``n_surface`` of which are surface features."""
+    spread = features.std(axis=0, dtype=np.float64)
+    gain = np.where(spread > 1e-6, 1.0, 0.0)  # a feature that never varies says nothing
+    if n_surface:
+        gain[-n_surface:] *= SURFACE_GAIN
+    mean = features.mean(axis=0, dtype=np.float64)
+    return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
+
+
+@dataclass(frozen=True)
+class LinearMembers:
+    """k rewards that are linear in mapped features: r_j(x, y) = theta_j · inputs(phi(x, y))."""
+
+    inputs: FeatureMap
+    theta: FloatArray
+    """``(D, k)``."""
+
+    @property
+    def n_members(self) -> int:
+        """How many rewards there are."""
+        return int(self.theta.shape[1])
+
+    def rewards(self, features: Array) -> FloatArray:
+        """Return ``(n, k)`` rewards of ``(n, d)`` raw features."""
+        return np.asarray(self.inputs(features) @ self.theta, dtype=np.float64)
+
+    def take(self, indices: Sequence[int]) -> "LinearMembers":
+        """Return some of the members, in the given order."""
+        return replace(self, theta=self.theta[:, list(indices)])
+
+    def arrays(self) -> Mapping[str, Array]:
+        """Return what a file must hold to give the members back."""
+        parts = {"theta": self.theta, **vars(self.inputs)}
+        return {name: array for name, array in parts.items() if array is not None}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Array]) -> "LinearMembers":
+        """Return the members that ``arrays`` gave."""
+        rest = {name: array for name, array in arrays.items() if name != "theta"}
+        return cls(FeatureMap(**rest), np.asarray(arrays["theta"], dtype=np.float64))

@@ -1,0 +1,51 @@
+"""Pairs as learners see them: inputs of each distinct text once, and which two of them each pair compares."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Compared texts by what rewards are linear in."""
+
+    inputs: Array
+    """Of every distinct text, ``(n_items, d)``."""
+    a: npt.NDArray[np.int32]
+    """Item that is response a, ``(n,)``."""
+    b: npt.NDArray[np.int32]
+    """Item that is response b, ``(n,)``."""
+    prob_a: FloatArray
+    """Share of people choosing a, ``(n,)``."""
+    prompt: npt.NDArray[np.int32]
+    """Which prompt each pair belongs to, ``(n,)``."""
+
+    def __len__(self) -> int:
+        return len(self.prob_a)
+
+    @cached_property
+    def difference(self) -> Array:
+        """Inputs of response a less those of b, ``(n, d)``."""
+        return self.inputs[self.a] - self.inputs[self.b]
+
+    def __getitem__(self, rows: npt.NDArray[Any]) -> "Pairs":
+        """Return some of the pairs; inputs are shared."""
+        return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
+
+
+def validation_folds(prompt: npt.NDArray[np.int32], seed: int) -> list[npt.NDArray[np.bool_]]:
+    """Return masks of pairs whose prompts are held out for choices, a fifth of the prompts each.
+
+    Three folds where prompts abound, five where they are few and one fold says little.
+    """
+    names = np.unique(prompt)
+    order = np.random.default_rng([seed, 1]).permutation(names)
+    n_folds = 3 if len(names) >= 200 else 5
+    parts = np.array_split(order, 5)[: min(n_folds, len(names))]
+    return [np.isin(prompt, part) for part in parts if len(part)]

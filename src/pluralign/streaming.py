@@ -1,0 +1,58 @@
+"""Lines in, lines out: rewards and votes for texts that arrive as JSON Lines, in batches."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pluralign import calibration
+from pluralign.comparisons import BadRows, RowError
+from pluralign.encoders import Item
+from pluralign.ensemble import RewardEnsemble
+from pluralign.records import read_records
+from pluralign.shapes import Record, read_prompt, read_response
+
+LINES_A_BATCH = 256
+
+
+def score(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[str, Any]]:
+    """Yield ``{"rewards": [k numbers]}`` for each line of {prompt, response}, in order."""
+    for batch in _batches(stream, name, _read_response):
+        for rewards in ensemble.rewards([item for items in batch for item in items]):
+            yield {"rewards": rewards.tolist()}
+
+
+def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[str, Any]]:
+    """Yield ``{"votes": …, "prob_hat": …, "prob_policy": …}`` for each line of {prompt, response_a, response_b}."""
+    for batch in _batches(stream, name, _read_pair):
+        texts = list(dict.fromkeys(item for items in batch for item in items))
+        rewards = dict(zip(texts, ensemble.rewards(texts), strict=True))
+        a, b = (np.stack([rewards[items[side]] for items in batch]) for side in (0, 1))
+        votes = calibration.votes_from_rewards(a, b)
+        shares = calibration.ensemble_prob(votes, ensemble.weights)
+        policies = calibration.policy_prob(a - b, ensemble.weights, ensemble.temperature)
+        for vote, share, policy in zip(votes, shares, policies, strict=True):
+            yield {"votes": vote.tolist(), "prob_hat": float(share), "prob_policy": float(policy)}
+
+
+def _read_response(record: Record) -> list[Item]:
+    return [(read_prompt(record.get("prompt")), read_response(record.get("response"), "response"))]
+
+
+def _read_pair(record: Record) -> list[Item]:
+    prompt = read_prompt(record.get("prompt"))
+    return [(prompt, read_response(record.get(name), name)) for name in ("response_a", "response_b")]
+
+
+def _batches(stream: Any, name: str, read: Callable[[Record], list[Item]]) -> Iterator[list[list[Item]]]:
+    bad = BadRows(name)
+    records = read_records(stream, bad)
+    while batch := list(itertools.islice(records, LINES_A_BATCH)):
+        items = []
+        for row, record in batch:
+            try:
+                items.append(read(record))
+            except RowError as error:
+                bad.report(row, error)
+        yield items

@@ -1,0 +1,68 @@
+"""Vectors on disk, so that no text is encoded twice: one SQLite file per encoder.
+
+SQLite brings what a cache needs and is easy to get wrong: writers that wait for each other, and a file that is whole
+after a kill. A vector's key is a hash of its text, so equal texts share one.
+"""
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Vectors = npt.NDArray[np.float32]
+
+WAIT_SECONDS = 120.0
+_KEYS_A_QUERY = 30_000
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached vectors: ``$PLURALIGN_CACHE``, else ``~/.cache/pluralign``."""
+    return Path(os.environ.get("PLURALIGN_CACHE") or Path.home() / ".cache" / "pluralign")
+
+
+class VectorCache:
+    """Vectors of one encoder by the texts they encode; several processes may read and write at once."""
+
+    def __init__(self, encoder: str, folder: Path | None = None) -> None:
+        self.encoder = encoder
+        self.folder = folder
+
+    @property
+    def path(self) -> Path:
+        """The file: named by the encoder's identity, so that two encoders never share vectors."""
+        name = hashlib.sha256(self.encoder.encode()).hexdigest()[:32]
+        return (self.folder or cache_folder()) / f"vectors-{name}.sqlite"
+
+    def get(self, texts: Sequence[str]) -> list[Vectors | None]:
+        """Return each text's vector, or None where it is not there yet."""
+        if not self.path.exists():
+            return [None] * len(texts)
+        keys = [_key(text) for text in texts]
+        found: dict[bytes, bytes] = {}
+        with closing(self._connect()) as connection:
+            for start in range(0, len(keys), _KEYS_A_QUERY):
+                part = keys[start : start + _KEYS_A_QUERY]
+                marks = ",".join("?" * len(part))
+                found.update(connection.execute(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", part))  # noqa: S608
+        return [np.frombuffer(found[key], dtype=np.float32) if key in found else None for key in keys]
+
+    def put(self, texts: Iterable[str], vectors: Vectors) -> None:
+        """Store vectors, all of them or, when killed, none."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [(_key(text), vector.astype("<f4").tobytes()) for text, vector in zip(texts, vectors, strict=True)]
+        with closing(self._connect()) as connection, connection:
+            connection.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+        connection.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        return connection
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
