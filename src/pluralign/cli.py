@@ -202,6 +202,7 @@ def demo(
         Path | None,
         typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
     ] = None,
+    encoder: Annotated[str, typer.Option(help="What reads the texts: see pluralign fit.")] = "minilm",
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -210,6 +211,7 @@ def demo(
     from pluralign.demo import town_hall
     from pluralign.inspection import inspect as inspect_votes
     from pluralign.inspection import inspect_truth
+    from pluralign.walkthrough import walk_through
 
     with _working(f"Asking the town about {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)
@@ -221,14 +223,17 @@ def demo(
         else:
             print(f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}")
         return
-    facts = inspect_votes(town.preferences)
-    truth = inspect_truth(town)
+    facts, truth = inspect_votes(town.preferences), inspect_truth(town)
+    if not as_json:
+        terminal.show(terminal.inspection_page(facts))
+        terminal.show(terminal.example_pairs(town))
+        terminal.show([terminal.truth_table(facts, truth)])
+    with _progress("Encoding what the town wrote") as progress:
+        told, ensemble = walk_through(town, seed=seed, encoder=encoder, progress=progress)
     if as_json:
-        _print_json({"inspect": dataclasses.asdict(facts), "truth": dataclasses.asdict(truth)})
-        return
-    terminal.show(terminal.inspection_page(facts))
-    terminal.show(terminal.example_pairs(town))
-    terminal.show([terminal.truth_table(facts, truth)])
+        _print_json({"inspect": facts, "truth": truth, "told": told, "members": ensemble.facts["members"]})
+    else:
+        terminal.show(terminal.story_page(told, ensemble.facts))
 
 
 @app.callback(invoke_without_command=True)
@@ -314,5 +319,13 @@ def _stream(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, An
 
 
 def _print_json(result: Any) -> None:
-    values = dataclasses.asdict(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else result
-    print(json.dumps(without_nan(values), ensure_ascii=False, allow_nan=False))
+    print(json.dumps(without_nan(_plain(result)), ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses, also inside dicts and lists, as dicts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

@@ -126,7 +126,7 @@ class HashingEncoder:
             for token in (*words, *map(" ".join, itertools.pairwise(words))):
                 value = zlib.crc32(token.encode())
                 vectors[row, (value >> 1) % self.dimension] += 1.0 if value & 1 else -1.0
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,9 @@ def _messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Keep transformers from reporting the layers we leave out on purpose."""
-    from transformers.utils import logging as transformers_logging
+    from transformers.utils import logging
+
+    transformers_logging: Any = logging
 
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

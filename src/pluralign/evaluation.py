@@ -84,6 +84,16 @@ def evaluate(ensemble: RewardEnsemble, preferences: PreferenceSet, *, progress: 
     return evaluate_features(ensemble, preferences, features)
 
 
+def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dict[str, FloatArray]:
+    """Return the share that each fitted baseline predicts for each pair."""
+    items = preferences.items()
+    inputs = ensemble.members.inputs(ensemble.features(texts_of(preferences)))
+    return {
+        name: Baseline(formula, ensemble.baselines[name]).prob_hat(inputs[items.a], inputs[items.b])
+        for name, formula in ensemble.facts.get("baseline_formulas", {}).items()
+    }
+
+
 def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
     """``evaluate`` for texts whose features are at hand, in the order of ``texts_of(preferences)``."""
     items = preferences.items()

@@ -9,18 +9,18 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 BISECTIONS = 12
-MARGIN, MARGIN_BY_PROMPTS = 0.01, 0.2
+MARGIN, MARGIN_BY_PROMPTS = 0.017, 0.17
 
 
 def training_bound(max_disagreement: float, n_prompts: int) -> float:
     """The bound to hold on training pairs, so that disagreement on new prompts stays under ``max_disagreement``.
 
     Members look closer to the people they learned from than to others, the more so the fewer prompts there are; the
-    margin 0.01 + 0.2/√prompts was measured (docs/log.md). A bound of 1 is no bound.
+    margin 0.017 + 0.17/√prompts was measured (docs/log.md). A bound of 1 is no bound.
 
     Example:
-        >>> training_bound(0.5, 400), training_bound(1.0, 400)
-        (0.48, 1.0)
+        >>> round(training_bound(0.5, 400), 4), training_bound(1.0, 400)
+        (0.4745, 1.0)
     """
     return max_disagreement if max_disagreement >= 1 else max_disagreement - MARGIN - MARGIN_BY_PROMPTS / n_prompts**0.5
 
@@ -30,8 +30,8 @@ def keep_near_people(
 ) -> FloatArray:
     """Turn a linear reward towards an anchor, no further than needed to bring its disagreement under a bound.
 
-    Both rewards are scaled to unit spread over the pairs. With θ(s) = (1 − s) member + s anchor, bisection finds the
-    s at which Φ(θ(s)) comes under the bound; s = 1, the anchor itself, where none will do.
+    The anchor is scaled to the member's spread over the pairs. With θ(s) = (1 − s) member + s anchor, bisection finds
+    the s at which Φ(θ(s)) comes under the bound; s = 1, the anchor itself, where none will do.
 
     Args:
         member: θ, ``(d,)``.
@@ -55,4 +55,4 @@ def keep_near_people(
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
         low, high = (low, middle) if disagreement(middle) <= bound else (middle, high)
-    return np.asarray((1 - high) * own_scale * member + high * guide_scale * anchor)
+    return np.asarray((1 - high) * member + high * guide_scale / own_scale * anchor)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from pluralign import __version__, calibration, surface
 from pluralign.baselines import Baseline, fit_baselines
@@ -35,6 +36,9 @@ from pluralign.steps import Arrays, Steps
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+MANY_PAIRS = 100_000
+"""Below this numpy gets one thread: more gain nothing on such matrices, lose much on a busy machine, and change the last
+digits of results with the number of cores."""
 AUTO_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 STAGEWISE_L2_GRID = (0.1, 0.03, 0.01, 0.003)
 BETAS = np.geomspace(0.02, 4.0, 48)
@@ -84,6 +88,17 @@ def fit(
         (2, 1.0)
     """
     options = with_changes(options or FitOptions(), changes)
+    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
+        return _fit(preferences, options, folder, progress, watch)
+
+
+def _fit(
+    preferences: PreferenceSet,
+    options: FitOptions,
+    folder: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    watch: Watch,
+) -> RewardEnsemble:
     started = time.perf_counter()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
@@ -265,8 +280,8 @@ class _Work:
         if self.options.level == "policy":
             whole = pairs is self.train
             folds = self.folds if whole else validation_folds(pairs.prompt, seed)[:1]
+            found = fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed)
             guide = fit_bradley_terry(pairs.difference, pairs.prob_a, teacher.l2)
-            found = fit_policy_level(pairs, guide, k, folds, seed=seed)
             near = [
                 keep_near_people(member, guide, pairs.difference, pairs.prob_a, self.bound) for member in found.theta.T
             ]

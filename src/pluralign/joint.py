@@ -2,7 +2,7 @@
 
 The vote 1[Δr > 0] has no slope, so it is softened to σ(Δr/τ) and τ is lowered as training goes on:
 
-    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.3 to 0.05, each θ_j·d of unit spread,
+    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread,
 
 then the hard votes are taken and the weights α solved exactly. What makes it work on a few thousand noisy pairs:
 
@@ -17,7 +17,7 @@ then the hard votes are taken and the weights α solved exactly. What makes it w
 docs/log.md has what each is worth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -43,14 +43,14 @@ Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 DAMPING_GRID = (0.0, 1.0, 3.0)
-TEACHER_L2_GRID = (1.0, 0.3, 0.1, 0.03, 0.01)
+TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 VOTE_DIRECTIONS = 64
 POLICY_DIRECTIONS = 128
 RESTARTS = 6
-STEPS = 600
-BATCH = 2048
+STEPS = 500
+BATCH = 4096
 LEARNING_RATE = 0.05
-TEMPERATURES = (0.3, 0.05)
+TEMPERATURES = (0.2, 0.04)
 MIXTURE_SHARE = 0.3
 """Share of a batch that is rotated mixtures."""
 VOTE_SHARE = 0.3
@@ -95,7 +95,7 @@ def damp(difference: Array, damping: float, mean_square: float) -> Array:
         return difference
     square = np.einsum("nd,nd->n", difference, difference)
     factor = np.sqrt((1 + damping) / (1 + damping * square / mean_square))
-    return difference * factor[:, None].astype(difference.dtype)
+    return np.asarray(difference * factor[:, None].astype(difference.dtype))
 
 
 def fit_teacher(
@@ -187,7 +187,7 @@ def _train_restarts(
 
     def unit_spread(theta: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         square = np.einsum("mk,mk->k", theta, covariance @ theta)
-        return theta / np.sqrt(np.maximum(square, 1e-12))
+        return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
 
     toward = unit_spread(guide[:, None])
     correlation_with = (covariance @ toward)[:, 0]
@@ -246,48 +246,49 @@ class Adam:
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.01 * (gradient**2 - self.square)
         mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.99**self.count)
-        return (rate * mean / (np.sqrt(square) + 1e-10)).astype(np.float32)
+        return np.asarray(rate * mean / (np.sqrt(square) + 1e-10), dtype=np.float32)
 
 
 # --- trained for the policy-level reading ---------------------------------------------------------------------------
 
 
 def fit_policy_level(
-    pairs: Pairs, theta: FloatArray, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, seed: int = 0
+    pairs: Pairs, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, l2: float, seed: int = 0
 ) -> JointFit:
     """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes; regularisation chosen on validation prompts.
 
     Args:
         pairs: the training pairs.
-        theta: a Bradley–Terry reward, from which all members start with some noise, ``(d,)``.
         k: how many members.
         folds: masks of validation pairs.
+        l2: regularisation of the Bradley–Terry reward from which all members start, with some noise.
         seed: of the noise.
     """
-    axes = directions_with(pairs.difference, theta, min(POLICY_DIRECTIONS, pairs.inputs.shape[1]))
-    x = np.ascontiguousarray(pairs.difference @ axes, dtype=np.float32)
-    start = _policy_start(x, axes.T @ theta, k, seed)
-    errors = []
-    for l2 in POLICY_L2_GRID:
-        error = 0.0
-        for held_out in folds:
-            found, weights = _minimise_policy(x[~held_out], pairs.prob_a[~held_out], start, l2, steps=50)
-            error += brier(sigmoid(scores(x[held_out], found)) @ weights, pairs.prob_a[held_out])
-        errors.append(error)
-    l2 = POLICY_L2_GRID[int(np.argmin(errors))]
-    found, weights = _minimise_policy(x, pairs.prob_a, start, l2, steps=100)
-    return JointFit(np.asarray(axes @ found), weights, brier(sigmoid(scores(x, found)) @ weights, pairs.prob_a))
+    difference, prob_a = pairs.difference, pairs.prob_a
+    leading = difference @ principal_directions(difference, POLICY_DIRECTIONS)
+    errors = np.zeros(len(POLICY_L2_GRID))
+    for held_out in folds:
+        learn, check = leading[~held_out], leading[held_out]
+        start = _policy_start(learn, fit_bradley_terry(learn, prob_a[~held_out], l2), k, seed)
+        for position, strength in enumerate(POLICY_L2_GRID):
+            theta, weights = _minimise_policy(learn, prob_a[~held_out], start, strength, steps=50)
+            errors[position] += brier(sigmoid(scores(check, theta)) @ weights, prob_a[held_out])
+    guide = fit_bradley_terry(difference, prob_a, l2)
+    axes = directions_with(difference, guide, min(POLICY_DIRECTIONS, difference.shape[1]))
+    x = np.ascontiguousarray(difference @ axes)
+    start = _policy_start(x, axes.T @ guide, k, seed)
+    theta, weights = _minimise_policy(x, prob_a, start, POLICY_L2_GRID[int(np.argmin(errors))], steps=100)
+    return JointFit(np.asarray(axes @ theta), weights, brier(sigmoid(scores(x, theta)) @ weights, prob_a))
 
 
-def _policy_start(x: FloatArray, guide: FloatArray, k: int, seed: int) -> FloatArray:
+def _policy_start(x: Array, guide: FloatArray, k: int, seed: int) -> FloatArray:
     noise = np.random.default_rng([seed, 3]).standard_normal((len(guide), k))
-    return np.asarray(
-        guide[:, None] + POLICY_NOISE * np.std(x @ guide) * noise / np.maximum(np.std(x @ noise, axis=0), 1e-12)
-    )
+    strength = POLICY_NOISE * np.std(scores(x, guide)) / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
+    return np.asarray(guide[:, None] + strength * noise)
 
 
 def _minimise_policy(
-    x: FloatArray, prob_a: FloatArray, start: FloatArray, l2: float, steps: int
+    x: Array, prob_a: FloatArray, start: FloatArray, l2: float, steps: int
 ) -> tuple[FloatArray, FloatArray]:
     objective = policy_loss(x, prob_a, l2, start.shape[1])
     unknowns = np.append(start.ravel(), np.zeros(start.shape[1]))
@@ -296,7 +297,7 @@ def _minimise_policy(
     return theta, _softmax(logits)
 
 
-def policy_loss(x: FloatArray, prob_a: FloatArray, l2: float, k: int) -> Any:
+def policy_loss(x: Array, prob_a: FloatArray, l2: float, k: int) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Return (θ, logits of α) ↦ (mean (Σ_j α_j σ(θ_j·d) − p)² + l2/k Σ_j |θ_j|², its gradient)."""
     n, m = x.shape
 

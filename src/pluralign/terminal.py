@@ -4,7 +4,7 @@ Draws what other modules returned and computes no result of its own. Text from d
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rich.text import Text
 from pluralign.demo import TownHall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.inspection import Inspection, Truth
+from pluralign.walkthrough import Told
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40
@@ -288,3 +289,26 @@ def _warnings(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"Bound {bound['max_disagreement']:g} on disagreement: Brier {_value(bound['brier'])}, worst member "
             f"{bound['worst']:.3f}; without it {_value(bound['brier_without'])} and {bound['worst_without']:.3f}."
         )
+
+
+def story_page(told: Sequence[Told], facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What the demo shows of its fits: every way to predict the town, by its true error."""
+    data = facts["data"]
+    table = figures(
+        f"Learned from {data['train_pairs']:,} pairs, judged on {data['test_pairs']:,} of other prompts, best first",
+        *("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
+    )
+    for one in told:
+        cells = (one.brier, one.brier_corrected, one.true_error)
+        worst = "" if one.worst_disagreement is None else f"{one.worst_disagreement:.3f}"
+        seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
+        style = "bold" if one.name.startswith("joint") else ""
+        table.add_row(one.name, str(one.k), *map(number, cells), worst, seconds, style=style)
+    table.caption = (
+        "true error: squared distance to the whole town's shares. corrected estimates it from the votes alone. "
+        "A member whose disagreement is above .500 is further from people than a coin."
+    )
+    yield table
+    yield _members(facts)
+    yield from _warnings(facts)
+    yield Text("Your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")

@@ -149,7 +149,7 @@ ISSUES: tuple[Issue, ...] = (
             "switch off every second lamp on {place}",
         ),
         unknown=("whether accidents went up in other towns", "how many people walk down {place} after midnight"),
-        gains="everyone who sleeps behind thin curtains",
+        gains="people who sleep behind thin curtains",
         loses="women who walk home late",
         story_for=(
             "{who} moved the bed to the back of the house because the lamp outside never goes out",
@@ -523,7 +523,7 @@ ISSUES: tuple[Issue, ...] = (
     Issue(
         verb="lower/lowering",
         rest="the speed limit on {place} to twenty miles an hour",
-        thing="the twenty limit on {place}",
+        thing="the twenty-mile limit on {place}",
         kind="street",
         loadings=(0.0, 0.0, 0.0, 1.0),
         money=15,
@@ -726,7 +726,7 @@ ISSUES: tuple[Issue, ...] = (
         ),
         unknown=("how many people swim in {place} in winter", "what it would cost to insulate the {place} pool"),
         gains="swimmers with sore joints",
-        loses="everyone whose own services are cut to pay for it",
+        loses="people whose own services would be cut to pay for it",
         story_for=(
             "{who} walks without a stick again, thanks to that pool",
             "{who} taught a whole class in {place} to swim in one winter",
@@ -1012,7 +1012,7 @@ ISSUES: tuple[Issue, ...] = (
             "mow paths and a ball field through the meadow in {place}",
             "try a meadow on one third of {place}",
         ),
-        unknown=("how often the meadow in {place} would be cut", "where children would play ball instead of {place}"),
+        unknown=("how often the meadow in {place} would be cut", "where else than in {place} children would play ball"),
         gains="bees, birds and people who watch them",
         loses="families who picnic on the grass",
         story_for=(
@@ -1193,7 +1193,7 @@ ISSUES: tuple[Issue, ...] = (
             "offer free advice and cheap paint to owners on {place}",
         ),
         unknown=("which colours would count as traditional on {place}", "who would pay for repainting on {place}"),
-        gains="everyone who loves the old street",
+        gains="people who love the old street",
         loses="owners with little money for paint",
         story_for=(
             "{who} keeps a postcard of {place} from 1910, and it still looks the same",
@@ -1733,7 +1733,7 @@ ISSUES: tuple[Issue, ...] = (
             "let residents choose between three designs for {place}",
         ),
         unknown=("who would choose the picture for {place}", "how long paint would last on that wall"),
-        gains="everyone who walks through that tunnel at night",
+        gains="people who walk through that tunnel at night",
         loses="people who would rather see the lamps repaired",
         story_for=(
             "{who} takes the long way round because the tunnel at {place} is so grim",

@@ -48,7 +48,7 @@ LEADS = {
     "blunt": (
         "look, enough of this hot air, ",
         "frankly, I am sick of this nonsense, and ",
-        "come on, how stupid can a debate get, ",
+        "come on, wake up, ",
         "bluntly, and I do not care who hates it, ",
         "no more waffle, ",
         "for crying out loud, ",
@@ -149,44 +149,52 @@ POSITIONS: dict[tuple[str, str], tuple[str, ...]] = {
 # own vocabulary: people of opposite values seldom talk about the same thing, and an encoder hears subjects best.
 VALUE_TAGS: dict[tuple[str, int], tuple[str, ...]] = {
     ("public_spending", 1): (
-        "a caring town provides generously for everyone",
-        "good services for families, the old and the sick make a community",
-        "what we share and care for together makes us strong",
+        "a generous town takes care of everyone",
+        "good public services make a community strong",
+        "families, the old and the sick deserve our help",
+        "caring for each other is worth every effort",
     ),
     ("public_spending", -1): (
         "the budget is tight and taxes are high enough",
         "taxpayers' money has to be saved",
-        "a town must keep out of debt",
+        "a town must not run into debt",
+        "the council should spend less and tax us less",
     ),
     ("change", 1): (
-        "the future needs new ideas",
-        "it is time for something modern and fresh",
+        "a modern town needs new ideas",
+        "it is time for something fresh and new",
         "innovation brings a place to life",
+        "tomorrow will not be like yesterday",
     ),
     ("change", -1): (
-        "tradition and heritage deserve respect",
-        "our grandparents' customs hold us together",
-        "centuries of history should be kept alive",
+        "heritage deserves our respect",
+        "the customs of our grandparents hold us together",
+        "hundreds of years of history should be kept alive",
+        "the old ways are part of who we are",
     ),
     ("environment", 1): (
-        "nature, wildlife and clean air come first",
+        "wildlife and clean air come before everything else",
         "the climate and the planet cannot wait",
         "trees, birds and rivers need our protection",
+        "nature has suffered enough",
     ),
     ("environment", -1): (
-        "jobs and business need room to grow",
-        "people's comfort and convenience come first",
+        "jobs and business need support",
+        "people's comfort and convenience count for more",
         "everyday life has to stay easy and affordable",
+        "a prosperous economy is good for all of us",
     ),
     ("rules", 1): (
-        "law and order keep everyone safe",
-        "strict rules protect the weak from the reckless",
-        "safety and discipline come before pleasure",
+        "law and order protect all of us",
+        "the weak need strict rules against the reckless",
+        "public safety and discipline come first",
+        "offenders must be kept in check",
     ),
     ("rules", -1): (
-        "adults should be free to choose for themselves",
         "personal freedom comes first",
-        "everyone has a right to live as they like",
+        "free people can make their own choices",
+        "everyone should be left to live their own life",
+        "liberty matters more than tidiness",
     ),
 }
 
@@ -195,11 +203,15 @@ BALANCE_TAGS: dict[str, tuple[str, ...]] = {
         "peace between neighbours is worth more than winning",
         "nobody should have to lose completely",
         "each side deserves half of what it wants",
+        "both camps have a point",
+        "a deal is better than a feud",
     ),
     "undecided": (
         "too many questions are still open",
         "I am torn between the two sides",
         "nobody has explained it well enough to me",
+        "the reports contradict each other",
+        "I have heard good arguments on both sides",
     ),
 }
 
@@ -306,12 +318,12 @@ SUPPORT_FRAMES = {
         "here are the numbers: ",
         "look at the figures: ",
         "the statistics are these: ",
-        "count for yourselves: ",
+        "the numbers speak: ",
     ),
     "story": (
         "let me tell you a story: ",
         "a story from my own life: ",
-        "I have seen it with my own eyes: ",
+        "listen to this story: ",
         "one story stays with me: ",
     ),
     "fairness": (
@@ -343,7 +355,7 @@ SUPPORT: dict[tuple[str, str], tuple[str, ...]] = {
     ("figures", "undecided"): (
         "in the last survey {percent} percent of {count} people had no opinion yet",
         "{other} counted for {weeks} weeks and found a difference of only {points} percent",
-        "of {count} letters to the council, {percent} percent contradict each other",
+        "of {count} letters to the council, {percent} percent take no side",
     ),
     ("fairness", "for"): (
         "anything else would be unfair to {gains}",
@@ -538,7 +550,7 @@ OPENERS = {
         "I have heard enough excuses",
         "somebody has to say it",
         "this debate is going round in circles",
-        "I will keep this short because nobody else does",
+        "I will say it straight, since nobody else does",
         "half of what was said tonight is hot air",
     ),
 }

@@ -6,7 +6,7 @@ same features, and the reward u_i(x, y) = taste_i · features(x, y) decides each
 reward-inducible, as the paper assumes (§2), and the true share p* of any pair is counted, not estimated.
 
 Nobody is indifferent: tastes are drawn from a continuous distribution and no two responses to a prompt have the same
-features, so a tie has probability zero (and about 1e-13 a vote after the rounding described at `TASTE_GRID`).
+features, so a tie has probability zero (below 1e-10 a vote after the rounding described at `TASTE_GRID`).
 
 Decided here: the features, the camps, how pairs and votes are drawn. The wording is in `writing.py`.
 """
@@ -29,8 +29,8 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 # How often each level of an attribute is drawn, in the order of `Attributes`.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
-    (0.35, 0.35, 0.17, 0.13),  # stance: for, against, compromise, undecided
-    (0.2, 0.2, 0.2, 0.2, 0.2),  # length
+    (0.3, 0.3, 0.22, 0.18),  # stance: for, against, compromise, undecided
+    (0.14, 0.2, 0.22, 0.22, 0.22),  # length
     (0.25, 0.25, 0.25, 0.25),  # tone: warm, plain, formal, blunt
     (1 / 3, 1 / 3, 1 / 3),  # hedging: firm, even, hedged
     (0.5, 0.25, 0.25),  # structure: prose, bullets, numbered
@@ -38,10 +38,11 @@ LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
     (0.6, 0.4),  # call to action
     (0.6, 0.4),  # question back
 )
-# Answers to one question lean one way, as samples of one writer do; so many pairs share a stance and differ in manner.
-SAME_STANCE_SHARE = 0.4
+# Answers to one question lean one way, for or against, as samples of one writer do; so many pairs share a stance and
+# differ in manner. This share of the answers follows the leaning, the rest are drawn from LEVEL_SHARES.
+LEANING_SHARE = 0.4
 
-# The numbers behind the levels. All are multiples of 1/32, which keeps rewards exact; see TASTE_GRID.
+# The numbers behind the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
 _POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise goes a quarter of the way
 _STRENGTH = np.array([1.0, 0.875, 0.75])  # by hedging: who hedges holds the position less strongly
 _LENGTH = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
@@ -50,8 +51,8 @@ _FORMALITY = np.array([-0.5, 0.0, 1.0, -0.5])
 _HEDGING = np.array([-1.0, 0.0, 1.0])
 
 TASTE_GRID = 2.0**-38
-"""Tastes are multiples of this and features of 1/32, so that a reward below 2^10 is exact in 53 bits whatever the order
-of summation: p* and votes are the same on every machine and for every block size."""
+"""Tastes are multiples of this and features of 2^-7, so a reward below 2^8 is exact in 53 bits, whatever the order of
+summation: p* and `annotator_votes` agree to the last vote and depend neither on block sizes nor on the BLAS."""
 
 CAMP_SHARES = {
     "gardeners": 0.24,
@@ -65,24 +66,24 @@ CAMP_SHARES = {
 # What an answer stands for divides people far more than how it is said, and weighs more. One reward cannot express
 # that: the charm that decides between two answers of one stance moves almost nobody from one stance to another.
 TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
-    "public_spending": ((2.35, -3.15, 1.6, 1.85, 3.35, 0.1), 1.0),
-    "change": ((1.25, -0.25, -4.0, 0.25, 3.25, 1.5), 1.0),
-    "environment": ((4.75, -0.5, 1.5, 1.25, 2.0, 1.25), 1.0),
-    "rules": ((1.6, 0.1, 1.85, 0.6, 3.1, -3.9), 1.0),
-    "compromise": ((0.1, 0.1, 0.1, 3.85, 0.1, 0.1), 1.0),
-    "undecided": ((-0.7, -0.7, -0.7, -0.5, -0.7, -0.7), 0.15),
-    "length": ((0.35, 0.1, 0.35, 0.3, 0.4, 0.1), 0.1),
-    "warmth": ((0.6, 0.3, 0.5, 0.65, 0.5, 0.45), 0.1),
-    "formality": ((0.0, 0.0, 0.2, 0.0, 0.15, -0.15), 0.08),
-    "hedging": ((-0.25, -0.25, -0.25, -0.05, -0.25, -0.4), 0.08),
-    "list": ((0.1, 0.2, -0.1, 0.1, 0.3, 0.1), 0.1),
-    "numbered": ((0.0, 0.0, 0.0, 0.0, 0.1, 0.0), 0.04),
-    "figures": ((0.6, 0.75, 0.5, 0.6, 0.8, 0.6), 0.08),
-    "story": ((0.75, 0.45, 0.75, 0.6, 0.4, 0.6), 0.08),
-    "fairness": ((0.5, 0.5, 0.5, 0.7, 0.5, 0.5), 0.08),
-    "cost": ((0.35, 0.75, 0.5, 0.5, 0.5, 0.5), 0.08),
-    "call_to_action": ((0.05, -0.1, -0.1, -0.1, -0.1, -0.2), 0.06),
-    "question_back": ((-0.1, -0.1, -0.1, 0.05, -0.1, -0.1), 0.06),
+    "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
+    "change": ((1.1, -0.4, -4.15, 0.1, 3.1, 1.35), 0.9),
+    "environment": ((4.0, -1.25, 0.75, 0.5, 1.25, 0.5), 0.9),
+    "rules": ((1.25, -0.25, 1.5, 0.25, 2.75, -4.25), 0.9),
+    "compromise": ((0.0, 0.0, 0.0, 3.75, 0.0, 0.0), 0.9),
+    "undecided": ((-0.85, -0.85, -0.85, -0.35, -0.85, -0.85), 0.2),
+    "length": ((0.8, -0.1, 0.65, 0.65, 1.0, -0.1), 0.12),
+    "warmth": ((0.2, 0.05, 0.15, 0.3, 0.1, 0.1), 0.12),
+    "formality": ((0.0, 0.0, 0.5, 0.0, 0.35, -0.35), 0.08),
+    "hedging": ((-0.05, -0.05, -0.05, 0.0, -0.05, -0.1), 0.03),
+    "list": ((0.1, 0.6, -0.6, 0.25, 0.95, 0.25), 0.12),
+    "numbered": ((0.0, 0.05, 0.0, 0.0, 0.25, 0.0), 0.05),
+    "figures": ((0.85, 1.1, 0.6, 0.85, 1.3, 0.85), 0.1),
+    "story": ((1.2, 0.6, 1.2, 0.85, 0.5, 0.85), 0.1),
+    "fairness": ((0.7, 0.7, 0.7, 1.2, 0.7, 0.7), 0.1),
+    "cost": ((0.6, 1.3, 0.85, 0.85, 0.85, 0.85), 0.1),
+    "call_to_action": ((-0.35, -0.85, -0.85, -0.85, -0.85, -1.1), 0.1),
+    "question_back": ((0.7, 0.5, 0.7, 1.2, 0.7, 0.7), 0.1),
 }
 FEATURES = tuple(TASTES)
 CAMPS = tuple(CAMP_SHARES)
@@ -174,7 +175,7 @@ def town_hall(
     """Draw prompts, responses, pairs and votes from a population with known tastes.
 
     Each vote is that of an annotator drawn uniformly from the population, with replacement, as Lemma 1 assumes: of n
-    votes on a pair, votes_a ~ Binomial(n, p*). The same arguments give the same votes on every machine.
+    votes on a pair, votes_a ~ Binomial(n, p*). The same arguments give the same texts and votes.
 
     Args:
         n_pairs: Comparisons to draw, in random orientation.
@@ -190,11 +191,9 @@ def town_hall(
         >>> len(hall.preferences), hall.preferences.n_votes[0], hall.tastes.shape
         (80, np.int64(5), (1000, 18))
     """
-    low, high = votes_per_pair if isinstance(votes_per_pair, tuple) else (votes_per_pair, votes_per_pair)
+    low, high = _range("votes_per_pair", votes_per_pair)
     _check_at_least("n_pairs", n_pairs, 1)
     _check_at_least("n_annotators", n_annotators, 1)
-    _check_at_least("votes_per_pair", low, 1)
-    _check_at_least("the upper end of votes_per_pair", high, low)
     _check_responses("n_responses_per_prompt", n_responses_per_prompt)
     all_pairs = math.comb(n_responses_per_prompt, 2)
     if pairs_per_prompt is None:
@@ -235,7 +234,9 @@ def town_hall(
 
 
 def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
-    """Draw prompts with candidate responses in the style of `town_hall`, never its own prompts, and their features.
+    """Draw prompts with candidate responses in the style of `town_hall`, and their features.
+
+    The draw is independent of that of `town_hall` with the same seed, so a prompt in common would be a rare chance.
 
     Example:
         >>> hall, lists = town_hall(80), answers(3, 5)
@@ -315,11 +316,11 @@ def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generat
     """Draw attribute levels, ``(n_prompts, n_responses, n_attributes)``, distinct within each prompt."""
     stance, length, structure = (Attributes._fields.index(name) for name in ("stance", "length", "structure"))
     sizes = [len(shares) for shares in LEVEL_SHARES]
-    leaning = random.choice(sizes[stance], size=n_prompts, p=LEVEL_SHARES[stance])
+    leaning = random.integers(0, 2, size=n_prompts)  # 0 is for, 1 is against
 
     def draw(prompt: IntArray) -> IntArray:
         levels = np.stack([random.choice(len(p), size=len(prompt), p=p) for p in LEVEL_SHARES], axis=1)
-        leans = random.random(len(prompt)) < SAME_STANCE_SHARE
+        leans = random.random(len(prompt)) < LEANING_SHARE
         levels[:, stance] = np.where(leans, leaning[prompt], levels[:, stance])
         levels[levels[:, length] == 0, structure] = PROSE  # one sentence cannot be a list
         return levels
@@ -403,6 +404,16 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
             else:
                 raise RuntimeError(f"no new words were left for {text!r}")
     return list(texts)
+
+
+def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
+    """Return a number as the range of itself, and a range as it is, both checked."""
+    if isinstance(value, tuple) and len(value) != 2:
+        raise UsageError(f"{name} must be a number or a (low, high) pair, not {value!r}.")
+    low, high = value if isinstance(value, tuple) else (value, value)
+    _check_at_least(name, low, 1)
+    _check_at_least(f"the upper end of {name}", high, low)
+    return low, high
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -17,7 +17,7 @@ Choice = TypeVar("Choice")
 
 PROSE, BULLETS, NUMBERED = range(3)
 N_DRAWS = 40
-"""Random integers one response may use up; the longest uses about thirty."""
+"""Random integers one response may use up; the longest uses 37."""
 
 N_REASONS = (0, 1, 2, 3, 3)
 N_VALUES = (0, 1, 2, 3, 3)
@@ -74,9 +74,8 @@ class _Chooser:
         return options[next(self._draws) % len(options)]
 
     def several(self, options: Sequence[Choice], count: int) -> list[Choice]:
-        """Pick `count` different options, in the order of the table from a random start."""
-        start = next(self._draws)
-        return [options[(start + turn) % len(options)] for turn in range(count)]
+        left = list(options)
+        return [left.pop(next(self._draws) % len(left)) for _ in range(count)]
 
     def between(self, low: int, high: int) -> int:
         return low + next(self._draws) % (high - low + 1)
@@ -106,8 +105,8 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
 
     Example:
         >>> one_sentence_for = Attributes(0, 0, 1, 1, 0, 0, 0, 0)
-        >>> write_response(0, 0, 32, one_sentence_for, [1] * N_DRAWS)
-        'I support the bus lane on Mill Street, because it is time for something new.'
+        >>> write_response(1, 0, 0, one_sentence_for, [1] * N_DRAWS)
+        'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
     topic = ISSUES[issue]
     chooser = _Chooser(draws)
@@ -131,14 +130,15 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         reasons = _reasons(topic, stance, hedge, n_reasons, chooser, as_list=as_list)
         first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
         if as_list:
-            listed = _list(
-                pick(phrases.LIST_TITLES[stance]), reasons, blanks, numbered=attributes.structure == NUMBERED
-            )
-            blocks = [_paragraph(first, blanks), listed, _paragraph(second + third, blanks)]
+            title, numbered = pick(phrases.LIST_TITLES[stance]), attributes.structure == NUMBERED
+            middle = _list(title, reasons, blanks, numbered=numbered)
+            blocks = [_paragraph(first, blanks), middle, _paragraph(second + third, blanks)]
+        elif attributes.length <= 2:
+            blocks = [_paragraph(first + reasons + second + third, blanks)]
+        elif attributes.length == 3:
+            blocks = [_paragraph(first + reasons, blanks), _paragraph(second + third, blanks)]
         else:
-            first += reasons
-            breaks = {1: [first + second + third], 2: [first + second + third], 3: [first, second + third]}
-            blocks = [_paragraph(block, blanks) for block in breaks.get(attributes.length, [first, second, third])]
+            blocks = [_paragraph(block, blanks) for block in (first + reasons, second, third)]
 
     text = "\n\n".join(filter(None, blocks))
     if tone in ("warm", "blunt"):
@@ -156,8 +156,10 @@ def _paragraph(clauses: Sequence[str], blanks: dict[str, str]) -> str:
 
 
 def _list(title: str, clauses: Sequence[str], blanks: dict[str, str], *, numbered: bool) -> str:
-    marks = (f"{number}. " if numbered else "- " for number in itertools.count(1))
-    items = (mark + _sentence(clause, blanks) for mark, clause in zip(marks, clauses, strict=False))
+    items = [
+        (f"{number}. " if numbered else "- ") + _sentence(clause, blanks)
+        for number, clause in enumerate(clauses, start=1)
+    ]
     return "\n".join([_sentence(title, blanks), *items])
 
 

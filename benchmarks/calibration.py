@@ -1,0 +1,172 @@
+"""Held-out calibration of every method and baseline, over several splits by prompt, in one table.
+
+    python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--json]
+
+DATA is anything that ``pluralign fit`` reads, for instance a file of votes or ``demo:4000``. On the town hall the true
+shares are known, and the true calibration error is printed too, beside that of k true annotators drawn at random.
+Every figure is on prompts that took no part in the fit, mean over the split seeds; ± is one standard error over them.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import pluralign
+from pluralign import calibration
+from pluralign.ensemble import RewardEnsemble
+from pluralign.preferences import PreferenceSet
+from pluralign.walkthrough import random_annotators
+
+RUNS: dict[str, dict[str, Any]] = {
+    "joint": {"method": "joint"},
+    "joint, policy level": {"method": "joint", "level": "policy"},
+    "stagewise printed": {"method": "stagewise", "variant": "printed"},
+    "stagewise printed, no bound": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
+    "stagewise symmetric": {"method": "stagewise", "variant": "symmetric"},
+    "stagewise weighted": {"method": "stagewise", "variant": "weighted"},
+}
+
+
+def main() -> None:
+    """Run the benchmark and print its tables or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+")
+    parser.add_argument("--seeds", type=int, default=5, help="how many splits")
+    parser.add_argument("--test-fraction", type=float, default=0.2)
+    parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--runs", help=f"only these, comma-separated: {'; '.join(RUNS)}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    results = {data: measure(data, arguments) for data in arguments.data}
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    console = Console(width=130)
+    for data, result in results.items():
+        console.print(table(data, result))
+        for line in result["claims"]:
+            console.print(f"  {line}", markup=False, highlight=False)
+
+
+def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Fit everything on every split and return the mean figures."""
+    town = pluralign.town_hall(int(data.partition(":")[2] or 2000)) if data.partition(":")[0] == "demo" else None
+    votes = town.preferences if town else pluralign.load_preferences(data)
+    chosen = {name: RUNS[name] for name in RUNS if not arguments.runs or name in arguments.runs.split(",")}
+    rows: dict[str, list[dict[str, float]]] = {}
+    for seed in range(arguments.seeds):
+        for name, options in chosen.items():
+            started = time.perf_counter()
+            ensemble = pluralign.fit(
+                votes,
+                k=arguments.k,
+                seed=seed,
+                test_fraction=arguments.test_fraction,
+                encoder=arguments.encoder,
+                **options,
+            )
+            print(f"{data} split {seed}: {name}, {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+            test_rows = votes.test_mask(arguments.test_fraction, seed=seed)
+            truth = town.true_prob[test_rows] if town else None
+            for label, figures in read(name, ensemble, votes[test_rows], truth):
+                rows.setdefault(label, []).append(figures)
+        if town:
+            random = random_annotators(town, test_rows, arguments.k, seed)
+            figures = {"brier": random.brier, "corrected": random.brier_corrected, "true_error": random.true_error}
+            rows.setdefault(f"{arguments.k} true annotators at random", []).append(figures)
+    means = {label: {key: float(np.mean([row[key] for row in of])) for key in of[0]} for label, of in rows.items()}
+    errors = {label: float(np.std([row["brier"] for row in of], ddof=1) / len(of) ** 0.5) if len(of) > 1 else 0.0
+              for label, of in rows.items()}  # fmt: skip
+    for label, mean in means.items():
+        mean["standard_error"] = errors[label]
+        mean["vs_soft_bt"] = mean["brier"] / means["soft_bt"]["brier"]
+    noise = float(np.mean([row["noise"] for row in rows["soft_bt"]]))
+    claims = list(check(rows, means, arguments.k))
+    return {"rows": means, "noise": noise, "splits": arguments.seeds, "claims": claims}
+
+
+def read(
+    name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: Any
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield (label, figures) of one fit: its sizes, its other reading, and with the first run its baselines."""
+    facts = ensemble.facts
+    fitting = facts["seconds"] - facts["seconds_encoding"]
+    true_error = (
+        {} if truth is None else {"true_error": calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)}
+    )
+    worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6)
+    for stage in facts["history"]:
+        last = stage["k"] == facts["k"]
+        extra = {"worst": worst, "seconds": fitting, **true_error} if last else {}
+        if last or (stage["k"] in (2, 4) and name == "joint"):
+            figures = {"brier": stage["test_brier"], "corrected": stage["test_brier_corrected"], **extra}
+            yield f"{name} k={stage['k']}", figures
+    if name == "joint":
+        policy = facts["levels"]["policy"]
+        yield f"joint k={facts['k']} read at policy level", {
+            "brier": policy["brier"], "corrected": policy["brier_corrected"], "worst": worst,
+        }  # fmt: skip
+        for baseline, figures in facts["baselines"].items():
+            row = {"brier": figures["brier"], "corrected": figures["brier_corrected"]}
+            if figures["worst_disagreement"] is not None:
+                row["worst"] = figures["worst_disagreement"]
+            if baseline in facts["baseline_seconds"]:
+                row["seconds"] = facts["baseline_seconds"][baseline]
+            yield baseline, row | ({"noise": facts["test"]["noise"]} if baseline == "soft_bt" else {})
+    if name == "joint, policy level":
+        gap = facts["baselines"]["soft_bt"]["difference"]
+        yield (
+            "policy level − soft BT",
+            {"brier": gap["mean"], "corrected": gap["mean"], "low": gap["low"], "high": gap["high"]},
+        )
+
+
+def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, float]], k: int) -> Iterator[str]:
+    """Say plainly where the ensemble stands."""
+    joint, floor, single = means.get(f"joint k={k}"), means.get("floor"), means["soft_bt"]
+    if joint and floor:
+        ratio = joint["brier"] / single["brier"]
+        yield f"joint k={k}: {joint['brier']:.4f} = {ratio:.3f} × soft BT; floor {floor['brier']:.4f}"
+        worst = max(row["worst"] for row in rows[f"joint k={k}"])
+        yield f"worst member of any split: {worst:.3f}"
+        for name in ("stagewise printed", "stagewise printed, no bound"):
+            if other := means.get(f"{name} k={k}"):
+                yield f"corrected Brier, joint over {name}: {joint['corrected'] / other['corrected']:.3f}"
+                if "true_error" in joint:
+                    yield f"true error, joint over {name}: {joint['true_error'] / other['true_error']:.3f}"
+        if random := means.get(f"{k} true annotators at random"):
+            ratio = joint["true_error"] / random["true_error"]
+            yield f"true error, joint over {k} true annotators at random: {ratio:.3f}"
+    if gap := rows.get("policy level − soft BT"):
+        spans = ", ".join(f"{row['brier']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]" for row in gap)
+        yield f"policy level − soft BT, by split, with 95 % over prompts: {spans}"
+
+
+def table(data: str, result: dict[str, Any]) -> Table:
+    """Return the rows, best first."""
+    heading = f"{data}: {result['splits']} splits by prompt, noise {result['noise']:.4f}"
+    drawn = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left")
+    names = ("", "Brier", "±", "corrected", "× soft BT", "worst member", "true error", "seconds")
+    for position, name in enumerate(names):
+        drawn.add_column(name, justify="right" if position else "left")
+    for label, row in sorted(result["rows"].items(), key=lambda entry: entry[1]["brier"]):
+        if label.startswith("policy level"):
+            continue
+        cells = [f"{row[key]:{form}}" if key in row else "" for key, form in (
+            ("brier", ".4f"), ("standard_error", ".4f"), ("corrected", ".4f"), ("vs_soft_bt", ".3f"), ("worst", ".3f"),
+            ("true_error", ".4f"), ("seconds", ".1f"))]  # fmt: skip
+        drawn.add_row(label, *cells, style="bold" if label.startswith("joint") else "")
+    return drawn
+
+
+if __name__ == "__main__":
+    main()

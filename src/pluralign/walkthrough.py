@@ -1,0 +1,91 @@
+"""The story that ``pluralign demo`` tells: both methods on a town hall, judged against a truth that is known."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign import calibration
+from pluralign.demo import TownHall
+from pluralign.encoders import Progress
+from pluralign.ensemble import RewardEnsemble
+from pluralign.evaluation import baseline_shares
+from pluralign.fitting import fit
+from pluralign.preferences import PreferenceSet
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+STORY: dict[str, dict[str, Any]] = {
+    "joint": {"method": "joint"},
+    "joint, policy level": {"method": "joint", "level": "policy"},
+    "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
+}
+DRAWS = 50
+
+
+@dataclass(frozen=True)
+class Told:
+    """One way to predict the town's votes on held-out prompts."""
+
+    name: str
+    k: int
+    brier: float
+    brier_corrected: float
+    true_error: float
+    """Mean squared distance to the true shares, which only a town hall knows."""
+    worst_disagreement: float | None = None
+    seconds: float | None = None
+
+
+def walk_through(
+    town: TownHall,
+    *,
+    k: int = 8,
+    seed: int = 0,
+    test_fraction: float = 0.2,
+    encoder: str = "minilm",
+    progress: Progress | None = None,
+) -> tuple[list[Told], RewardEnsemble]:
+    """Fit every method of the story; return what came of each, best first, and the joint ensemble."""
+    votes = town.preferences
+    rows = votes.test_mask(test_fraction, seed=seed)
+    test, truth = votes[rows], town.true_prob[rows]
+    told, ensembles = [], []
+    for name, options in STORY.items():
+        dials: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction, "encoder": encoder, **options}
+        ensemble = fit(votes, progress=progress, **dials)
+        facts = ensemble.facts
+        error = calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)
+        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6)
+        seconds = facts["seconds"] - facts["seconds_encoding"]
+        figures = facts["test"]
+        told.append(Told(name, k, figures["brier"], figures["brier_corrected"], error, worst, seconds))
+        ensembles.append(ensemble)
+    shares = baseline_shares(ensembles[0], test)
+    told += [
+        _judge("floor", 1, (truth > 0.5).astype(float), test, truth),
+        _judge("constant ½", 1, np.full(len(test), 0.5), test, truth),
+        _judge("soft BT as σ(Δr)", 1, shares["soft_bt"], test, truth),
+        _judge("mixture of BT", k, shares["mixture"], test, truth),
+        random_annotators(town, rows, k, seed),
+    ]
+    return sorted(told, key=lambda one: one.true_error), ensembles[0]
+
+
+def _judge(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> Told:
+    corrected = calibration.brier_corrected(share, test.prob_a, test.n_votes)
+    return Told(name, k, calibration.brier(share, test.prob_a), corrected, calibration.brier(share, truth))
+
+
+def random_annotators(town: TownHall, rows: npt.NDArray[np.bool_], k: int, seed: int) -> Told:
+    """Theorem 2's construction: k people drawn at random with equal weights; mean figures of fifty draws."""
+    rng = np.random.default_rng(seed)
+    test, truth, name = town.preferences[rows], town.true_prob[rows], f"{k} random people"
+    drawn = []
+    for _ in range(DRAWS):
+        share = town.annotator_votes(rng.integers(len(town.tastes), size=k)).mean(axis=1)[rows]
+        one = _judge(name, k, share, test, truth)
+        drawn.append((one.brier, one.brier_corrected, one.true_error))
+    brier, corrected, error = np.mean(drawn, axis=0).tolist()
+    return Told(name, k, brier, corrected, error)

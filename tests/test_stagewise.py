@@ -1,0 +1,252 @@
+"""The stagewise loop against the paper's §4 written out again, and how each variant of its loss behaves."""
+
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from pluralign.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.calibration import disagreement
+from pluralign.options import Loss, Variant
+from pluralign.simplex import optimality_gap
+from pluralign.stagewise import Stage, fit_member, hard_votes, solve_weights, squared_loss, stages
+
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+
+def people(seed: int, n: int = 200, d: int = 4, kinds: int = 6, votes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Differences, and shares of votes cast by several kinds of people who agree on something."""
+    rng = np.random.default_rng(seed)
+    difference, rewards = rng.standard_normal((n, d)), rng.standard_normal((d, kinds))
+    rewards[0] += 1.0
+    share = (difference @ rewards > 0).mean(axis=1)
+    return difference, rng.binomial(votes, share) / votes
+
+
+def fitted(seed: int = 0, k: int = 4, **options: object) -> list[Stage]:
+    difference, prob_a = people(seed)
+    return list(stages(difference, prob_a, k, **{"l2": 0.03} | options))  # type: ignore[arg-type]
+
+
+def turned(difference: np.ndarray, share: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same votes with a random half of the pairs the other way round."""
+    flip = np.random.default_rng(seed).random(len(share)) < 0.5
+    return np.where(flip[:, None], -difference, difference), np.where(flip, 1 - share, share)
+
+
+def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+    steps = 1e-6 * np.eye(len(at))
+    return np.array([(value(at + step) - value(at - step)) / 2e-6 for step in steps])
+
+
+# --- the loss of one member -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
+def test_the_gradient_of_the_squared_loss_is_that_of_finite_differences(seed: int, l2: float) -> None:
+    rng = np.random.default_rng(seed)
+    difference, target, theta = rng.standard_normal((30, 4)), rng.uniform(-1, 2, 30), rng.standard_normal(4)
+    loss = squared_loss(difference, target, l2)
+    value, gradient = loss(theta)
+    plain = np.mean((target - 1 / (1 + np.exp(-difference @ theta))) ** 2) + l2 / 2 * np.sum(theta**2)
+    assert value == pytest.approx(plain, rel=1e-12)
+    np.testing.assert_allclose(gradient, numeric_gradient(lambda at: loss(at)[0], theta), atol=1e-8)
+
+
+@given(st.integers(0, 10_000))
+def test_the_printed_loss_averaged_over_both_orders_is_the_symmetric_one_plus_a_quarter(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    difference, residual, theta = rng.standard_normal((20, 3)), rng.uniform(-1, 1, 20), rng.standard_normal(3)
+    as_given = squared_loss(difference, residual, 0.0)(theta)
+    other_way = squared_loss(-difference, -residual, 0.0)(theta)
+    symmetric = squared_loss(difference, 0.5 + residual, 0.0)(theta)
+    assert (as_given[0] + other_way[0]) / 2 == pytest.approx(symmetric[0] + 0.25, abs=1e-12)
+    np.testing.assert_allclose((as_given[1] + other_way[1]) / 2, symmetric[1], atol=1e-12)
+
+
+@pytest.mark.parametrize("variant", ["symmetric", "weighted"])
+@pytest.mark.parametrize("loss", get_args(Loss))
+def test_order_within_pairs_does_not_matter_to_these_variants(variant: Variant, loss: Loss) -> None:
+    for seed in range(5):
+        difference, prob_a = people(seed)
+        *_, one = stages(difference, prob_a, 4, l2=0.03, variant=variant, loss=loss)
+        *_, other = stages(*turned(difference, prob_a, seed), 4, l2=0.03, variant=variant, loss=loss)
+        np.testing.assert_allclose(other.theta, one.theta, atol=1e-3)
+        np.testing.assert_allclose(other.weights, one.weights, atol=1e-5)
+
+
+def test_order_within_pairs_matters_to_the_printed_loss() -> None:
+    for seed in range(5):
+        difference, prob_a = people(seed)
+        *_, one = stages(difference, prob_a, 2, l2=0.03, variant="printed")
+        *_, other = stages(*turned(difference, prob_a, seed), 2, l2=0.03, variant="printed")
+        np.testing.assert_allclose(other.theta[:, 0], one.theta[:, 0], atol=1e-4)  # the first member is not concerned
+        assert np.abs(other.theta[:, 1] - one.theta[:, 1]).max() > 0.02
+
+
+def test_the_weighted_variant_classifies_signs_of_the_residual_by_their_size() -> None:
+    difference, prob_a = people(1)
+    residual = prob_a - hard_votes(difference, np.eye(4)[:, :1])[:, 0]
+    size = np.abs(residual) / np.abs(residual).mean()
+
+    def loss(theta: np.ndarray) -> float:
+        entropy = np.logaddexp(0, np.where(residual > 0, -1, 1) * (difference @ theta))
+        return float(np.mean(size * entropy) + 0.05 / 2 * theta @ theta)
+
+    other = minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-8, "xrtol": 1e-12})
+    np.testing.assert_allclose(fit_member(difference, residual, l2=0.05, variant="weighted"), other.x, atol=1e-3)
+
+
+def test_the_weighted_member_is_a_better_step_than_random_directions() -> None:
+    """Frank–Wolfe: of all votes, the step takes the ones that agree most with the residual."""
+    for seed in range(5):
+        difference, prob_a = people(seed, n=500, d=8)
+        residual = prob_a - hard_votes(difference, np.eye(8)[:, :1])[:, 0]
+        member = fit_member(difference, residual, l2=0.01, variant="weighted")
+        others = np.random.default_rng(seed).standard_normal((8, 2000))
+        gain = (2 * hard_votes(difference, np.column_stack([member, others])) - 1).T @ residual
+        assert gain[0] > gain[1:].max()
+
+
+@pytest.mark.parametrize("variant", ["printed", "symmetric"])
+def test_cross_entropy_fits_the_target_clipped_to_shares(variant: Variant) -> None:
+    difference, prob_a = people(2)
+    residual = prob_a - hard_votes(difference, np.eye(4)[:, :1])[:, 0]
+    target = np.clip(residual + (0.5 if variant == "symmetric" else 0.0), 0, 1)
+    member = fit_member(difference, residual, l2=0.02, variant=variant, loss="bce")
+    np.testing.assert_allclose(member, fit_bradley_terry(difference, target, 0.02), atol=1e-6)
+    assert np.abs(member - fit_member(difference, residual, l2=0.02, variant=variant)).max() > 0.01
+
+
+# --- votes and weights ------------------------------------------------------------------------------------------------
+
+
+def test_a_vote_is_the_sign_of_the_reward_and_a_tie_is_half() -> None:
+    difference = np.array([[1.0, 0.0], [-1.0, 2.0], [0.0, 0.0]])
+    theta = np.array([[1.0, -3.0], [1.0, 0.0]])
+    assert hard_votes(difference, theta).tolist() == [[1.0, 0.0], [1.0, 1.0], [0.5, 0.5]]
+
+
+@given(st.integers(0, 1000), st.floats(0.01, 100))
+def test_votes_turn_with_the_pair_and_do_not_see_the_scale(seed: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    difference, theta = rng.standard_normal((20, 3)), rng.standard_normal((3, 5))
+    votes = hard_votes(difference, theta)
+    np.testing.assert_array_equal(hard_votes(-difference, theta), 1 - votes)
+    np.testing.assert_array_equal(hard_votes(difference, scale * theta), votes)
+
+
+def test_the_predicted_share_is_the_best_mixture_of_hard_votes() -> None:
+    difference, prob_a = people(3)
+    theta = np.random.default_rng(3).standard_normal((4, 5))
+    weights, prob_hat = solve_weights(difference, theta, prob_a)
+    votes = hard_votes(difference, theta)
+    np.testing.assert_allclose(prob_hat, votes @ weights, atol=1e-12)
+    assert optimality_gap(votes, prob_a, weights) < 1e-6
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def paper(difference: np.ndarray, p: np.ndarray, k: int, l2: float, half: float) -> list[tuple[np.ndarray, ...]]:
+    """§4 in plain steps: fit σ(Δr) to the residual of hard votes by squared error, then solve all weights again.
+
+    The first reward is fitted to p itself. Later ones are fitted to ``half`` plus the residual: 0 as printed.
+    """
+    members: list[np.ndarray] = []
+    found: list[tuple[np.ndarray, ...]] = []
+    target = p
+    for _ in range(k):
+
+        def squared(theta: np.ndarray, target: np.ndarray = target) -> float:
+            total = 0.0
+            for d_i, t_i in zip(difference, target, strict=True):
+                total += (t_i - 1 / (1 + np.exp(-(theta @ d_i)))) ** 2
+            return total / len(p) + l2 / 2 * float(theta @ theta)
+
+        members.append(minimize(squared, np.zeros(difference.shape[1]), method="BFGS", options={"gtol": 1e-7}).x)
+        votes = np.array([[1.0 if theta @ d_i > 0 else 0.0 for theta in members] for d_i in difference])
+        even = np.full(len(members), 1 / len(members))
+        simplex = {"type": "eq", "fun": lambda a: a.sum() - 1}
+        weights = minimize(
+            lambda a, votes=votes: np.mean((votes @ a - p) ** 2), even, method="SLSQP",
+            bounds=[(0, 1)] * len(even), constraints=simplex, options={"ftol": 1e-14},
+        ).x  # fmt: skip
+        target = half + p - votes @ weights
+        found.append((np.column_stack(members), weights, np.mean((votes @ weights - p) ** 2)))
+    return found
+
+
+@pytest.mark.parametrize(("variant", "half"), [("printed", 0.0), ("symmetric", 0.5)])
+def test_the_loop_is_the_papers(variant: Variant, half: float) -> None:
+    difference, prob_a = people(4, n=40, d=3)
+    ours = list(stages(difference, prob_a, 4, l2=0.05, variant=variant))
+    for stage, (theta, weights, brier) in zip(ours, paper(difference, prob_a, 4, 0.05, half), strict=True):
+        np.testing.assert_allclose(stage.theta, theta, atol=5e-3)
+        np.testing.assert_allclose(stage.weights, weights, atol=1e-3)
+        assert stage.brier == pytest.approx(brier, abs=1e-6)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000), st.sampled_from(VARIANTS), st.sampled_from(get_args(Loss)), st.sampled_from([1.0, 0.42]))
+def test_training_error_never_rises_and_is_what_the_stage_says(
+    seed: int, variant: Variant, loss: Loss, bound: float
+) -> None:
+    difference, prob_a = people(seed, n=120)
+    found = list(stages(difference, prob_a, 5, l2=0.03, variant=variant, loss=loss, bound=bound))
+    assert [stage.theta.shape for stage in found] == [(4, j) for j in range(1, 6)]
+    errors = [np.mean((hard_votes(difference, s.theta) @ s.weights - prob_a) ** 2) for s in found]
+    np.testing.assert_allclose([stage.brier for stage in found], errors, atol=1e-12)
+    assert np.diff(errors).max() < 1e-7
+    assert errors[-1] < 0.6 * errors[0], "five votes say more than one"
+    for one, after in zip(found, found[1:], strict=False):
+        np.testing.assert_array_equal(after.theta[:, :-1], one.theta, "earlier members stay")
+        assert (after.weights >= 0).all()
+        assert after.weights.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("done", [1, 2, 4])
+def test_an_interrupted_run_ends_as_an_unbroken_one(variant: Variant, done: int) -> None:
+    unbroken = fitted(variant=variant)
+    resumed = fitted(variant=variant, first=unbroken[done - 1].theta)
+    for one, other in zip(unbroken, resumed, strict=True):
+        np.testing.assert_array_equal(other.theta, one.theta)
+        np.testing.assert_array_equal(other.weights, one.weights)
+        assert other.brier == one.brier
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_member_disagrees_with_people_more_than_the_bound(variant: Variant) -> None:
+    for seed in range(4):
+        difference, prob_a = people(seed)
+        free, bounded = fitted(seed, variant=variant), fitted(seed, variant=variant, bound=0.4)
+        worst = np.max(disagreement(hard_votes(difference, free[-1].theta), prob_a))
+        assert worst > 0.42, "the bound has something to do"
+        assert np.max(disagreement(hard_votes(difference, bounded[-1].theta), prob_a)) <= 0.4 + 1 / len(prob_a)
+        assert any(stage.brier != stage.brier_uncapped for stage in bounded)
+        assert all(stage.brier == stage.brier_uncapped for stage in free)
+
+
+def test_the_uncapped_error_is_that_of_the_newest_member_left_alone() -> None:
+    difference, prob_a = people(0)
+    *_, stage = fitted(0, k=2, bound=0.4)
+    residual = prob_a - hard_votes(difference, stage.theta[:, :1])[:, 0]
+    alone = np.column_stack([stage.theta[:, 0], fit_member(difference, residual, l2=0.03)])
+    _, prob_hat = solve_weights(difference, alone, prob_a)
+    assert stage.brier_uncapped == pytest.approx(np.mean((prob_hat - prob_a) ** 2), abs=1e-12)
+    assert stage.brier_uncapped < stage.brier
+
+
+def test_one_reward_for_people_of_one_mind_is_enough() -> None:
+    rng = np.random.default_rng(6)
+    difference, theta = rng.standard_normal((300, 4)), np.array([2.0, -1.0, 0.5, 0.0])
+    one_mind = (difference @ theta > 0).astype(float)
+    first, second = stages(difference, one_mind, 2, l2=1e-4)
+    assert first.brier < 0.02
+    assert second.weights[0] > 0.9
+    assert sigmoid(difference @ first.theta[:, 0])[one_mind == 1].mean() > 0.9

@@ -1,0 +1,141 @@
+"""Vectors on disk: exact, apart by encoder, whole after a kill, shared by processes."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pluralign.errors import DataError
+from pluralign.vectorcache import VectorCache, cache_folder
+
+# A writer of batches: text i of batch b has a vector of 384 times the number 1000 b + i; prints a batch when it is in.
+WRITER = """
+import sys, numpy
+from pluralign.vectorcache import VectorCache
+first, last, size = map(int, sys.argv[1:])
+for batch in range(first, last):
+    numbers = [1000 * batch + i for i in range(size)]
+    vectors = numpy.repeat(numpy.array(numbers, dtype="f4")[:, None], 384, axis=1)
+    VectorCache("writer").put([f"text {n}" for n in numbers], vectors)
+    print(batch, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def start_writer(first: int, last: int, size: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WRITER, str(first), str(last), str(size)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def stored(batches: range, size: int) -> Iterator[tuple[int, int]]:
+    """Check every stored vector to be whole, and yield each batch with how many of its vectors are there."""
+    for batch in batches:
+        numbers = [1000 * batch + i for i in range(size)]
+        found = VectorCache("writer").get([f"text {n}" for n in numbers])
+        for number, vector in zip(numbers, found, strict=True):
+            if vector is not None:
+                assert vector.tolist() == [number] * 384
+        yield batch, sum(vector is not None for vector in found)
+
+
+def test_a_vector_comes_back_bit_for_bit() -> None:
+    special = np.array([[0.1, -0.0, 1e-45, np.inf, np.nan], [1, 2, 3, 4, 5]], dtype=np.float32)
+    VectorCache("e").put(["x", "größer 👍"], special)
+    first, second = VectorCache("e").get(["x", "größer 👍"])
+    assert first is not None
+    assert second is not None
+    assert first.tobytes() == special[0].tobytes()
+    assert second.tobytes() == special[1].tobytes()
+    assert first.dtype == np.float32
+
+
+def test_order_is_that_of_the_question_and_a_missing_text_gives_none() -> None:
+    cache = VectorCache("e")
+    assert cache.get(["x", "y"]) == [None, None]
+    cache.put(["x", "y"], np.array([[1.0], [2.0]], dtype=np.float32))
+    found = cache.get(["y", "nowhere", "x", "y"])
+    assert [None if vector is None else vector.item() for vector in found] == [2.0, None, 1.0, 2.0]
+    assert cache.get([]) == []
+
+
+def test_asking_writes_nothing(own_cache: Path) -> None:
+    VectorCache("e").get(["x"])
+    assert not own_cache.exists()
+
+
+def test_encoders_share_no_vectors() -> None:
+    VectorCache("one").put(["x"], np.array([[1.0]], dtype=np.float32))
+    assert VectorCache("two").get(["x"]) == [None]
+    assert VectorCache("one").path != VectorCache("two").path
+
+
+def test_a_text_that_is_put_twice_keeps_its_first_vector() -> None:
+    cache = VectorCache("e")
+    cache.put(["x"], np.array([[1.0]], dtype=np.float32))
+    cache.put(["x", "y"], np.array([[9.0], [2.0]], dtype=np.float32))
+    assert [vector.item() for vector in cache.get(["x", "y"]) if vector is not None] == [1.0, 2.0]
+
+
+def test_more_texts_than_one_query_takes_are_all_found() -> None:
+    texts = [f"text {i}" for i in range(30_001)]
+    VectorCache("e").put(texts, np.arange(30_001, dtype=np.float32)[:, None])
+    found = VectorCache("e").get(texts)
+    assert [vector.item() for vector in found if vector is not None] == list(range(30_001))
+
+
+def test_the_folder_is_the_one_the_environment_names(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_folder() == own_cache
+    VectorCache("e").put(["x"], np.ones((1, 1), dtype=np.float32))
+    assert [path.suffix for path in own_cache.iterdir()] == [".sqlite"]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for unset in (lambda: monkeypatch.setenv("PLURALIGN_CACHE", ""), lambda: monkeypatch.delenv("PLURALIGN_CACHE")):
+        unset()
+        assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
+    assert VectorCache("e", tmp_path / "elsewhere").path.parent == tmp_path / "elsewhere"
+
+
+def test_two_processes_write_at_once_and_lose_nothing() -> None:
+    writers = [start_writer(0, 12, 100), start_writer(6, 18, 100)]
+    assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
+    assert list(stored(range(18), 100)) == [(batch, 100) for batch in range(18)]
+
+
+def test_a_killed_writer_leaves_whole_batches_and_a_cache_that_works_on() -> None:
+    random = np.random.default_rng(0)
+    for attempt in range(4):
+        first = attempt * 1000
+        writer = start_writer(first, first + 1000, 1000)
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(2)]
+        time.sleep(random.random() * 0.05)
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.communicate()[0].split()]
+        assert writer.returncode == -signal.SIGKILL
+        counts = dict(stored(range(first, acknowledged[-1] + 2), 1000))
+        assert set(counts.values()) <= {0, 1000}, "a batch is in or not"
+        assert all(counts[batch] == 1000 for batch in acknowledged), "what was put stays"
+    VectorCache("writer").put(["after"], np.ones((1, 384), dtype=np.float32))
+    assert VectorCache("writer").get(["after"])[0] is not None
+
+
+@pytest.mark.xfail(raises=sqlite3.DatabaseError, reason="a damaged cache file ends in a traceback, not a sentence")
+def test_a_damaged_cache_file_is_named_in_one_sentence() -> None:
+    cache = VectorCache("e")
+    cache.put(["x"], np.ones((1, 1), dtype=np.float32))
+    cache.path.write_bytes(b"this is not a database" * 100)
+    with pytest.raises(DataError, match="vectors-"):
+        cache.get(["x"])
