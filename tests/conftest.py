@@ -1,7 +1,7 @@
 """Votes and files that many tests write."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,14 @@ settings.register_profile("pluralign", deadline=None)  # machines are noisy; tim
 settings.load_profile("pluralign")
 
 WriteLines = Callable[..., Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests, and the commands they start, never touch the user's cache of vectors."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

@@ -104,19 +104,32 @@ def test_hostile_names_and_texts_are_printed_as_they_are(tmp_path: Path) -> None
     assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
 
 
-def test_the_demo_tells_its_story_and_writes_its_votes(tmp_path: Path) -> None:
-    story = run("demo", "--pairs", "300")
-    assert story.returncode == 0
-    for words in ("300 pairs", "The town is split", "Here the truth is known"):
+def test_the_demo_tells_its_story() -> None:
+    story = run("demo", "--pairs", "300", "--encoder", "none", columns=120)
+    assert story.returncode == 0, story.stderr
+    for words in (
+        "300 pairs",
+        "The town is split",
+        "Here the truth is known",
+        "true error",
+        "random people",
+        "member 7",
+    ):
         assert words in story.stdout
-    told = json.loads(run("demo", "--pairs", "300", "--json").stdout)
-    assert set(told) == {"inspect", "truth"}
+    told = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
+    assert set(told) == {"inspect", "truth", "told", "members"}
+    assert [one["true_error"] for one in told["told"]] == sorted(one["true_error"] for one in told["told"])
+
+
+def test_the_demo_writes_its_votes(tmp_path: Path) -> None:
     wrote = run("demo", "--pairs", "300", "-o", tmp_path / "town.jsonl.gz", "--json")
     assert json.loads(wrote.stdout)["pairs"] == 300
-    again = json.loads(run("inspect", tmp_path / "town.jsonl.gz", "--json").stdout)
-    assert again["fingerprint"] == told["inspect"]["fingerprint"]
-    other = json.loads(run("demo", "--pairs", "300", "--seed", "1", "--json").stdout)
-    assert other["inspect"]["fingerprint"] != told["inspect"]["fingerprint"]
+    run("demo", "--pairs", "300", "-o", tmp_path / "other.parquet", "--seed", "1")
+    same, town, other = (
+        json.loads(run("inspect", data, "--json").stdout)["fingerprint"]
+        for data in ("demo:300", tmp_path / "town.jsonl.gz", tmp_path / "other.parquet")
+    )
+    assert same == town != other
 
 
 def test_help_has_examples_and_version_is_printed() -> None:

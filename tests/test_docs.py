@@ -1,5 +1,6 @@
 """README and docs say what is so: their Python runs, their commands run, their links lead somewhere."""
 
+import json
 import os
 import re
 import shlex
@@ -35,11 +36,15 @@ def test_python_blocks_run(page: Path, code: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from pluralign import town_hall
+    from pluralign import fit, town_hall
 
     folder = tmp_path_factory.mktemp("docs")
     for name in ("votes.jsonl.gz", "town.jsonl.gz"):
         town_hall(300).preferences.save(folder / name)
+    line = {"prompt": "Tea?", "response_a": "Yes, please.", "response_b": "No."}
+    (folder / "pairs.jsonl").write_text(json.dumps(line))
+    fit(town_hall(300).preferences, k=2, encoder="none", folder=folder / "ensemble")
+    fit(town_hall(300).preferences, k=2, encoder="none", folder=folder / "town")
     return folder
 
 
@@ -80,5 +85,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_theory_names_functions_that_exist() -> None:
     import importlib
 
-    for module, name in re.findall(r"`(calibration|inspection)\.(\w+)", (ROOT / "docs" / "theory.md").read_text()):
+    for module, name in re.findall(
+        r"`(calibration|inspection|simplex|stagewise|joint|bradley_terry)\.(\w+)",
+        (ROOT / "docs" / "theory.md").read_text(),
+    ):
         assert hasattr(importlib.import_module(f"pluralign.{module}"), name)

@@ -155,7 +155,9 @@ def _fit_bootstrap(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int
     members = []
     for _ in range(k):
         drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
-        members.append(fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=drawn[position], start=theta))
+        members.append(
+            fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=drawn[position], start=theta, steps=3)
+        )
     stacked = np.column_stack(members)
     return {"theta": stacked, "weights": solve_weights(pairs.difference, stacked, pairs.prob_a)[0]}
 

@@ -20,10 +20,11 @@ from pluralign.baselines import Baseline, fit_baselines
 from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.errors import DataError
 from pluralign.evaluation import Evaluation, evaluate_features
 from pluralign.extremes import keep_near_people, training_bound
 from pluralign.hidden import fit_hidden_layer
-from pluralign.joint import VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
+from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
 from pluralign.members import LinearMembers, fit_feature_map
 from pluralign.options import FitOptions, with_changes
@@ -36,9 +37,10 @@ from pluralign.steps import Arrays, Steps
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
+SECOND_SPLIT = 1_000_003
 MANY_PAIRS = 100_000
-"""Below this numpy gets one thread: more gain nothing on such matrices, lose much on a busy machine, and change the last
-digits of results with the number of cores."""
+"""Below this numpy gets one thread: more gain nothing on such matrices, lose much on a busy machine, and change the
+last digits of results with the number of cores."""
 AUTO_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 STAGEWISE_L2_GRID = (0.1, 0.03, 0.01, 0.003)
 BETAS = np.geomspace(0.02, 4.0, 48)
@@ -88,26 +90,46 @@ def fit(
         (2, 1.0)
     """
     options = with_changes(options or FitOptions(), changes)
-    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return _fit(preferences, options, folder, progress, watch)
-
-
-def _fit(
-    preferences: PreferenceSet,
-    options: FitOptions,
-    folder: str | os.PathLike[str] | None,
-    progress: Progress | None,
-    watch: Watch,
-) -> RewardEnsemble:
     started = time.perf_counter()
-    test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
+    test_rows = held_out(preferences, options)
     text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
-    steps = Steps(folder, {"data": preferences.fingerprint, "options": asdict(options), "version": __version__})
     texts = texts_of(preferences)
     watch("encode", len(texts))
     features = text_features(texts, progress)
-    encoded = time.perf_counter()
+    encoding = time.perf_counter() - started
+    steps = Steps(folder, {"data": preferences.fingerprint, "options": asdict(options), "version": __version__})
+    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
+        ensemble = _learn(preferences, test_rows, features, text_features, options, steps, watch)
+    seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
+    ensemble = replace(ensemble, facts={**ensemble.facts, **seconds})
+    if folder is not None:
+        ensemble.save(folder)
+        steps.finish()
+    return ensemble
 
+
+def held_out(preferences: PreferenceSet, options: FitOptions) -> Mask:
+    """Return which pairs judge the ensemble: those on the test side of ``preferences.split``.
+
+    So ``votes.split()`` gives prompts that ``fit(votes)`` did not learn from. Of votes that are the training side of
+    such a split already, none are on its test side; then a second hash holds out a part of them.
+    """
+    try:
+        return preferences.test_mask(options.test_fraction, seed=options.seed)
+    except DataError:
+        return preferences.test_mask(options.test_fraction, seed=options.seed + SECOND_SPLIT)
+
+
+def _learn(
+    preferences: PreferenceSet,
+    test_rows: Mask,
+    features: npt.NDArray[np.float32],
+    text_features: TextFeatures,
+    options: FitOptions,
+    steps: Steps,
+    watch: Watch,
+) -> RewardEnsemble:
+    texts = texts_of(preferences)
     items = preferences.items()
     in_train = np.zeros(len(texts), dtype=bool)
     in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
@@ -162,8 +184,6 @@ def _fit(
         **ensemble.facts,
         "options": asdict(options),
         "target": work.target if options.method == "joint" and options.level == "vote" else None,
-        "seconds": time.perf_counter() - started,
-        "seconds_encoding": encoded - started,
         "history": [asdict(record) for record in history],
         "bound": _bound(work, evaluation, test, size),
         "baseline_seconds": {name: baseline.seconds for name, baseline in baselines.items()},
@@ -178,11 +198,7 @@ def _fit(
         "versions": {"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
         **evaluation_facts(evaluation),
     }
-    ensemble = replace(ensemble, facts=without_nan(facts))
-    if folder is not None:
-        ensemble.save(folder)
-        steps.finish()
-    return ensemble
+    return replace(ensemble, facts=without_nan(facts))
 
 
 def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
@@ -272,10 +288,11 @@ class _Work:
         if self.options.method == "stagewise":
             *_, last = self._stages(pairs, k, self._stagewise_l2(), name)
             return last.theta, last.weights
-        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target))
+        restarts = RESTARTS if name == "joint" else FEW_RESTARTS
+        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target, restarts))
         return arrays["theta"], arrays["weights"]
 
-    def _joint(self, pairs: Pairs, k: int, target: str) -> Arrays:
+    def _joint(self, pairs: Pairs, k: int, target: str, restarts: int = FEW_RESTARTS) -> Arrays:
         teacher, seed = self._teacher(pairs), self.options.seed
         if self.options.level == "policy":
             whole = pairs is self.train
@@ -292,7 +309,7 @@ class _Work:
         if k == 1:
             return {"theta": teacher.theta[:, None], "weights": np.ones(1)}
         share = 1.0 if target == "votes" else VOTE_SHARE
-        found = fit_joint(pairs, teacher, k, seed=seed, vote_share=share, bound=self.bound)
+        found = fit_joint(pairs, teacher, k, seed=seed, vote_share=share, bound=self.bound, restarts=restarts)
         return {"theta": found.theta, "weights": found.weights}
 
     def _teacher(self, pairs: Pairs) -> Teacher:

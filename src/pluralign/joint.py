@@ -47,6 +47,8 @@ TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 VOTE_DIRECTIONS = 64
 POLICY_DIRECTIONS = 128
 RESTARTS = 6
+FEW_RESTARTS = 3
+"""For fits that only serve a choice or a comparison."""
 STEPS = 500
 BATCH = 4096
 LEARNING_RATE = 0.05
@@ -138,6 +140,7 @@ def fit_joint(
     seed: int = 0,
     vote_share: float = VOTE_SHARE,
     bound: float = 1.0,
+    restarts: int = RESTARTS,
 ) -> JointFit:
     """Train k members together at the level of votes.
 
@@ -148,6 +151,7 @@ def fit_joint(
         seed: of starts and batches.
         vote_share: share of the raw votes in the target; 1 does without the teacher (and without mixtures).
         bound: the largest training disagreement a member should have; 1 sets none.
+        restarts: how many starts are tried.
     """
     damped = teacher.damp(pairs.difference)
     axes = directions_with(damped, teacher.theta, min(VOTE_DIRECTIONS, damped.shape[1]))
@@ -155,7 +159,7 @@ def fit_joint(
     guide = (axes.T @ teacher.theta).astype(np.float32)
     share = sigmoid(scores(x, guide))
     target = (1 - vote_share) * share + vote_share * pairs.prob_a
-    candidates = _train_restarts(x, guide, target, share, k, seed, vote_share < 1, bound)
+    candidates = _train_restarts(x, guide, target, share, k, seed, vote_share < 1, bound, restarts)
     fits = []
     for theta in candidates:
         votes = hard_votes(x, theta)
@@ -176,8 +180,9 @@ def _train_restarts(
     seed: int,
     mixtures: bool,
     bound: float,
+    restarts: int,
 ) -> list[FloatArray]:
-    """Train RESTARTS ensembles in one pass and return their members, each ``(m, k)``."""
+    """Train several ensembles in one pass and return their members, each ``(m, k)``."""
     rng = np.random.default_rng([seed, 2])
     n, m = x.shape
     covariance = x.T @ x / n
@@ -192,9 +197,9 @@ def _train_restarts(
     toward = unit_spread(guide[:, None])
     correlation_with = (covariance @ toward)[:, 0]
     # Every member starts as the teacher with a random direction as strong beside it.
-    theta = rng.standard_normal((m, RESTARTS * k), dtype=np.float32)
+    theta = rng.standard_normal((m, restarts * k), dtype=np.float32)
     theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
-    logits = np.zeros((RESTARTS, k), dtype=np.float32)
+    logits = np.zeros((restarts, k), dtype=np.float32)
     adam = [Adam(theta), Adam(logits)]
     for step in range(STEPS):
         done = step / (STEPS - 1)
@@ -212,7 +217,7 @@ def _train_restarts(
         soft = 0.5 * (1 + np.tanh(batch @ theta / (2 * tau)))
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        error = (soft.reshape(BATCH, RESTARTS, k) * weights).sum(axis=2) - wanted[:, None]
+        error = (soft.reshape(BATCH, restarts, k) * weights).sum(axis=2) - wanted[:, None]
         slope = (error[:, :, None] * weights).reshape(BATCH, -1) * np.float32(2 / BATCH)
         if bounded:
             disagreement = (1 - lean.mean()) / 2 + lean @ soft / BATCH
@@ -222,7 +227,7 @@ def _train_restarts(
         pulled = covariance @ theta
         gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
         gradient += (2 * SPREAD_L2 / k) * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
-        of_weights = (error[:, :, None] * soft.reshape(BATCH, RESTARTS, k)).sum(axis=0) * np.float32(2 / BATCH)
+        of_weights = (error[:, :, None] * soft.reshape(BATCH, restarts, k)).sum(axis=0) * np.float32(2 / BATCH)
         of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
         theta = unit_spread(theta - adam[0].step(gradient, rate))
         logits = logits - adam[1].step(of_logits, rate)
@@ -231,7 +236,7 @@ def _train_restarts(
             aside = unit_spread(theta - toward * correlation)
             least = np.float32(TEACHER_CORRELATION)
             theta = np.where(correlation < least, least * toward + np.sqrt(1 - least**2) * aside, theta)
-    return [theta[:, r * k : (r + 1) * k].astype(np.float64) for r in range(RESTARTS)]
+    return [theta[:, r * k : (r + 1) * k].astype(np.float64) for r in range(restarts)]
 
 
 class Adam:

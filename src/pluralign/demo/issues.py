@@ -300,7 +300,7 @@ ISSUES: tuple[Issue, ...] = (
             "{who} taught the twins to skate on {place} on the one day it was shut for repairs",
         ),
         story_against=(
-            "{who} cares for a mother on {place} and needs the car at the door",
+            "{who} looks after an old aunt on {place} and needs the car at the door",
             "{who} sells cakes on {place}, and most of the Sunday customers come by car",
         ),
     ),
@@ -369,7 +369,7 @@ ISSUES: tuple[Issue, ...] = (
         loses="neighbours who look for quiet",
         story_for=(
             "{who} takes three boys to a skate park forty minutes away every Saturday",
-            "{who} says that a patch of concrete kept {her} brother out of trouble",
+            "{who} says that a patch of concrete kept half of the class out of trouble",
         ),
         story_against=(
             "{who} lives beside a skate park in another town and shuts the windows in July",
@@ -578,7 +578,7 @@ ISSUES: tuple[Issue, ...] = (
         middle=(
             "use quiet fireworks in {place}",
             "show drones in {place} this year and fireworks the next",
-            "keep the fireworks in {place} but make them ten minutes short",
+            "keep the fireworks in {place} but let them end after ten minutes",
         ),
         unknown=("what happens to the show in {place} when it rains", "how many animals the fireworks harm"),
         gains="people with frightened animals",
@@ -620,7 +620,7 @@ ISSUES: tuple[Issue, ...] = (
         gains="people whose ancestors he fought",
         loses="people who grew up around that statue",
         story_for=(
-            "{who} comes from a country he burned and walks around {place} by the back gate",
+            "{who} comes from a country that the general burned and walks the long way around {place}",
             "{who} was asked by a pupil what the general had done, and did not know what to say",
         ),
         story_against=(
@@ -721,7 +721,7 @@ ISSUES: tuple[Issue, ...] = (
         ),
         middle=(
             "open the {place} pool on three days a week in winter",
-            "lower the water at the {place} pool by two degrees and stay open",
+            "cool the {place} pool by two degrees and keep it open",
             "close the {place} pool for January and February only",
         ),
         unknown=("how many people swim in {place} in winter", "what it would cost to insulate the {place} pool"),
@@ -732,7 +732,7 @@ ISSUES: tuple[Issue, ...] = (
             "{who} taught a whole class in {place} to swim in one winter",
         ),
         story_against=(
-            "{who} swam there all last January and had the lane to {her} own, week after week",
+            "{who} swam there all last January and hardly met another swimmer",
             "{who} asked for a second nurse at the clinic and was told that there was no money",
         ),
     ),
@@ -847,7 +847,7 @@ ISSUES: tuple[Issue, ...] = (
     Issue(
         verb="silence/silencing",
         rest="the church bells of {place} at night",
-        thing="the quiet nights in {place}",
+        thing="the plan for silent nights in {place}",
         kind="area",
         loadings=(0.0, 1.0, 0.0, 0.0),
         money=3,
@@ -876,7 +876,7 @@ ISSUES: tuple[Issue, ...] = (
             "{who} took a room in {place} and left after a week of bells",
         ),
         story_against=(
-            "{who} sat up with a dying father and says the bells kept {her} company",
+            "{who} sat up with a dying father and says the bells were good company",
             "{who} came home to {place} after years abroad and wept when the bells struck four",
         ),
     ),
@@ -1309,7 +1309,7 @@ ISSUES: tuple[Issue, ...] = (
         ),
         story_against=(
             "{who} cooked for the whole street on a wood stove during the long power cut",
-            "{who} cuts wood with {her} brothers every autumn and has never paid for gas",
+            "{who} cuts wood with {her} cousins every autumn and has never paid for gas",
         ),
     ),
     Issue(

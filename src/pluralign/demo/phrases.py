@@ -655,7 +655,7 @@ PLACES = {
     "street": tuple(
         f"{name} {kind}"
         for name in (
-            *("Abbey", "Baker", "Bell", "Bridge", "Canal", "Castle", "Chapel", "Church", "Cooper", "Cross", "Dyer"),
+            *("Abbey", "Baker", "Bell", "Bridge", "Canal", "Castle", "Chapel", "Church", "Cooper", "Crown", "Dyer"),
             *("Garden", "Harbour", "High", "Linden", "Market", "Mill", "North", "Orchard", "Park", "Poplar", "Priory"),
             *("Queen", "River", "Rose", "Saddler", "South", "Spring", "Station", "Tanner", "Temple", "Victoria"),
         )

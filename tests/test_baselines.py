@@ -1,0 +1,280 @@
+"""Baselines: what every formula must hold, and each fit on votes simulated from the model it assumes."""
+
+import functools
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from pluralign import baselines
+from pluralign.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
+from pluralign.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.calibration import brier, constant_half
+from pluralign.pairs import Pairs, validation_folds
+from pluralign.simplex import optimality_gap
+from pluralign.stagewise import hard_votes
+
+NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "pair", "bootstrap", "mean_variance", "mixture"]
+SEVERAL = 3
+
+
+def compared(inputs: np.ndarray, share: Callable[[np.ndarray, np.ndarray], np.ndarray], n_votes: int) -> Pairs:
+    """Votes on every text of the first half against one of the second, two pairs to a prompt."""
+    n = len(inputs) // 2
+    a, b = np.arange(n, dtype=np.int32), np.arange(n, 2 * n, dtype=np.int32)
+    prob_a = np.random.default_rng(0).binomial(n_votes, share(inputs[a], inputs[b])) / n_votes
+    return Pairs(inputs, a, b, prob_a, (np.arange(n) // 2).astype(np.int32))
+
+
+@functools.cache
+def votes() -> Pairs:
+    """Two in three people want the first feature, the others the second."""
+    rng = np.random.default_rng(1)
+
+    def share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(2 / 3 * sigmoid(2 * (a - b)[:, 0]) + 1 / 3 * sigmoid(2 * (a - b)[:, 1]))
+
+    return compared(rng.standard_normal((600, 6)).astype(np.float32), share, 12)
+
+
+@functools.cache
+def fitted() -> dict[str, Baseline]:
+    return fit_baselines(votes(), validation_folds(votes().prompt, 0), SEVERAL)
+
+
+def new_texts() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(2)
+    return rng.standard_normal((50, 6)).astype(np.float32) * 3, rng.standard_normal((50, 6)).astype(np.float32)
+
+
+def predicted(baseline: Baseline, pairs: Pairs) -> np.ndarray:
+    return baseline.prob_hat(pairs.inputs[pairs.a], pairs.inputs[pairs.b])
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def test_every_baseline_is_fitted_and_named_before_it_is() -> None:
+    heard: list[str] = []
+    small = votes()[np.arange(60)]
+    found = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=heard.append)
+    assert heard == list(found) == NAMES
+    assert {baseline.formula for baseline in found.values()} == set(FORMULAS)
+    assert [baseline.k for baseline in found.values()] == [1, 1, 1, 2, 2, 1, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_predicted_share_is_one_and_turns_with_its_pair(name: str) -> None:
+    a, b = new_texts()
+    share = fitted()[name].prob_hat(a, b)
+    assert share.shape == (50,)
+    assert share.dtype == np.float64
+    assert -1e-12 <= share.min() < share.max() <= 1 + 1e-12
+    np.testing.assert_allclose(fitted()[name].prob_hat(b, a), 1 - share, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_two_equal_texts_each_gets_half(name: str) -> None:
+    a, _ = new_texts()
+    np.testing.assert_allclose(fitted()[name].prob_hat(a, a), 0.5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
+    file = io.BytesIO()
+    np.savez(file, **fitted()[name].arrays)
+    file.seek(0)
+    with np.load(file) as stored:
+        again = Baseline(fitted()[name].formula, dict(stored))
+    np.testing.assert_array_equal(again.prob_hat(*new_texts()), fitted()[name].prob_hat(*new_texts()))
+
+
+def test_on_training_votes_all_beat_a_coin_but_votes_that_hardly_differ() -> None:
+    coin = constant_half(votes().prob_a)
+    error = {name: brier(predicted(fitted()[name], votes()), votes().prob_a) for name in NAMES}
+    assert max(error[name] for name in NAMES if name != "bootstrap") < 0.9 * coin
+    vote = hard_votes(votes().difference, fitted()["soft_bt"].arrays["theta"][:, None])[:, 0]
+    assert error["bootstrap"] < brier(vote, votes().prob_a), "though they beat a single vote"
+
+
+def test_the_seed_decides_what_is_random_and_nothing_else() -> None:
+    small = votes()[np.arange(100)]
+    folds = validation_folds(small.prompt, 0)
+    one, again, other = (fit_baselines(small, folds, 2, seed=seed) for seed in (0, 0, 1))
+    for name in NAMES:
+        same = {part: array.tobytes() for part, array in one[name].arrays.items()}
+        assert same == {part: array.tobytes() for part, array in again[name].arrays.items()}
+        differs = same != {part: array.tobytes() for part, array in other[name].arrays.items()}
+        assert differs == (name in ("bootstrap", "mixture"))
+
+
+# --- one reward -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["soft_bt", "hard_bt"])
+def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
+    pairs, arrays = votes(), fitted()[name].arrays
+    majority = np.where(pairs.prob_a == 0.5, 0.5, pairs.prob_a > 0.5)
+    assert (pairs.prob_a == 0.5).any()
+    target = pairs.prob_a if name == "soft_bt" else majority
+    np.testing.assert_allclose(
+        arrays["theta"], fit_bradley_terry(pairs.difference, target, float(arrays["l2"])), atol=1e-6
+    )
+
+    def validated(l2: float) -> float:
+        error = 0.0
+        for fold in validation_folds(pairs.prompt, 0):
+            theta = fit_bradley_terry(pairs.difference[~fold], target[~fold], l2)
+            error += brier(sigmoid(pairs.difference[fold] @ theta), pairs.prob_a[fold])
+        return error
+
+    assert float(arrays["l2"]) in baselines.L2_GRID
+    assert validated(float(arrays["l2"])) <= min(map(validated, baselines.L2_GRID)) + 1e-5
+
+
+def test_a_temperature_validates_better_than_none() -> None:
+    pairs, arrays, l2 = votes(), fitted()["soft_bt_temperature"].arrays, float(fitted()["soft_bt"].arrays["l2"])
+    np.testing.assert_array_equal(arrays["theta"], fitted()["soft_bt"].arrays["theta"])
+
+    def validated(temperature: float) -> float:
+        error = 0.0
+        for fold in validation_folds(pairs.prompt, 0):
+            theta = fit_bradley_terry(pairs.difference[~fold], pairs.prob_a[~fold], l2)
+            error += brier(sigmoid(pairs.difference[fold] @ theta / temperature), pairs.prob_a[fold])
+        return error
+
+    chosen = float(arrays["temperature"])
+    assert validated(chosen) <= min(map(validated, np.geomspace(0.25, 4.0, 101))) + 1e-3
+    assert validated(chosen) <= validated(1.0) + 1e-6
+    a, b = new_texts()
+    expected = sigmoid((a - b).astype(float) @ arrays["theta"] / chosen)
+    np.testing.assert_allclose(fitted()["soft_bt_temperature"].prob_hat(a, b), expected, atol=1e-5)
+
+
+# --- votes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reward_and_its_opposite_predict_two_values_with_the_best_weight() -> None:
+    pairs, pair = votes(), fitted()["pair"]
+    np.testing.assert_array_equal(pair.arrays["theta"][:, 1], -pair.arrays["theta"][:, 0])
+    share = predicted(pair, pairs)
+    assert len(np.unique(share.round(12))) == 2
+    vote = hard_votes(pairs.difference, fitted()["soft_bt"].arrays["theta"][:, None])[:, 0]
+    grid = [brier(weight * vote + (1 - weight) * (1 - vote), pairs.prob_a) for weight in np.linspace(0, 1, 1001)]
+    assert brier(share, pairs.prob_a) <= min(grid) + 1e-9
+    assert brier(share, pairs.prob_a) > min(grid) - 1e-5, "the grid comes close to it"
+
+
+def test_bootstrap_members_differ_and_are_weighted_as_well_as_can_be() -> None:
+    pairs, arrays = votes(), fitted()["bootstrap"].arrays
+    theta = arrays["theta"]
+    assert theta.shape == (6, SEVERAL)
+    single = fitted()["soft_bt"].arrays["theta"]
+    for j in range(SEVERAL):
+        assert np.corrcoef(theta[:, j], single)[0, 1] > 0.8, "all see much the same votes"
+        for i in range(j):
+            assert np.abs(theta[:, i] - theta[:, j]).max() > 0.01, "but not the same"
+    assert optimality_gap(hard_votes(pairs.difference, theta), pairs.prob_a, arrays["weights"]) < 1e-6
+
+
+def test_a_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[np.ndarray] = []
+
+    def record(difference: np.ndarray, target: np.ndarray, l2: float, *, weight: np.ndarray, **_: object) -> np.ndarray:
+        drawn.append(weight)
+        return fit_bradley_terry(difference, target, l2, weight=weight)
+
+    monkeypatch.setattr(baselines, "fit_bradley_terry", record)
+    baselines._fit_bootstrap(votes(), np.zeros(6), 0.1, 4, 0)
+    assert len(drawn) == 4
+    for weight in drawn:
+        assert weight.mean() == pytest.approx(1), "as many prompts as there were"
+        assert (weight[0::2] == weight[1::2]).all(), "both pairs of a prompt, or neither"
+        assert 0.2 < (weight == 0).mean() < 0.55, "about one in e is left out"
+
+
+# --- mixture ----------------------------------------------------------------------------------------------------------
+
+
+def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> float:
+    """Of one vote, when each voter is of kind j with chance weights_j and votes by σ(Δr_j): pair by pair."""
+    total = 0.0
+    for d, p in zip(pairs.difference.astype(float), pairs.prob_a, strict=True):
+        for_a = sum(w / (1 + np.exp(-d @ t)) for t, w in zip(theta.T, weights, strict=True))
+        total += p * np.log(for_a) + (1 - p) * np.log(1 - for_a)
+    return total / len(pairs)
+
+
+def test_no_round_of_em_makes_the_votes_less_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, theta = votes(), fitted()["soft_bt"].arrays["theta"]
+    reached = []
+    for rounds in (0, 1, 2, 3, 5, 8, 12):
+        monkeypatch.setattr(baselines, "EM_ROUNDS", rounds)
+        found = baselines._fit_mixture(pairs, theta, 1e-4, SEVERAL, seed=0)
+        reached.append(log_likelihood(pairs, found["theta"], found["weights"]))
+        assert found["weights"].sum() == pytest.approx(1)
+        assert found["weights"].min() > 0
+    assert np.diff(reached).min() > -1e-5
+    assert reached[-1] > reached[0] + 0.005
+    assert reached[-1] > log_likelihood(pairs, theta[:, None], np.ones(1)), "and likelier than under one reward"
+
+
+def test_one_round_of_em_is_what_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs, theta, k = votes(), fitted()["soft_bt"].arrays["theta"], 2
+    monkeypatch.setattr(baselines, "EM_ROUNDS", 0)
+    start = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
+    monkeypatch.setattr(baselines, "EM_ROUNDS", 1)
+    found = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
+    d, p = pairs.difference.astype(float), pairs.prob_a
+    chance = 1 / (1 + np.exp(-d @ start["theta"]))
+    of_a, of_b = start["weights"] * chance, start["weights"] * (1 - chance)
+    votes_a = p[:, None] * of_a / of_a.sum(axis=1, keepdims=True)
+    votes_b = (1 - p)[:, None] * of_b / of_b.sum(axis=1, keepdims=True)
+    count = votes_a + votes_b
+    np.testing.assert_allclose(found["weights"], count.mean(axis=0), atol=1e-5)
+    for j in range(k):
+        best = fit_bradley_terry(d, votes_a[:, j] / count[:, j], 0.1, weight=count[:, j] / count[:, j].mean())
+        before, after = (np.abs(fit["theta"][:, j] - best).max() for fit in (start, found))
+        assert after < 0.2 * before, "two Newton steps come near the best reward of this kind"
+
+
+# --- mean and variance ------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
+def test_the_gradient_of_the_mean_variance_loss_is_that_of_finite_differences(seed: int, l2: float) -> None:
+    rng = np.random.default_rng(seed)
+    inputs, unknowns = rng.uniform(-1, 1, (14, 3)), rng.uniform(-0.5, 0.5, 7)  # no share so extreme that it is clipped
+    guide = rng.standard_normal(3)
+    a, b = np.arange(7, dtype=np.int32), np.arange(7, 14, dtype=np.int32)
+    prob_a = rng.random(7)
+    loss = mean_variance_loss(inputs, a, b, prob_a, l2, guide)
+    value, gradient = loss(unknowns)
+    mean, spread, offset = unknowns[:3], unknowns[3:6], unknowns[6]
+    p = ndtr((inputs[a] - inputs[b]) @ mean / np.sqrt(sum(np.exp(inputs[side] @ spread + offset) for side in (a, b))))
+    entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
+    assert value == pytest.approx(entropy + l2 / 2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)), rel=1e-9)
+    steps = 1e-6 * np.eye(7)
+    numeric = np.array([(loss(unknowns + step)[0] - loss(unknowns - step)[0]) / 2e-6 for step in steps])
+    np.testing.assert_allclose(gradient, numeric, atol=1e-6, rtol=1e-6)
+
+
+def test_the_mean_variance_model_recovers_shares_that_it_made() -> None:
+    """Texts whose third feature is high divide people: one reward cannot say so."""
+    rng = np.random.default_rng(4)
+
+    def share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.asarray(ndtr((a - b)[:, 0] / np.sqrt((np.exp(2 * a[:, 2]) + np.exp(2 * b[:, 2])) / 4)))
+
+    pairs = compared(rng.standard_normal((3000, 4)), share, 50)
+    a, b = rng.standard_normal((2, 400, 4))
+    soft = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.003)
+    folds = validation_folds(pairs.prompt, 0)
+    found = Baseline("mean-variance", baselines._fit_mean_variance(pairs, soft, folds))
+    error, of_one_reward = brier(found.prob_hat(a, b), share(a, b)), brier(sigmoid((a - b) @ soft), share(a, b))
+    assert error < 0.3 * of_one_reward
+    assert error < 2e-3

@@ -1,0 +1,290 @@
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from pluralign.demo import TownHall, answers, candidates, town_hall
+from pluralign.demo import issues as word_material
+from pluralign.demo.townhall import FEATURES, TASTES
+from pluralign.demo.writing import N_DRAWS, Attributes, write_response
+
+
+@pytest.fixture(scope="module")
+def hall() -> TownHall:
+    return town_hall(8000, seed=5)
+
+
+def test_the_same_arguments_give_the_same_hall() -> None:
+    first, again = town_hall(300, seed=2, votes_per_pair=(3, 9)), town_hall(300, seed=2, votes_per_pair=(3, 9))
+    assert first.preferences.fingerprint == again.preferences.fingerprint
+    assert np.array_equal(first.true_prob, again.true_prob)
+    assert np.array_equal(first.features, again.features)
+    assert np.array_equal(first.tastes, again.tastes)
+
+
+def test_another_seed_is_another_sample_of_the_same_people() -> None:
+    one, two = town_hall(80, seed=1), town_hall(80, seed=2)
+    assert np.array_equal(one.tastes, two.tastes)
+    assert set(one.preferences.responses).isdisjoint(two.preferences.responses)
+    assert not np.array_equal(one.tastes, town_hall(80, seed=1, population_seed=1).tastes)
+
+
+def test_more_people_or_more_votes_leave_the_texts_alone() -> None:
+    few, many = town_hall(80, n_annotators=10), town_hall(80, n_annotators=500, votes_per_pair=50)
+    assert list(few.preferences.responses) == list(many.preferences.responses)
+    assert list(few.preferences.prompts) == list(many.preferences.prompts)
+
+
+@pytest.mark.parametrize("n_pairs", [1, 9, 200, 5001])
+def test_sizes_are_as_asked(n_pairs: int) -> None:
+    hall = town_hall(n_pairs, n_annotators=30)
+    preferences = hall.preferences
+    assert len(preferences) == len(hall.true_prob) == n_pairs
+    assert len(preferences.prompts) == -(-n_pairs // 8)
+    assert hall.features.shape == (len(preferences.responses), len(hall.feature_names))
+    assert hall.tastes.shape == (30, len(hall.feature_names))
+    assert len(hall.attributes) == len(preferences.responses)
+    assert np.bincount(preferences.prompt_index).max() <= 8
+
+
+def test_features_follow_the_order_of_responses_and_of_items(hall: TownHall) -> None:
+    items = hall.preferences.items()
+    assert np.array_equal(items.response_index, np.arange(len(hall.features)))
+    assert np.array_equal(items.a, hall.preferences.a_index)
+    assert tuple(TASTES) == FEATURES == hall.feature_names
+
+
+def test_being_for_an_issue_is_its_position_on_the_value_axes(hall: TownHall) -> None:
+    issue = next(issue for issue in word_material.ISSUES if "wind turbines" in issue.rest)
+    assert issue.loadings == (0.0, 0.5, 1.0, 0.0)
+    for stance, sign in ((0, 1), (1, -1)):
+        about = [bool(re.search("wind turbines on|two turbines on", text)) for text in hall.preferences.responses]
+        positions = hall.features[np.array(about) & (hall.attributes[:, 0] == stance), :4]
+        assert len(positions) > 5
+        assert np.allclose(positions, positions[:, [2]] * issue.loadings)
+        assert (np.sign(positions[:, 2]) == sign).all()
+
+
+def test_true_share_is_that_of_a_plain_loop_in_exact_arithmetic() -> None:
+    hall = town_hall(40, seed=3, n_annotators=25)
+    a_index, b_index = hall.preferences.a_index, hall.preferences.b_index
+    for pair in range(40):
+        preferring_a = 0
+        for taste in hall.tastes:
+            rewards = [
+                sum(
+                    Fraction(t) * Fraction(f) for t, f in zip(taste.tolist(), hall.features[item].tolist(), strict=True)
+                )
+                for item in (a_index[pair], b_index[pair])
+            ]
+            assert rewards[0] != rewards[1]
+            preferring_a += rewards[0] > rewards[1]
+        assert hall.true_prob[pair] == preferring_a / 25
+
+
+def test_the_whole_population_as_an_ensemble_is_perfectly_calibrated(hall: TownHall) -> None:
+    votes = hall.annotator_votes(np.arange(1000))
+    assert set(np.unique(votes)) == {0.0, 1.0}
+    assert np.array_equal(votes.mean(axis=1), hall.true_prob)
+
+
+def test_annotator_votes_are_those_of_their_rewards_in_the_order_asked() -> None:
+    hall = town_hall(100, n_annotators=20)
+    rewards = hall.annotator_rewards([7, 3, 7])
+    votes = hall.annotator_votes([7, 3, 7])
+    assert votes.shape == (100, 3)
+    assert np.array_equal(votes[:, 0], votes[:, 2])
+    assert np.array_equal(votes, rewards[hall.preferences.a_index] > rewards[hall.preferences.b_index])
+    assert hall.annotator_votes(4).shape == (100, 1)
+    with pytest.raises(ValueError, match="between 0 and 19"):
+        hall.annotator_votes([20])
+    with pytest.raises(ValueError, match="indices"):
+        hall.annotator_votes([0.5])
+
+
+def test_random_annotators_have_the_error_of_theorem_2(hall: TownHall) -> None:
+    random, k = np.random.default_rng(0), 8
+    votes = hall.annotator_votes(np.arange(1000))
+    errors = [((votes[:, random.integers(0, 1000, k)].mean(axis=1) - hall.true_prob) ** 2).mean() for _ in range(200)]
+    expected = (hall.true_prob * (1 - hall.true_prob)).mean() / k
+    assert abs(np.mean(errors) - expected) < 4 * np.std(errors) / np.sqrt(200)
+
+
+@pytest.mark.parametrize("votes_per_pair", [1, 5, (2, 12)])
+def test_votes_are_binomial_around_the_true_share(votes_per_pair: int | tuple[int, int]) -> None:
+    hall = town_hall(20_000, seed=11, votes_per_pair=votes_per_pair, n_annotators=200)
+    n, p, x = hall.preferences.n_votes, hall.true_prob, hall.preferences.votes_a
+    low, high = votes_per_pair if isinstance(votes_per_pair, tuple) else (votes_per_pair, votes_per_pair)
+    assert set(np.unique(n)) == set(range(low, high + 1))
+    unanimous = (p == 0) | (p == 1)
+    assert np.array_equal(x[unanimous], (n * p)[unanimous].astype(int))
+    n, p, x = n[~unanimous], p[~unanimous], x[~unanimous]
+    variance = n * p * (1 - p)
+    # Both are sums of many independent terms, so nearly standard normal; the fourth moment is the binomial's.
+    mean_z = (x - n * p).sum() / np.sqrt(variance.sum())
+    fourth = 3 * variance**2 + variance * (1 - 6 * p * (1 - p))
+    spread_z = ((x - n * p) ** 2 - variance).sum() / np.sqrt((fourth - variance**2).sum())
+    assert abs(mean_z) < 4
+    assert abs(spread_z) < 4
+
+
+def test_people_disagree_as_they_do_in_real_votes(hall: TownHall) -> None:
+    majority = np.maximum(hall.true_prob, 1 - hall.true_prob)
+    assert 0.70 < majority.mean() < 0.75
+    kinds = np.histogram(majority, bins=np.linspace(0.5, 1, 6))[0] / len(majority)
+    assert kinds.min() > 0.08, "from evenly split to nearly unanimous, every kind of pair occurs"
+    assert abs(hall.true_prob.mean() - 0.5) < 0.01, "pairs are oriented at random"
+
+
+def test_one_reward_does_not_explain_the_town_but_eight_people_come_close(hall: TownHall) -> None:
+    """Even a Bradley-Terry model that sees the true features and the true shares leaves much of them unexplained."""
+    difference = hall.features[hall.preferences.a_index] - hall.features[hall.preferences.b_index]
+    weights = np.zeros(difference.shape[1])
+    for _ in range(30):  # Newton's method on the soft-label logistic loss
+        prob = 1 / (1 + np.exp(-difference @ weights))
+        curvature = (difference * (prob * (1 - prob))[:, None]).T @ difference
+        weights -= np.linalg.solve(curvature, difference.T @ (prob - hall.true_prob))
+    one_reward = ((1 / (1 + np.exp(-difference @ weights)) - hall.true_prob) ** 2).mean()
+    camps = np.stack([hall.tastes[hall.camps == camp].mean(axis=0) for camp in range(6)])
+    share = np.bincount(hall.camps) / len(hall.camps)
+    six_camps = (((difference @ camps.T > 0) @ share - hall.true_prob) ** 2).mean()
+    constant_half = ((hall.true_prob - 0.5) ** 2).mean()
+    assert one_reward < 0.3 * constant_half
+    assert one_reward > 0.012
+    assert six_camps < one_reward
+
+
+def test_camps_have_their_shares() -> None:
+    hall = town_hall(8, n_annotators=1000)
+    counts = np.bincount(hall.camps, minlength=len(hall.camp_names))
+    assert counts.tolist() == [240, 200, 180, 150, 130, 100]
+
+
+def test_all_prompts_and_all_responses_are_distinct(hall: TownHall) -> None:
+    texts = list(hall.preferences.responses)
+    assert len(set(texts)) == len(texts)
+    assert len(set(hall.preferences.prompts)) == len(hall.preferences.prompts) == 1000
+    assert (hall.preferences.a_index != hall.preferences.b_index).all()
+    pairs = np.sort(np.stack([hall.preferences.a_index, hall.preferences.b_index], axis=1), axis=1)
+    assert len(np.unique(pairs, axis=0)) == len(pairs)
+    assert len(hall.preferences.items().prompt_index) == len(texts), "no text answers two prompts"
+
+
+def test_no_two_responses_to_a_prompt_have_the_same_features() -> None:
+    lists = answers(200, 20, seed=1)
+    for features in lists.features:
+        assert len(np.unique(features, axis=0)) == 20
+
+
+def test_every_attribute_shows_in_the_text(hall: TownHall) -> None:
+    levels = Attributes(*hall.attributes.T)
+    texts = list(hall.preferences.responses)
+
+    def share(pattern: str, rows: np.ndarray) -> float:
+        return float(np.mean([bool(re.search(pattern, texts[row], re.MULTILINE)) for row in np.flatnonzero(rows)]))
+
+    words = np.array([len(text.split()) for text in texts])
+    median_words = [float(np.median(words[levels.length == level])) for level in range(5)]
+    assert median_words == sorted(median_words)
+    assert median_words[4] > 2.5 * median_words[0]
+    bullets, numbers = np.asarray(levels.structure) == 1, np.asarray(levels.structure) == 2
+    assert share(r"^- ", bullets) == 1
+    assert share(r"^1\. ", numbers) == 1
+    assert share(r"^(- |1\. )", ~(bullets | numbers)) == 0
+    calls, questions = np.asarray(levels.call) == 1, np.asarray(levels.question) == 1
+    assert share(r"!$", calls) == 1
+    assert share(r"!", ~calls) == 0
+    assert share(r"\?", questions) == 1
+    assert share(r"\?", ~questions) == 0
+    support = np.asarray(levels.support)
+    assert share(r"\d", support == 1) == 1
+    assert share(r"£", support == 4) == 1
+    assert share(r"£", support != 4) == 0
+    assert share(r"(?i)fair|just|justice", support == 3) == 1
+    stance = np.asarray(levels.stance)
+    opposed = r"against|oppose|\bno\b|not |n't|never|mistake|wrong|bad idea"
+    assert share(opposed, (stance == 1) & (np.asarray(levels.length) == 0)) == 1
+    tone = np.asarray(levels.tone)
+    assert share(r"n't|I'm|I'd|let's", (tone == 1) | (tone == 2)) == 0
+
+
+def test_each_text_is_readable_english(hall: TownHall) -> None:
+    lists = answers(300, 6, seed=9)
+    candidate_texts = [text for responses in lists.responses for text in responses]
+    for text in [*hall.preferences.prompts, *hall.preferences.responses, *lists.prompts, *candidate_texts]:
+        assert not re.search(r"[{}]|  | [,.;:?!]|[,.;:?!][,.;:?!]", text), text
+        assert not re.search(r"\b(\w+) \1\b", text, re.IGNORECASE), text
+        assert not re.search(r"\ba [aeiou]|\ban (?!hour|honest)[^aeiou]", text), text
+        for line in filter(None, text.split("\n")):
+            body = re.sub(r"^(- |\d\. )", "", line)
+            assert body[-1] in ".?!:", text
+            for sentence in re.split(r"(?<=[.?!]) ", body):
+                assert sentence[0].isupper(), text
+
+
+def test_issues_are_complete_and_every_place_fits() -> None:
+    assert len(word_material.ISSUES) >= 40
+    assert len({issue.thing for issue in word_material.ISSUES}) == len(word_material.ISSUES)
+    for issue in word_material.ISSUES:
+        assert len(issue.pros) == len(issue.cons) == 4, issue.thing
+        assert len(issue.middle) >= 2, issue.thing
+        assert len(issue.unknown) == 2, issue.thing
+        assert any(issue.loadings), issue.thing
+        assert all(abs(load) <= 1 and load * 4 == int(load * 4) for load in issue.loadings), issue.thing
+        clauses = (*issue.pros, *issue.cons, *issue.middle, *issue.unknown, issue.gains, issue.loses)
+        assert all(clause[0].islower() or clause.startswith(("{", "I ", "Sunday")) for clause in clauses), issue.thing
+        assert not any(clause.endswith((".", "?", "!")) for clause in clauses), issue.thing
+
+
+def test_every_choice_of_words_can_be_written() -> None:
+    random = np.random.default_rng(0)
+    for issue in range(len(word_material.ISSUES)):
+        for stance in range(4):
+            for length in range(5):
+                tone, hedging = int(random.integers(4)), int(random.integers(3))
+                levels = Attributes(stance, length, tone, hedging, structure=0, support=2, call=1, question=1)
+                text = write_response(issue, 0, 0, levels, random.integers(0, 2**16, N_DRAWS).tolist())
+                assert len(text.split()) > 10
+
+
+def test_candidates_are_lists_of_distinct_responses_in_the_same_style(hall: TownHall) -> None:
+    lines = candidates(30, 12, seed=4)
+    assert [len(line["responses"]) for line in lines] == [12] * 30
+    texts = [text for line in lines for text in line["responses"]]
+    assert len(set(texts)) == len(texts)
+    assert len({line["prompt"] for line in lines}) == 30
+    assert lines == candidates(30, 12, seed=4)
+    lists = answers(30, 12, seed=4)
+    assert [line["responses"] for line in lines] == lists.responses
+    favourites = (lists.features @ hall.tastes.T).argmax(axis=1)
+    assert np.mean([len(set(row)) for row in favourites]) > 3, "people have different favourites"
+
+
+def test_bad_arguments_are_refused_with_a_sentence() -> None:
+    for message, options in {
+        r"n_pairs must be a whole number of at least 1, not 0": {"n_pairs": 0},
+        r"n_pairs must be a whole number of at least 1, not 2\.5": {"n_pairs": 2.5},
+        r"n_annotators must be": {"n_annotators": 0},
+        r"votes_per_pair must be a whole number of at least 1, not 0": {"votes_per_pair": 0},
+        r"the upper end of votes_per_pair must be .* at least 5, not 3": {"votes_per_pair": (5, 3)},
+        r"votes_per_pair must be a number or a \(low, high\) pair": {"votes_per_pair": (1, 2, 3)},
+        r"n_responses_per_prompt must be a whole number of at least 2": {"n_responses_per_prompt": 1},
+        r"n_responses_per_prompt must be at most 50": {"n_responses_per_prompt": 51},
+        r"pairs_per_prompt must be at most 3, the pairs among 3": {"n_responses_per_prompt": 3, "pairs_per_prompt": 4},
+        r"pairs_per_prompt must be a whole number": {"pairs_per_prompt": 0},
+        r"at most 4,147,200 distinct prompts": {"n_pairs": 5_000_000, "pairs_per_prompt": 1},
+        r"seed must be a whole number of at least 0, not -1": {"seed": -1},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            town_hall(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="n_prompts must be"):
+        candidates(0, 3)
+    with pytest.raises(ValueError, match="n_responses must be"):
+        candidates(3, 1)
+
+
+def test_two_responses_a_prompt_make_one_pair_each() -> None:
+    hall = town_hall(50, n_responses_per_prompt=2)
+    assert len(hall.preferences.prompts) == 50
+    assert len(hall.preferences.responses) == 100

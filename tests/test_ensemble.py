@@ -1,0 +1,305 @@
+"""The ensemble as a value: its two readings, and its form on disk."""
+
+import ast
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import pluralign
+from pluralign import ensemble as ensemble_module
+from pluralign.demo import town_hall
+from pluralign.ensemble import RewardEnsemble, TextFeatures, read_description, texts_of
+from pluralign.errors import DataError, UsageError
+from pluralign.files import write_whole
+from pluralign.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.preferences import PreferenceSet
+from pluralign.surface import NAMES, surface_features
+
+HISTORY = [{"k": 1, "weights": [1.0]}, {"k": 2, "weights": [0.75, 0.25]}, {"k": 3, "weights": [0.5, 0.25, 0.25]}]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def votes() -> PreferenceSet:
+    return town_hall(160).preferences
+
+
+def some_ensemble(seed: int = 0, k: int = 3, method: str = "stagewise", encoder: str = "none") -> RewardEnsemble:
+    """Rewards that nobody fitted, on real surface features (and hashed words)."""
+    random = np.random.default_rng(seed)
+    features = TextFeatures(encoder)
+    raw = features(texts_of(town_hall(40).preferences))
+    weights = random.dirichlet(np.ones(k))
+    return RewardEnsemble(
+        LinearMembers(fit_feature_map(raw, len(NAMES)), random.standard_normal((raw.shape[1], k))),
+        weights,
+        features,
+        temperature=0.7,
+        facts={"method": method, "level": "vote", "history": HISTORY, "town": "Größe ½"},
+        baselines={"soft_bt": {"theta": random.standard_normal(raw.shape[1]), "temperature": np.array(1.0)}},
+    )
+
+
+# --- readings -------------------------------------------------------------------------------------------------------
+
+
+def test_rewards_are_theta_times_the_scaled_features() -> None:
+    ensemble = some_ensemble()
+    items = [("Tea?", "Yes."), ("Tea?", "I might, perhaps.")]
+    raw = surface_features(response for _, response in items)
+    inputs = ensemble.members.inputs
+    scaled = np.clip((raw - inputs.mean) / inputs.spread, -6, 6) * inputs.gain
+    np.testing.assert_allclose(ensemble.rewards(items), scaled @ ensemble.members.theta, atol=1e-5)
+    assert ensemble.rewards([]).shape == (0, 3)
+    assert ensemble.k == ensemble.members.n_members == 3
+    assert repr(ensemble).startswith("RewardEnsemble(stagewise k=3, weights 0.")
+
+
+def test_a_hidden_layer_stands_beside_the_inputs() -> None:
+    inputs = FeatureMap(np.zeros(2), np.ones(2), np.ones(2), hidden=np.array([[1.0], [2.0]]), bias=np.array([0.5]))
+    members = LinearMembers(inputs, np.array([[1.0], [0.0], [10.0]]))
+    assert members.rewards(np.array([[0.1, -0.2]])).item() == pytest.approx(0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5), abs=1e-6)
+
+
+def test_a_feature_that_never_varies_says_nothing() -> None:
+    features = np.array([[1.0, 5.0], [2.0, 5.0]], dtype=np.float32)
+    np.testing.assert_array_equal(fit_feature_map(features, 0)(features), [[-1, 0], [1, 0]])
+    np.testing.assert_array_equal(fit_feature_map(features, 0)(np.array([[1e9, -1e9]])), [[6, 0]])
+
+
+def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: PreferenceSet) -> None:
+    ensemble = some_ensemble()
+    reward_a, reward_b = ensemble.pair_rewards(votes)
+    by_hand = [
+        sum(weight * (x > y) for weight, x, y in zip(ensemble.weights, a, b, strict=True))
+        for a, b in zip(reward_a.tolist(), reward_b.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(ensemble.prob_hat(votes), by_hand, atol=1e-12)
+    np.testing.assert_allclose(ensemble.votes(votes) @ ensemble.weights, by_hand, atol=1e-12)
+    text = (votes.prompts[votes.prompt_index[7]], votes.responses[votes.b_index[7]])
+    np.testing.assert_allclose(reward_b[7], ensemble.rewards([text])[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("level", ["vote", "policy"])
+def test_swapping_a_and_b_turns_prob_hat_round(votes: PreferenceSet, level: Any) -> None:
+    for seed in range(5):
+        ensemble = some_ensemble(seed)
+        swapped = ensemble.prob_hat(votes.swapped(), level)
+        np.testing.assert_allclose(swapped, 1 - ensemble.prob_hat(votes, level), atol=1e-12)
+
+
+def test_responses_with_one_reward_share_the_votes() -> None:
+    same_counts = PreferenceSet.from_columns(["Tea?"], ["ab cd."], ["cd ab."], [3], [2])
+    ensemble = some_ensemble()
+    assert ensemble.votes(same_counts).tolist() == [[0.5, 0.5, 0.5]]
+    for level in ("vote", "policy"):
+        assert ensemble.prob_hat(same_counts, level).tolist() == pytest.approx([0.5])  # type: ignore[arg-type]
+
+
+def test_the_policy_reading_approaches_the_votes_as_the_temperature_falls(votes: PreferenceSet) -> None:
+    ensemble = some_ensemble()
+    hard = ensemble.prob_hat(votes)
+    gaps = [
+        np.abs(replace(ensemble, temperature=beta).prob_hat(votes, "policy") - hard).mean() for beta in (1, 0.1, 1e-9)
+    ]
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 1e-9
+    warm = replace(ensemble, temperature=1e9).prob_hat(votes, "policy")
+    np.testing.assert_allclose(warm, 0.5, atol=1e-6)
+
+
+# --- parts of an ensemble -------------------------------------------------------------------------------------------
+
+
+def test_taking_members_in_another_order_permutes_votes_and_leaves_prob_hat(votes: PreferenceSet) -> None:
+    ensemble = some_ensemble()
+    order = [2, 0, 1]
+    turned = ensemble.take(order, ensemble.weights[order])
+    np.testing.assert_array_equal(turned.votes(votes), ensemble.votes(votes)[:, order])
+    np.testing.assert_allclose(turned.prob_hat(votes), ensemble.prob_hat(votes), atol=1e-12)
+    doubled = ensemble.take([0, 1, 2, 2], [*ensemble.weights[:2], *[ensemble.weights[2] / 2] * 2])
+    assert doubled.k == 4
+    np.testing.assert_allclose(doubled.prob_hat(votes, "policy"), ensemble.prob_hat(votes, "policy"), atol=1e-12)
+
+
+def test_the_first_k_stages_have_the_weights_they_had_then(votes: PreferenceSet) -> None:
+    ensemble = some_ensemble()
+    first = ensemble.first(2)
+    assert first.weights.tolist() == [0.75, 0.25]
+    np.testing.assert_array_equal(first.members.theta, ensemble.members.theta[:, :2])
+    np.testing.assert_allclose(first.prob_hat(votes), ensemble.votes(votes)[:, :2] @ [0.75, 0.25])
+    for k in (0, 4, -1):
+        with pytest.raises(UsageError, match=f"k must be between 1 and 3, not {k}"):
+            ensemble.first(k)
+
+
+def test_the_members_of_a_joint_ensemble_are_only_right_together() -> None:
+    with pytest.raises(UsageError, match="needs a stagewise ensemble"):
+        some_ensemble(method="joint").first(1)
+
+
+# --- on disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoder", ["none", "hashing"])
+def test_a_loaded_ensemble_is_the_saved_one(votes: PreferenceSet, tmp_path: Path, encoder: str) -> None:
+    ensemble = some_ensemble(encoder=encoder)
+    ensemble.save(tmp_path / "deep" / "folder")
+    loaded = RewardEnsemble.load(str(tmp_path / "deep" / "folder"))
+    for mine, its in zip(ensemble.pair_rewards(votes), loaded.pair_rewards(votes), strict=True):
+        np.testing.assert_array_equal(mine, its)
+    np.testing.assert_array_equal(loaded.votes(votes), ensemble.votes(votes))
+    for level in ("vote", "policy"):
+        np.testing.assert_array_equal(loaded.prob_hat(votes, level), ensemble.prob_hat(votes, level))  # type: ignore[arg-type]
+    assert loaded.features == ensemble.features
+    assert loaded.facts == ensemble.facts
+    assert loaded.first(2).weights.tolist() == [0.75, 0.25]
+    np.testing.assert_array_equal(loaded.baselines["soft_bt"]["theta"], ensemble.baselines["soft_bt"]["theta"])
+
+
+def test_a_hidden_layer_is_saved_too(tmp_path: Path) -> None:
+    ensemble = some_ensemble()
+    random = np.random.default_rng(0)
+    inputs = replace(
+        ensemble.members.inputs,
+        hidden=random.standard_normal((len(NAMES), 4)).astype(np.float32),
+        bias=random.standard_normal(4).astype(np.float32),
+    )
+    deep = replace(ensemble, members=LinearMembers(inputs, random.standard_normal((len(NAMES) + 4, 3))))
+    deep.save(tmp_path)
+    items = [("x", "Yes."), ("x", "I might.")]
+    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).rewards(items), deep.rewards(items))
+
+
+def test_a_folder_holds_json_and_safetensors_and_nothing_that_runs_code(tmp_path: Path) -> None:
+    some_ensemble().save(tmp_path)
+    json_file, arrays_file = sorted(tmp_path.iterdir(), key=lambda path: path.suffix)
+    assert json.loads(json_file.read_text(encoding="utf-8"))["facts"]["town"] == "Größe ½"
+    assert "members/theta" in safetensors.numpy.load(arrays_file.read_bytes())
+    assert (json_file.name, arrays_file.suffix) == ("ensemble.json", ".safetensors")
+
+
+def test_nothing_in_the_package_reads_pickles() -> None:
+    for path in Path(pluralign.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not {"pickle", "joblib", "dill", "cloudpickle", "shelve"} & {module, *names}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                owner = node.func.value
+                assert not (isinstance(owner, ast.Name) and owner.id in ("torch", "np")), f"{path}:{node.lineno}"
+
+
+def test_the_same_ensemble_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        some_ensemble().save(tmp_path / name)
+    first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert first == second
+
+
+def test_saving_again_leaves_one_ensemble(votes: PreferenceSet, tmp_path: Path) -> None:
+    some_ensemble(0).save(tmp_path)
+    some_ensemble(1).save(tmp_path)
+    some_ensemble(1).save(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    assert len(list(tmp_path.iterdir())) == 2
+    loaded = RewardEnsemble.load(tmp_path)
+    np.testing.assert_array_equal(loaded.prob_hat(votes), some_ensemble(1).prob_hat(votes))
+
+
+def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
+    votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = some_ensemble(0), some_ensemble(1)
+    old.save(tmp_path)
+
+    def power_cut(path: Path) -> AbstractContextManager[Path]:
+        @contextmanager
+        def crash() -> Iterator[Path]:
+            with write_whole(path) as partial:
+                yield partial
+                raise OSError("power cut")
+
+        return crash() if Path(path).name == "ensemble.json" else write_whole(path)
+
+    monkeypatch.setattr(ensemble_module, "write_whole", power_cut)
+    with pytest.raises(OSError, match="power cut"):
+        new.save(tmp_path)
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2, "both are there, and the JSON names the old one"
+    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), old.prob_hat(votes))
+    new.save(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), new.prob_hat(votes))
+
+
+def test_arrays_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
+    some_ensemble().save(tmp_path)
+    (arrays,) = tmp_path.glob("*.safetensors")
+    data = bytearray(arrays.read_bytes())
+    data[-1] ^= 1
+    arrays.write_bytes(data)
+    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again"):
+        RewardEnsemble.load(tmp_path)
+    arrays.write_bytes(data[:100])
+    with pytest.raises(DataError, match="hash differs"):
+        RewardEnsemble.load(tmp_path)
+    arrays.unlink()
+    with pytest.raises(DataError, match=rf"{arrays.name} is missing; copy the whole folder again"):
+        RewardEnsemble.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "it is not JSON"),
+        (b"\xff\xfe", "it is not JSON"),
+        ("[1]", "does not describe an ensemble"),
+        ('{"format": "other"}', "does not describe an ensemble"),
+        ('{"format": "pluralign-ensemble", "format_version": 99}', "newer Pluralign; upgrade"),
+    ],
+)
+def test_a_description_that_is_not_ours_is_refused(tmp_path: Path, content: str | bytes, message: str) -> None:
+    (tmp_path / "ensemble.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=message):
+        read_description(tmp_path)
+
+
+@pytest.mark.xfail(raises=(KeyError, TypeError), reason="a description that lacks a key ends in a traceback")
+@pytest.mark.parametrize("key", ["format_version", "arrays", "features", "weights", "facts"])
+def test_a_description_that_lacks_a_part_is_refused(tmp_path: Path, key: str) -> None:
+    some_ensemble().save(tmp_path)
+    description = json.loads((tmp_path / "ensemble.json").read_text())
+    del description[key]
+    (tmp_path / "ensemble.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match=r"ensemble\.json"):
+        RewardEnsemble.load(tmp_path)
+
+
+def test_a_folder_without_an_ensemble_says_where_to_look(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no ensemble\.json in it; name a folder that pluralign fit wrote"):
+        RewardEnsemble.load(tmp_path)
+    with pytest.raises(DataError, match="check the path"):
+        RewardEnsemble.load(tmp_path / "nowhere")
+
+
+def test_arrays_are_looked_for_beside_the_description_only(tmp_path: Path) -> None:
+    some_ensemble().save(tmp_path / "one")
+    description = json.loads((tmp_path / "one" / "ensemble.json").read_text())
+    (arrays,) = (tmp_path / "one").glob("*.safetensors")
+    arrays.rename(tmp_path / arrays.name)
+    description["arrays"]["file"] = f"../{arrays.name}"
+    (tmp_path / "one" / "ensemble.json").write_text(json.dumps(description))
+    with pytest.raises(DataError, match="is missing"):
+        RewardEnsemble.load(tmp_path / "one")
