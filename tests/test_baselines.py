@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 from pluralign import baselines
 from pluralign.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
-from pluralign.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.bradley_terry import L2_GRID, fit_bradley_terry, sigmoid
 from pluralign.calibration import brier, constant_half
 from pluralign.pairs import Pairs, validation_folds
 from pluralign.simplex import optimality_gap
@@ -86,7 +86,7 @@ def test_of_two_equal_texts_each_gets_half(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
     file = io.BytesIO()
-    np.savez(file, **fitted()[name].arrays)
+    np.savez(file, **fitted()[name].arrays)  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file) as stored:
         again = Baseline(fitted()[name].formula, dict(stored))
@@ -132,8 +132,8 @@ def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
             error += brier(sigmoid(pairs.difference[fold] @ theta), pairs.prob_a[fold])
         return error
 
-    assert float(arrays["l2"]) in baselines.L2_GRID
-    assert validated(float(arrays["l2"])) <= min(map(validated, baselines.L2_GRID)) + 1e-5
+    assert float(arrays["l2"]) in L2_GRID
+    assert validated(float(arrays["l2"])) <= min(map(validated, L2_GRID)) + 1e-5
 
 
 def test_a_temperature_validates_better_than_none() -> None:

@@ -1,5 +1,7 @@
 """Bradley–Terry rewards against scipy, scikit-learn, finite differences and data simulated from a known reward."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,10 +27,11 @@ def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, 
     return difference, rng.binomial(5, sigmoid(difference @ rng.standard_normal(d))) / 5, rng.random(n) * 3
 
 
-def numeric_gradient(theta: np.ndarray, *arguments: object) -> np.ndarray:
-    step = 1e-6 * np.eye(len(theta))
-    loss = lambda at: bradley_terry_loss(at, *arguments)  # type: ignore[arg-type]  # noqa: E731
-    return np.array([(loss(theta + e) - loss(theta - e)) / 2e-6 for e in step])
+def numeric_gradient(theta: np.ndarray, *others: Any) -> np.ndarray:
+    steps = 1e-6 * np.eye(len(theta))
+    return np.array(
+        [(bradley_terry_loss(theta + e, *others) - bradley_terry_loss(theta - e, *others)) / 2e-6 for e in steps]
+    )
 
 
 @given(st.floats(-1e4, 1e4))
@@ -57,7 +60,10 @@ def test_the_loss_is_flat_at_the_fit(seed: int, l2: float) -> None:
 @pytest.mark.parametrize("l2", [1.0, 0.01, 1e-4])
 def test_the_fit_is_where_scipy_ends(l2: float) -> None:
     difference, target, weight = shares(1)
-    loss = lambda theta: bradley_terry_loss(theta, difference, target, l2, weight)  # noqa: E731
+
+    def loss(theta: np.ndarray) -> float:
+        return bradley_terry_loss(theta, difference, target, l2, weight)
+
     other = minimize(loss, np.zeros(5), method="BFGS", options={"gtol": 1e-9, "xrtol": 1e-12})
     fitted = fit_bradley_terry(difference, target, l2, weight=weight)
     np.testing.assert_allclose(fitted, other.x, atol=2e-4)
@@ -164,7 +170,8 @@ def test_principal_directions_are_those_of_the_singular_value_decomposition() ->
 @pytest.mark.parametrize(("d", "m"), [(20, 6), (70, 64), (8, 8), (8, 7)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_directions_are_orthonormal_and_leave_nothing_of_the_reward_out(d: int, m: int, dtype: type) -> None:
-    difference, theta = shares(11, n=300, d=d)[0].astype(dtype), np.random.default_rng(11).standard_normal(d)
+    difference: np.ndarray = shares(11, n=300, d=d)[0].astype(dtype)
+    theta = np.random.default_rng(11).standard_normal(d)
     axes = directions_with(difference, theta, m)
     assert axes.dtype == dtype
     np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-5)

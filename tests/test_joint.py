@@ -204,7 +204,7 @@ def test_members_have_unit_spread_over_damped_differences(bound: float) -> None:
 
 @functools.cache
 def bounded(common: float, bound: float, vote_share: float) -> JointFit:
-    return fit_joint(population(2, common)[0], teacher_of(2, common), 8, vote_share=vote_share, bound=bound)
+    return fit_joint(population(2, common)[0], teacher_of(2, common), 4, vote_share=vote_share, bound=bound)
 
 
 @pytest.mark.parametrize("vote_share", [0.3, 1.0])

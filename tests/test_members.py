@@ -1,7 +1,8 @@
-"""What rewards are made of: scaled features, linear members, a hidden layer, pairs, folds, and members kept near people."""
+"""What rewards are made of: scaled features, linear members, a hidden layer, pairs and folds; and keeping near people."""
 
 import functools
 import io
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -80,8 +81,8 @@ def test_a_reward_is_linear_in_inputs_and_in_the_hidden_layer() -> None:
 @pytest.mark.parametrize("hidden", [False, True])
 def test_members_come_back_from_their_arrays(hidden: bool) -> None:
     members, features = some_members(hidden=hidden), some_features(2)
-    file = io.BytesIO()
-    np.savez(file, **members.arrays())
+    file, arrays = io.BytesIO(), dict(members.arrays())
+    np.savez(file, **arrays)  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file) as stored:
         again = LinearMembers.from_arrays(dict(stored))
@@ -254,9 +255,7 @@ def test_a_member_is_turned_no_further_than_needed(angle: float, bound: float, s
     if before <= bound:
         np.testing.assert_array_equal(kept, member, "nothing to do")
     else:
-        assert after > bound - 0.01 or angle > np.pi - 0.01, (
-            "just under it; from straight behind there is no middle way"
-        )
+        assert after > bound - 0.01 or angle > np.pi - 0.01, "just under it; straight behind there is no middle way"
 
 
 def test_a_bound_that_cannot_be_kept_gives_the_anchors_votes() -> None:
@@ -283,7 +282,7 @@ def test_single_precision_keeps_the_bound_too() -> None:
 
 def test_the_margin_to_new_prompts_shrinks_with_more_of_them_and_no_bound_stays_none() -> None:
     bounds = [training_bound(0.5, n) for n in (20, 100, 1000, 100_000)]
-    assert all(low < high for low, high in zip(bounds, bounds[1:], strict=False))
+    assert all(low < high for low, high in itertools.pairwise(bounds))
     assert 0.4 < bounds[0] < bounds[-1] < 0.5
     assert training_bound(0.4, 100) == pytest.approx(training_bound(0.5, 100) - 0.1)
     assert training_bound(1.0, 20) == 1.0

@@ -1,5 +1,6 @@
 """The stagewise loop against the paper's §4 written out again, and how each variant of its loss behaves."""
 
+import itertools
 from collections.abc import Callable
 from typing import get_args
 
@@ -203,7 +204,7 @@ def test_training_error_never_rises_and_is_what_the_stage_says(
     np.testing.assert_allclose([stage.brier for stage in found], errors, atol=1e-12)
     assert np.diff(errors).max() < 1e-7
     assert errors[-1] < 0.6 * errors[0], "five votes say more than one"
-    for one, after in zip(found, found[1:], strict=False):
+    for one, after in itertools.pairwise(found):
         np.testing.assert_array_equal(after.theta[:, :-1], one.theta, "earlier members stay")
         assert (after.weights >= 0).all()
         assert after.weights.sum() == pytest.approx(1)

@@ -61,7 +61,7 @@ SPREAD_L2 = 0.003
 TEACHER_CORRELATION = 0.1
 """The least correlation of a member's reward differences with the teacher's."""
 EXTREME_PRICE = 0.3
-POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1)
+POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
 POLICY_NOISE = 0.5
 
 
