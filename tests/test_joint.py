@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,14 +208,40 @@ def bounded(common: float, bound: float, vote_share: float) -> JointFit:
     return fit_joint(population(2, common)[0], teacher_of(2, common), 4, vote_share=vote_share, bound=bound)
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("vote_share", [0.3, 1.0])
-def test_bounded_members_keep_some_of_the_teacher(vote_share: float) -> None:
+def test_with_any_bound_members_keep_some_of_the_teacher(vote_share: float) -> None:
     train, _, _ = population(2, 0.3)
     teacher = teacher_of(2, 0.3)
-    members = np.column_stack([teacher.theta, bounded(0.3, 0.48, vote_share).theta])
-    reward = teacher.damp(train.difference) @ members
-    reward /= np.sqrt(np.mean(reward**2, axis=0))
-    assert np.mean(reward[:, 1:] * reward[:, :1], axis=0).min() >= joint.TEACHER_CORRELATION - 1e-3
+
+    def least_correlation(bound: float) -> float:
+        fit = fit_joint(train, teacher, 8, vote_share=vote_share, bound=bound)
+        reward = teacher.damp(train.difference) @ np.column_stack([teacher.theta, fit.theta])
+        reward /= np.sqrt(np.mean(reward**2, axis=0))
+        return float(np.mean(reward[:, 1:] * reward[:, :1], axis=0).min())
+
+    assert least_correlation(1.0) < 0, "which they would not by themselves"
+    assert min(map(least_correlation, (0.9, 0.48))) >= joint.TEACHER_CORRELATION - 1e-3
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, _, _ = population(0)
+    restarts: list[np.ndarray] = []
+    train_restarts = joint._train_restarts
+
+    def record(*given: Any) -> list[np.ndarray]:
+        restarts.extend(train_restarts(*given))
+        return restarts
+
+    monkeypatch.setattr(joint, "_train_restarts", record)
+    kept = fit_joint(train, teacher_of(0), 2)
+    scores = []
+    for alone in restarts:
+        monkeypatch.setattr(joint, "_train_restarts", lambda *_, alone=alone: [alone])
+        scores.append(fit_joint(train, teacher_of(0), 2).score)
+    assert len(set(scores)) > 1
+    assert kept.score == min(scores)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What rewards are made of: scaled features, linear members, a hidden layer, pairs and folds; and keeping near people."""
+"""What rewards are made of: scaled features, members, a hidden layer, pairs and folds; and keeping near people."""
 
 import functools
 import io

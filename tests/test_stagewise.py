@@ -203,11 +203,18 @@ def test_training_error_never_rises_and_is_what_the_stage_says(
     errors = [np.mean((hard_votes(difference, s.theta) @ s.weights - prob_a) ** 2) for s in found]
     np.testing.assert_allclose([stage.brier for stage in found], errors, atol=1e-12)
     assert np.diff(errors).max() < 1e-7
-    assert errors[-1] < 0.6 * errors[0], "five votes say more than one"
     for one, after in itertools.pairwise(found):
         np.testing.assert_array_equal(after.theta[:, :-1], one.theta, "earlier members stay")
         assert (after.weights >= 0).all()
         assert after.weights.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("loss", get_args(Loss))
+def test_four_votes_say_more_than_one(variant: Variant, loss: Loss) -> None:
+    for seed in range(5):
+        found = fitted(seed, variant=variant, loss=loss)
+        assert found[-1].brier < 0.8 * found[0].brier
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

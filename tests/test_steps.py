@@ -122,12 +122,13 @@ def test_what_a_killed_writer_left_is_no_step(tmp_path: Path) -> None:
 
 def test_finishing_removes_what_was_kept_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "ensemble.json").write_text("{}")
+    (tmp_path / "figures").mkdir()
     abandoned, steps = Steps(tmp_path, INPUTS | {"version": "0"}), Steps(tmp_path, INPUTS)
     abandoned("first", example())
     steps("first", example())
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
     steps.finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["ensemble.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ensemble.json", "figures"]
     compute = example()
     Steps(tmp_path, INPUTS)("first", compute)
     assert compute.times == 1, "finished work begins again"

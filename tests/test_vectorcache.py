@@ -102,9 +102,10 @@ def test_the_folder_is_the_one_the_environment_names(
     VectorCache("e").put(["x"], np.ones((1, 1), dtype=np.float32))
     assert [path.suffix for path in own_cache.iterdir()] == [".sqlite"]
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for unset in (lambda: monkeypatch.setenv("PLURALIGN_CACHE", ""), lambda: monkeypatch.delenv("PLURALIGN_CACHE")):
-        unset()
-        assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
+    monkeypatch.setenv("PLURALIGN_CACHE", "")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
+    monkeypatch.delenv("PLURALIGN_CACHE")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
     assert VectorCache("e", tmp_path / "elsewhere").path.parent == tmp_path / "elsewhere"
 
 

@@ -1,0 +1,283 @@
+"""fit, evaluate, score and compare as scripts and people meet them."""
+
+import dataclasses
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_ensemble import some_ensemble
+
+from pluralign import RewardEnsemble
+from pluralign.demo import town_hall
+from pluralign.ensemble import TextFeatures
+from pluralign.members import FeatureMap, LinearMembers
+from pluralign.options import FitOptions
+
+FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}
+BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
+QUICK = ("--encoder", "none", "--method", "stagewise", "--k", "3")
+SOFT_BT = "The ensemble is {} one soft BT read as σ(Δr):"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def run(*arguments: str | Path, stdin: str = "", columns: int = 120) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pluralign", *map(str, arguments)],
+        input=stdin.encode(),
+        capture_output=True,
+        check=False,
+        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "town.jsonl"
+    town_hall(400).preferences.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("fitted") / "ensemble"
+    return folder, run("fit", data, "-o", folder, *QUICK)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble that nobody fitted, for commands that only read one."""
+    path = tmp_path_factory.mktemp("saved")
+    some_ensemble().save(path)
+    return path
+
+
+def as_lines(*records: dict[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+# --- fit and evaluate -----------------------------------------------------------------------------------------------
+
+
+def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path) -> None:
+    done = run("fit", "-", "-o", tmp_path / "out", *QUICK, "--seed", "2", "--json", stdin=data.read_text())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    facts = json.loads(done.stdout, parse_constant=refuse)
+    assert set(facts) >= FIT_KEYS
+    assert (facts["method"], facts["k"], facts["options"]["seed"]) == ("stagewise", 3, 2)
+    assert [record["k"] for record in facts["history"]] == [1, 2, 3]
+    assert sum(facts["weights"]) == pytest.approx(1)
+    assert set(facts["test"]) >= {"brier", "brier_corrected", "noise", "log_loss", "interval"}
+    assert set(facts["baselines"]) >= BASELINES
+    assert all(set(member) >= {"weight", "disagreement", "regret"} for member in facts["members"])
+    assert RewardEnsemble.load(tmp_path / "out").weights.tolist() == facts["weights"]
+
+
+def test_fit_shows_the_ensemble_beside_soft_bt(fitted: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = fitted
+    assert (done.returncode, done.stderr) == (0, ""), "talk belongs in a terminal only"
+    text = " ".join(done.stdout.split())
+    assert any(SOFT_BT.format(standing) in text for standing in ("ahead of", "level with", "behind"))
+    for words in ("stagewise ensemble of 3", "constant ½", "floor", "hard BT", "bootstrap", "noise 0.", "member 2",
+                  "disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "without it"):  # fmt: skip
+        assert words in text, words
+    assert str(folder) in text.replace(" ", "")
+    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
+
+
+def test_evaluate_judges_the_same_baselines_on_other_votes(
+    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    folder, _ = fitted
+    done = run("evaluate", folder, data, "--json", "--seed", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert set(facts) >= {"test", "baselines", "members", "reliability"}
+    assert set(facts["baselines"]) >= BASELINES
+    assert facts["pairs"] == 400
+    assert sum(facts["reliability"]["count"]) == 400
+    votes = town_hall(400).preferences
+    errors = (RewardEnsemble.load(folder).prob_hat(votes) - votes.prob_a) ** 2
+    assert facts["test"]["brier"] == pytest.approx(errors.mean(), abs=1e-9)
+
+    other = tmp_path / "other.jsonl"
+    town_hall(200, seed=1).preferences.save(other)
+    page = run("evaluate", folder, other)
+    text = " ".join(page.stdout.split())
+    assert page.returncode == 0
+    for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
+        assert words in text, words
+
+
+@pytest.mark.xfail(reason="the table is headed so whatever votes are given, the training ones too")
+def test_evaluate_does_not_call_training_prompts_unseen(
+    data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    assert "On prompts it has not seen" not in run("evaluate", fitted[0], data).stdout
+
+
+def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
+    fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"p{i % 7}", "chosen": f"Yes, {i} times.", "rejected": f"No {i}"} for i in range(30)]
+    (tmp_path / "chosen.jsonl").write_text(as_lines(*rows))
+    facts = json.loads(run("evaluate", fitted[0], tmp_path / "chosen.jsonl", "--json").stdout)
+    assert facts["test"]["brier_corrected"] is None
+    page = run("evaluate", fitted[0], tmp_path / "chosen.jsonl")
+    assert page.returncode == 0
+    assert "nan" not in page.stdout.lower()
+
+
+def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path, tmp_path: Path) -> None:
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "pluralign", "fit", str(data), "-o", str(tmp_path / "out"), *QUICK, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=os.environ | {"TERM": "xterm"})
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert json.loads(out)["k"] == 3
+    assert b"held out" in seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", "DATA"], "--output"),
+        (["fit", "DATA", "-o", "OUT", "--k", "many"], "k must be a whole number from 1 to 256, or auto, not 'many'"),
+        (["fit", "DATA", "-o", "OUT", "--method", "joynt"], "'joint', 'stagewise'"),
+        (["fit", "DATA", "-o", "OUT", "--encoder", "none", "--no-surface"], "nothing to encode with"),
+        (["fit", "DATA", "-o", "OUT", "--test-fraction", "2"], "test_fraction must be between 0 and 1"),
+        (["fit", "nowhere.jsonl", "-o", "OUT"], "nowhere.jsonl"),
+        (["fit", "DATA", "-o", "/proc/nowhere/out", "--encoder", "none", "--method", "stagewise"], "/proc/nowhere"),
+        (["evaluate", "nowhere", "DATA"], "there is no ensemble.json in it; check the path"),
+        (["score", "FOLDER", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
+        pytest.param(
+            ["fit", "DATA", "-o", "OUT", "--encoder", "none", "--seed", "-1"], "seed",
+            marks=pytest.mark.xfail(reason="a traceback of numpy's"),
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_bad_usage_exits_with_two_and_says_what_is_wrong(
+    data: Path, folder: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    named = {"DATA": str(data), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}
+    done = run(*(named.get(argument, argument) for argument in arguments), columns=200)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr
+
+
+def test_a_cache_folder_that_is_a_file_is_a_sentence(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLURALIGN_CACHE", str(tmp_path / "file"))
+        done = run("fit", data, "-o", tmp_path / "out", "--encoder", "hashing")
+    if "FileExistsError" in done.stderr:
+        pytest.xfail("FileExistsError is not among the errors that main() tells in a sentence")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_shows_every_dial_of_a_fit_with_its_help() -> None:
+    text = run("fit", "--help", columns=160).stdout
+    words = " ".join(text.replace("│", " ").split())
+    for dial in dataclasses.fields(FitOptions):
+        assert f"--{dial.name.replace('_', '-')}" in words, dial.name
+        for word in dial.metadata["help"].split()[:3]:
+            assert word in words, dial.name
+    assert "--no-surface" in words
+    assert "Examples" in text
+
+
+# --- score and compare ----------------------------------------------------------------------------------------------
+
+
+def test_score_streams_rewards_from_standard_input_and_files(folder: Path, tmp_path: Path) -> None:
+    texts = ["Yes.", "I might, perhaps – größer!", "", "No."] * 100
+    stdin = as_lines(*({"prompt": "Tea?", "response": text} for text in texts))
+    done = run("score", folder, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(lines) == 400
+    expected = some_ensemble().rewards([("Tea?", text) for text in texts[:4]])
+    for i, line in enumerate(lines):
+        assert line["rewards"] == pytest.approx(expected[i % 4].tolist(), rel=1e-9)
+    (tmp_path / "texts.jsonl").write_text(stdin)
+    assert run("score", folder, tmp_path / "texts.jsonl").stdout == done.stdout
+    assert json.loads(run("score", folder, "-", "--json", stdin=stdin).stdout) == {"lines": lines}
+
+
+def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
+    chat = [{"role": "user", "content": "Tea?"}]
+    pair = {"prompt": chat, "response_a": "Yes, please do.", "response_b": "No!"}
+    swapped = {"prompt": chat, "response_a": "No!", "response_b": "Yes, please do."}
+    done = run("compare", folder, "-", stdin=as_lines(pair, swapped))
+    assert (done.returncode, done.stderr) == (0, "")
+    there, back = (json.loads(line) for line in done.stdout.splitlines())
+    assert set(there) >= {"votes", "prob_hat"}
+    assert there["prob_hat"] == pytest.approx(1 - back["prob_hat"])
+    weights = some_ensemble().weights
+    assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
+
+
+def test_nothing_in_is_nothing_out(folder: Path) -> None:
+    for command in ("score", "compare"):
+        done = run(command, folder)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_bad_line_ends_the_stream_with_its_row(folder: Path) -> None:
+    good = {"prompt": "Tea?", "response": "Yes."}
+    done = run("score", folder, stdin=as_lines(*[good] * 300, {"prompt": "Tea?"}))
+    assert done.returncode == 2
+    assert done.stderr.startswith("pluralign: standard input, row 301: there is no value for response")
+    assert done.stderr.count("\n") == 1
+    assert len(done.stdout.splitlines()) == 256, "the batches before it were answered"
+
+
+def test_a_reader_that_goes_away_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(as_lines(*[{"prompt": "Tea?", "response": "Yes."}] * 3000))
+    command = f"{sys.executable} -m pluralign score {folder} {tmp_path / 'texts.jsonl'} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_loading_a_model_says_nothing_on_stderr(tmp_path: Path) -> None:
+    one = np.ones(384, dtype=np.float32)
+    members = LinearMembers(FeatureMap(0 * one, one, one), np.eye(384, 3))
+    features = TextFeatures("minilm", surface=False)
+    dataclasses.replace(some_ensemble(), members=members, features=features).save(tmp_path / "minilm")
+    done = run("score", tmp_path / "minilm", stdin=as_lines({"prompt": "Tea?", "response": "Quite new to the cache."}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["rewards"]) == 3
