@@ -65,7 +65,7 @@ CAMP_SHARES = {
 # For each feature: its mean taste in each camp, in the order above, and the standard deviation within a camp.
 # What an answer stands for divides people far more than how it is said, and weighs more. One reward cannot express
 # that: the charm that decides between two answers of one stance moves almost nobody from one stance to another.
-# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on the true features .016,
+# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on true features .016,
 # the six camp means voting with their shares .006, eight random annotators .022.
 TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
     "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
