@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pluralign.bradley_terry import bradley_terry_loss, fit_bradley_terry
 from pluralign.calibration import disagreement, votes_from_rewards
+from pluralign.errors import DataError
 from pluralign.extremes import keep_near_people, training_bound
 from pluralign.hidden import fit_hidden_layer, network_loss, unpack
 from pluralign.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
@@ -286,3 +287,8 @@ def test_the_margin_to_new_prompts_shrinks_with_more_of_them_and_no_bound_stays_
     assert 0.4 < bounds[0] < bounds[-1] < 0.5
     assert training_bound(0.4, 100) == pytest.approx(training_bound(0.5, 100) - 0.1)
     assert training_bound(1.0, 20) == 1.0
+
+
+def test_a_single_prompt_cannot_be_folded_and_says_so() -> None:
+    with pytest.raises(DataError, match="there are 1 prompts to learn from, and 2 are needed"):
+        validation_folds(np.zeros(5, dtype=np.int32), 0)

@@ -123,8 +123,10 @@ def principal_directions(difference: Array, m: int) -> Array:
 
 
 def directions_with(difference: Array, theta: FloatArray, m: int) -> Array:
-    """Return m principal directions and what of ``theta`` they leave out, ``(d, m + 1)``."""
+    """Return m principal directions and, if they leave some of ``theta`` out, that direction too, ``(d, m + 1)``."""
     leading = principal_directions(difference, m)
     rest = theta - leading @ (leading.T @ theta)
-    rest /= max(float(np.linalg.norm(rest)), 1e-9)
-    return np.column_stack([leading, rest]).astype(difference.dtype)
+    length = float(np.linalg.norm(rest))
+    if length < 1e-5 * float(np.linalg.norm(theta)):  # rounding, which would count some direction twice
+        return leading
+    return np.column_stack([leading, rest / length]).astype(difference.dtype)

@@ -35,6 +35,7 @@ from pluralign.bradley_terry import (
     sigmoid,
 )
 from pluralign.calibration import brier
+from pluralign.extremes import keep_near_people
 from pluralign.pairs import Pairs
 from pluralign.simplex import simplex_least_squares
 from pluralign.stagewise import hard_votes
@@ -150,7 +151,7 @@ def fit_joint(
         k: how many members.
         seed: of starts and batches.
         vote_share: share of the raw votes in the target; 1 does without the teacher (and without mixtures).
-        bound: the largest training disagreement a member should have; 1 sets none.
+        bound: the largest training disagreement a member may have; 1 sets none.
         restarts: how many starts are tried.
     """
     damped = teacher.damp(pairs.difference)
@@ -161,12 +162,13 @@ def fit_joint(
     target = (1 - vote_share) * share + vote_share * pairs.prob_a
     candidates = _train_restarts(x, guide, target, share, k, seed, vote_share < 1, bound, restarts)
     fits = []
-    for theta in candidates:
+    for candidate in candidates:
+        # The price keeps members near the bound; this keeps them under it.
+        near = [keep_near_people(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
+        theta = np.column_stack(near)
         votes = hard_votes(x, theta)
         weights = simplex_least_squares(votes, target)
-        disagreement = (votes * (1 - share[:, None]) + (1 - votes) * share[:, None]).mean(axis=0)
-        excess = max(0.0, float(disagreement[weights > 1e-4].max()) - bound)
-        fits.append((brier(votes @ weights, target) + excess, theta, weights))
+        fits.append((brier(votes @ weights, target), theta, weights))
     score, theta, weights = min(fits, key=lambda fit: fit[0])
     return JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, score)
 

@@ -7,8 +7,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.errors import DataError
+
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+MIN_PROMPTS = 2
+"""Fewer prompts cannot be split into those to learn from and those to choose by."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,11 @@ def validation_folds(prompt: npt.NDArray[np.int32], seed: int) -> list[npt.NDArr
     Three folds where prompts abound, five where they are few and one fold says little.
     """
     names = np.unique(prompt)
+    if len(names) < MIN_PROMPTS:
+        raise DataError(
+            f"there are {len(names)} prompts to learn from, and {MIN_PROMPTS} are needed",
+            remedy="give votes on more prompts, so that some can be held out for choices",
+        )
     order = np.random.default_rng([seed, 1]).permutation(names)
     n_folds = 3 if len(names) >= 200 else 5
     parts = np.array_split(order, 5)[: min(n_folds, len(names))]

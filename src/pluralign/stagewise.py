@@ -100,7 +100,7 @@ def fit_member(
 
     printed     min_θ mean (ε_i − σ(θ·d_i))² + l2/2 |θ|²          (the paper's §4)
     symmetric   min_θ mean (½ + ε_i − σ(θ·d_i))² + l2/2 |θ|²      (the same averaged over both orders of each pair)
-    weighted    min_θ mean |ε_i| BCE(1[ε_i > 0], σ(θ·d_i)) + l2/2 |θ|²   (the Frank–Wolfe step of the squared error)
+    weighted    min_θ mean w_i BCE(1[ε_i > 0], σ(θ·d_i)) + l2/2 |θ|²,  w_i = |ε_i| / mean |ε|   (the Frank–Wolfe step)
 
     Swapping a pair turns ε into −ε but σ into 1 − σ, so the printed loss depends on how pairs happen to be turned.
 
