@@ -106,11 +106,16 @@ def fit_baselines(
         arrays = {part: np.asarray(array) for part, array in make().items()}
         fitted[name] = Baseline(formula, arrays, members, time.perf_counter() - start)
 
+    reduced = pairs.difference @ principal_directions(pairs.difference, SEARCH_DIRECTIONS)
     shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
-    fit("soft_bt", "bradley-terry", lambda: _fit_single(pairs, shares, folds))
-    fit("hard_bt", "bradley-terry", lambda: _fit_single(pairs, majorities, folds))
+    fit("soft_bt", "bradley-terry", lambda: _fit_single(pairs, reduced, shares, folds))
+    fit("hard_bt", "bradley-terry", lambda: _fit_single(pairs, reduced, majorities, folds))
     theta, l2 = fitted["soft_bt"].arrays["theta"], float(fitted["soft_bt"].arrays["l2"])
-    fit("soft_bt_temperature", "bradley-terry", lambda: {"theta": theta, "temperature": _temperature(pairs, folds, l2)})
+    fit(
+        "soft_bt_temperature",
+        "bradley-terry",
+        lambda: {"theta": theta, "temperature": _temperature(reduced, pairs.prob_a, folds, l2)},
+    )
     fit("pair", "votes", lambda: _fit_pair(pairs, theta), 2)
     fit("bootstrap", "votes", lambda: _fit_bootstrap(pairs, theta, l2, k, seed), k)
     fit("mean_variance", "mean-variance", lambda: _fit_mean_variance(pairs, theta, folds))
@@ -118,11 +123,11 @@ def fit_baselines(
     return fitted
 
 
-def _fit_single(pairs: Pairs, target: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
+def _fit_single(
+    pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]
+) -> dict[str, Any]:
     """One Bradley–Terry reward; its regularisation is the one whose σ(Δr) predicts validation votes best."""
     errors = np.zeros(len(L2_GRID))
-    axes = principal_directions(pairs.difference, SEARCH_DIRECTIONS)
-    reduced = pairs.difference @ axes
     for held_out in folds:
         path = fit_path(reduced[~held_out], target[~held_out])
         predicted = sigmoid(scores(reduced[held_out], path.T))
@@ -131,14 +136,12 @@ def _fit_single(pairs: Pairs, target: FloatArray, folds: Sequence[npt.NDArray[np
     return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
 
 
-def _temperature(pairs: Pairs, folds: Sequence[npt.NDArray[np.bool_]], l2: float) -> float:
+def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[npt.NDArray[np.bool_]], l2: float) -> float:
     """The T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
     errors = np.zeros(len(TEMPERATURES))
-    axes = principal_directions(pairs.difference, SEARCH_DIRECTIONS)
-    reduced = pairs.difference @ axes
     for held_out in folds:
-        z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], pairs.prob_a[~held_out], l2))
-        errors += [brier(sigmoid(z / temperature), pairs.prob_a[held_out]) for temperature in TEMPERATURES]
+        z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], prob_a[~held_out], l2))
+        errors += [brier(sigmoid(z / temperature), prob_a[held_out]) for temperature in TEMPERATURES]
     return float(TEMPERATURES[int(np.argmin(errors))])
 
 

@@ -203,6 +203,8 @@ def _train_restarts(
     theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
     logits = np.zeros((restarts, k), dtype=np.float32)
     adam = [Adam(theta), Adam(logits)]
+    members, of_restart = np.arange(restarts * k), np.repeat(np.arange(restarts), k)
+    blocks = np.zeros((restarts * k, restarts), dtype=np.float32)
     for step in range(STEPS):
         done = step / (STEPS - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
@@ -216,20 +218,23 @@ def _train_restarts(
         wanted = np.concatenate([target[rows], mixed_share])
         lean = 1 - 2 * np.concatenate([share[rows], mixed_share])  # a vote for a costs this much more disagreement
 
-        soft = 0.5 * (1 + np.tanh(batch @ theta / (2 * tau)))
+        soft = 0.5 * (1 + np.tanh(batch @ (theta / (2 * tau))))
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        error = (soft.reshape(BATCH, restarts, k) * weights).sum(axis=2) - wanted[:, None]
-        slope = (error[:, :, None] * weights).reshape(BATCH, -1) * np.float32(2 / BATCH)
+        blocks[members, of_restart] = weights.ravel()  # (restarts · k, restarts): all sums over members are products
+        error = soft @ blocks - wanted[:, None]
+        slope = error @ (blocks.T * np.float32(2 / BATCH))
         if bounded:
             disagreement = (1 - lean.mean()) / 2 + lean @ soft / BATCH
             charged = disagreement > bound
             slope += np.float32(EXTREME_PRICE / BATCH / k) * lean[:, None] * charged
-        gradient = batch.T @ (slope * soft * (1 - soft) / tau)
+        slope *= soft
+        slope *= 1 - soft
+        gradient = batch.T @ slope / tau
         pulled = covariance @ theta
         gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
         gradient += (2 * SPREAD_L2 / k) * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
-        of_weights = (error[:, :, None] * soft.reshape(BATCH, restarts, k)).sum(axis=0) * np.float32(2 / BATCH)
+        of_weights = (error.T @ soft)[of_restart, members].reshape(restarts, k) * np.float32(2 / BATCH)
         of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
         theta = unit_spread(theta - adam[0].step(gradient, rate))
         logits = logits - adam[1].step(of_logits, rate)

@@ -32,6 +32,7 @@ NAMES = (
     "ends a sentence",
 )
 
+_DIGIT = re.compile(r"\d")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _SENTENCE_END = re.compile(r"[.!?…]+(?=\s|$)")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
@@ -68,7 +69,7 @@ def _describe(text: str) -> tuple[float, ...]:
         text.count(".") / n_words,
         text.count("?") / n_words,
         text.count("!") / n_words,
-        sum(map(str.isdigit, text)) / n_characters,
+        len(_DIGIT.findall(text)) / n_characters,
         np.log1p(text.count("\n")),
         np.log1p(len(_LIST_ITEM.findall(text))),
         len(_FIRST_PERSON.findall(text)) / n_words,
