@@ -27,9 +27,9 @@ from pluralign.walkthrough import random_annotators
 
 RUNS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},
-    "joint, policy level": {"method": "joint", "level": "policy"},
+    "joint policy": {"method": "joint", "level": "policy"},
     "stagewise printed": {"method": "stagewise", "variant": "printed"},
-    "stagewise printed, no bound": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
+    "stagewise unbounded": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric"},
     "stagewise weighted": {"method": "stagewise", "variant": "weighted"},
 }
@@ -122,7 +122,7 @@ def read(
             if baseline in facts["baseline_seconds"]:
                 row["seconds"] = facts["baseline_seconds"][baseline]
             yield baseline, row | ({"noise": facts["test"]["noise"]} if baseline == "soft_bt" else {})
-    if name == "joint, policy level":
+    if name == "joint policy":
         gap = facts["baselines"]["soft_bt"]["difference"]
         yield (
             "policy level − soft BT",
@@ -138,7 +138,7 @@ def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, fl
         yield f"joint k={k}: {joint['brier']:.4f} = {ratio:.3f} × soft BT; floor {floor['brier']:.4f}"
         worst = max(row["worst"] for row in rows[f"joint k={k}"])
         yield f"worst member of any split: {worst:.3f}"
-        for name in ("stagewise printed", "stagewise printed, no bound"):
+        for name in ("stagewise printed", "stagewise unbounded"):
             if other := means.get(f"{name} k={k}"):
                 yield f"corrected Brier, joint over {name}: {joint['corrected'] / other['corrected']:.3f}"
                 if "true_error" in joint:

@@ -119,7 +119,6 @@ def test_surface_features_come_after_the_vectors() -> None:
         encode(items, None, surface=False)
 
 
-@pytest.mark.xfail(reason="the cache key of a chat is that of its JSON as plain text")
 def test_a_chat_and_its_json_as_plain_text_are_two_texts() -> None:
     encoder = Counting()
     chat: Item = ((Message("user", "Why?"),), "a")
@@ -284,7 +283,6 @@ def test_a_layer_that_the_decoder_does_not_have_is_refused(llama_folder: Path, l
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="prompt and response are cut together from the right, so a long prompt leaves no response")
 def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
     encoder = load_encoder(str(bert_folder))
     assert encoder is not None

@@ -151,20 +151,17 @@ def test_a_pair_without_its_second_response_is_named() -> None:
     assert sentence.startswith("pairs, row 1: there is no value for response_b")
 
 
-@pytest.mark.xfail(raises=UnicodeEncodeError, reason="texts are not checked as those of votes are")
 def test_a_text_that_no_file_could_hold_is_named_by_row() -> None:
     broken = '{"prompt": "x", "response": "\\ud800"}'
     _, sentence = answers_before_failing(score(some_ensemble(encoder="hashing"), lines(broken), "texts"))
     assert sentence.startswith("texts, row 1: response is not valid UTF-8")
 
 
-@pytest.mark.xfail(reason="score and compare have no --skip-bad")
 def test_the_remedy_names_no_option_that_is_not_there() -> None:
     _, sentence = answers_before_failing(score(some_ensemble(), lines({"prompt": "x"}), "texts"))
     assert "--skip-bad" not in sentence
 
 
-@pytest.mark.xfail(reason="a line that is not JSON is taken for the header of a CSV file without rows")
 def test_plain_text_is_not_taken_for_an_empty_table() -> None:
     with pytest.raises(DataError, match="JSON"):
         list(score(some_ensemble(), lines("Is tea better than rum?"), "standard input"))

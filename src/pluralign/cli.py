@@ -89,7 +89,9 @@ def _as_parameter(config: type, dial: dataclasses.Field[Any]) -> introspection.P
         kind, default = str, str(default)
     flag = f"--{dial.name.replace('_', '-')}"
     flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool and default else (flag,)
-    option = typer.Option(*flags, help=dial.metadata["help"], show_default=default not in (None, False, True))
+    option = typer.Option(
+        *flags, help=dial.metadata["help"], show_default=default is not None and not isinstance(default, bool)
+    )
     return introspection.Parameter(
         dial.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
@@ -258,7 +260,7 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError) as error:
+    except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError, FileExistsError) as error:
         _fail(f"{error.filename or 'a file'}: {(error.strerror or 'cannot be used').lower()}.")
 
 

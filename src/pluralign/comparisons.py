@@ -31,12 +31,14 @@ class BadRows:
 
     file: str
     skip: bool = False
+    can_skip: bool = True
+    """Whether the command has --skip-bad."""
     counts: dict[str, int] = field(default_factory=dict)
 
     def report(self, row: int | None, error: RowError) -> None:
         """Count the row where bad rows are skipped, else raise a ``DataError`` naming it."""
         if not self.skip:
-            remedy = f"{error.remedy}, or drop such rows with --skip-bad"
+            remedy = f"{error.remedy}, or drop such rows with --skip-bad" if self.can_skip else error.remedy
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
         self.counts[error.kind] = self.counts.get(error.kind, 0) + 1
 

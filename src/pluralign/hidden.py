@@ -28,7 +28,8 @@ def fit_hidden_layer(pairs: Pairs, *, seed: int = 0, width: int = WIDTH) -> tupl
     d = inputs.shape[1]
     rng = np.random.default_rng([seed, 6])
     linear = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.1)
-    layer = rng.standard_normal((d, width)) / (np.sqrt(d) * np.maximum(float(np.std(inputs)), 1e-6))
+    own = inputs[np.union1d(pairs.a, pairs.b)]  # inputs are shared with test prompts, whose texts have no say here
+    layer = rng.standard_normal((d, width)) / (np.sqrt(d) * np.maximum(float(np.std(own)), 1e-6))
     start = np.concatenate([linear, layer.ravel(), np.zeros(width), rng.standard_normal(width) * 0.1])
     objective = network_loss(pairs, width, L2)
     found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x

@@ -85,8 +85,15 @@ class FitOptions:
             object.__setattr__(self, "k", int(self.k))
         if self.k != "auto" and not (isinstance(self.k, int) and 1 <= self.k <= MAX_MEMBERS):
             raise UsageError(f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {self.k!r}.")
+        if self.seed < 0:
+            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
         if not 0 < self.max_disagreement <= 1:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
+        if self.method == "stagewise" and self.level == "policy":
+            raise UsageError(
+                "stagewise members are fitted for votes; use --method joint for --level policy "
+                "(the policy-level reading of a stagewise ensemble is reported all the same)."
+            )
         for dial in fields(self):
             allowed = get_args(_CHOICES.get(dial.name))
             if allowed and getattr(self, dial.name) not in allowed:

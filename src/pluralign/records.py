@@ -29,7 +29,9 @@ CSV_FIELD_LIMIT = 2**27
 PROGRESS_EVERY = 5_000
 
 
-def read_records(stream: Any, bad: BadRows, progress: Progress | None = None) -> Iterator[tuple[int, Record]]:
+def read_records(
+    stream: Any, bad: BadRows, progress: Progress | None = None, *, only_json: bool = False
+) -> Iterator[tuple[int, Record]]:
     """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers; its content tells which."""
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     report = _byte_progress(buffered, progress)
@@ -45,7 +47,7 @@ def read_records(stream: Any, bad: BadRows, progress: Progress | None = None) ->
     lines = _whole_lines(buffered, bad, report)
     if start[:1] == b"[":
         raise DataError("this is one JSON list", file=bad.file, remedy="write one object a line (JSON Lines)")
-    if start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
+    if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
         yield from _csv_records(lines, bad)

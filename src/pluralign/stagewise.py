@@ -48,6 +48,7 @@ def stages(
     loss: Loss = "mse",
     bound: float = 1.0,
     first: FloatArray | None = None,
+    anchor: FloatArray | None = None,
 ) -> Iterator[Stage]:
     """Yield the ensemble after each of k stages; ``first`` holds members that an interrupted run had finished.
 
@@ -61,8 +62,10 @@ def stages(
         loss: ``mse`` as in the paper, or ``bce``, for the first two variants.
         bound: the largest training disagreement a member may have; 1 sets none.
         first: members to begin with, ``(d, j)``.
+        anchor: the reward that members too far from people are turned to; a Bradley–Terry fit unless given, ``(d,)``.
     """
-    anchor = fit_bradley_terry(difference, prob_a, l2)
+    if anchor is None:
+        anchor = fit_bradley_terry(difference, prob_a, l2)
     theta = np.empty((difference.shape[1], 0)) if first is None else first
     prob_hat = np.full(len(prob_a), 0.5)
     for j in range(1, k + 1):

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from pluralign import calibration
-from pluralign.comparisons import BadRows, RowError
+from pluralign.comparisons import BadRows, RowError, check_text
 from pluralign.encoders import Item
 from pluralign.ensemble import RewardEnsemble
+from pluralign.preferences import Prompt
 from pluralign.records import read_records
 from pluralign.shapes import Record, read_prompt, read_response
 
@@ -37,17 +38,30 @@ def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[s
 
 
 def _read_response(record: Record) -> list[Item]:
-    return [(read_prompt(record.get("prompt")), read_response(record.get("response"), "response"))]
+    return [(_prompt(record), _response(record, "response"))]
 
 
 def _read_pair(record: Record) -> list[Item]:
+    prompt = _prompt(record)
+    return [(prompt, _response(record, name)) for name in ("response_a", "response_b")]
+
+
+def _prompt(record: Record) -> Prompt:
     prompt = read_prompt(record.get("prompt"))
-    return [(prompt, read_response(record.get(name), name)) for name in ("response_a", "response_b")]
+    for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+        check_text(text, "prompt")
+    return prompt
+
+
+def _response(record: Record, name: str) -> str:
+    text = read_response(record.get(name), name)
+    check_text(text, name)
+    return text
 
 
 def _batches(stream: Any, name: str, read: Callable[[Record], list[Item]]) -> Iterator[list[list[Item]]]:
-    bad = BadRows(name)
-    records = read_records(stream, bad)
+    bad = BadRows(name, can_skip=False)
+    records = read_records(stream, bad, only_json=True)
     while batch := list(itertools.islice(records, LINES_A_BATCH)):
         items = []
         for row, record in batch:

@@ -214,15 +214,15 @@ def evaluation_page(facts: Mapping[str, Any], title: str) -> Iterator[Renderable
     """What ``pluralign evaluate`` shows: the same figures on other votes."""
     yield Text(f"\n{title}", style="bold")
     yield Text(f"{facts['pairs']:,} pairs of {facts['prompts']:,} prompts\n")
-    yield _comparison(facts)
+    yield _comparison(facts, "On these votes")
     yield _members(facts)
     yield from _warnings(facts)
     yield Text()
 
 
-def _comparison(facts: Mapping[str, Any]) -> Table:
+def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not seen") -> Table:
     """Every way to predict the share, best first, with the ensemble's two readings among them."""
-    table = figures("On prompts it has not seen", "", "k", "Brier", "corrected", "95 %", "worst", "ours − it")
+    table = figures(title, "", "k", "Brier", "corrected", "95 %", "worst", "ours − it")
     worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > USED)
     rows: list[tuple[tuple[Any, ...], str]] = []
     for level, name in (("vote", "ensemble: votes"), ("policy", "ensemble: policies")):

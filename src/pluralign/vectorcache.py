@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.errors import DataError
+
 Vectors = npt.NDArray[np.float32]
 
 WAIT_SECONDS = 120.0
@@ -59,9 +61,20 @@ class VectorCache:
             connection.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
-        connection.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        try:
+            connection = sqlite3.connect(self.path, timeout=WAIT_SECONDS)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+        try:
+            connection.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
+        except sqlite3.Error as error:
+            connection.close()
+            raise self._unusable(error) from None
         return connection
+
+    def _unusable(self, error: sqlite3.Error) -> DataError:
+        remedy = "remove the file, or set PLURALIGN_CACHE to another folder"
+        return DataError(f"the cache of vectors cannot be used ({error})", file=str(self.path), remedy=remedy)
 
 
 def _key(text: str) -> bytes:
