@@ -1,6 +1,10 @@
 """Votes and files that many tests write."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,3 +45,34 @@ def wide(**changes: Any) -> dict[str, Any]:
     """One good row in the wide layout, with some columns changed; None removes a column."""
     row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2} | changes
     return {name: value for name, value in row.items() if value is not None}
+
+
+def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> subprocess.CompletedProcess[str]:
+    """Run ``pluralign`` as a script would and return its exit code, stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pluralign", *map(str, arguments)],
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
+        capture_output=True,
+        check=False,
+        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
+    """Run ``pluralign`` with a terminal as stderr; return its exit code, stdout and what the terminal showed."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "pluralign", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=os.environ | {"TERM": "xterm"})
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(leader, 4096)
+        except OSError:  # how Linux says that the other end was closed
+            break
+        if not chunk:
+            break
+        shown += chunk
+    out, _ = process.communicate()
+    return process.returncode, out.decode(), shown.decode(errors="replace")

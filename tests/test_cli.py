@@ -1,14 +1,12 @@
 """The command line as scripts and people meet it: exit codes, streams, JSON, tables."""
 
 import json
-import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import WriteLines, wide
+from conftest import WriteLines, run, run_in_terminal, wide
 from test_inspection import by_hand, random_rows
 
 from pluralign import __version__
@@ -17,17 +15,6 @@ INSPECT_KEYS = {
     "pairs", "prompts", "votes", "votes_per_pair", "majority_share", "noise", "floor", "constant_half",
     "floor_corrected",
 }  # fmt: skip
-
-
-def run(*arguments: str | Path, stdin: bytes = b"", columns: int = 100) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pluralign", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        check=False,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def test_inspect_prints_one_json_object_with_the_contracts_keys(write_jsonl: WriteLines) -> None:
@@ -147,20 +134,7 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(write_jsonl: WriteLine
 
 def test_in_a_terminal_progress_goes_to_stderr_and_results_stay_clean(write_jsonl: WriteLines) -> None:
     path = write_jsonl([wide(prompt=f"p{i}") for i in range(20_000)])
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pluralign", "inspect", str(path), "--json"], stdout=subprocess.PIPE, stderr=follower
-    )
-    os.close(follower)
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(leader, 4096)
-        except OSError:
-            break
-        if not chunk:
-            break
-        seen += chunk
-    out, _ = process.communicate()
+    code, out, shown = run_in_terminal("inspect", path, "--json")
+    assert code == 0
     assert json.loads(out)["pairs"] == 20_000
-    assert b"Reading" in seen
+    assert "Reading" in shown

@@ -2,16 +2,14 @@
 
 import dataclasses
 import json
-import os
-import pty
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import run, run_in_terminal
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
@@ -24,24 +22,6 @@ FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines",
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
 QUICK = ("--encoder", "none", "--method", "stagewise", "--k", "3")
 SOFT_BT = "The ensemble is {} one soft BT read as σ(Δr):"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-def run(*arguments: str | Path, stdin: str = "", columns: int = 120) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pluralign", *map(str, arguments)],
-        input=stdin.encode(),
-        capture_output=True,
-        check=False,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
-    )
-    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @pytest.fixture(scope="module")
@@ -146,23 +126,10 @@ def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
 
 
 def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path, tmp_path: Path) -> None:
-    leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "pluralign", "fit", str(data), "-o", str(tmp_path / "out"), *QUICK, "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=os.environ | {"TERM": "xterm"})
-    os.close(follower)
-    seen = b""
-    while True:
-        try:
-            chunk = os.read(leader, 4096)
-        except OSError:
-            break
-        if not chunk:
-            break
-        seen += chunk
-    out, _ = process.communicate()
-    assert process.returncode == 0
+    code, out, shown = run_in_terminal("fit", data, "-o", tmp_path / "out", *QUICK, "--json")
+    assert code == 0
     assert json.loads(out)["k"] == 3
-    assert b"held out" in seen
+    assert "held out" in shown
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,6 @@ LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [{"k": 1, "weights": [1.0]}, {"k": 2, "weights": [0.75, 0.25]}, {"k": 3, "weights": [0.5, 0.25, 0.25]}]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def votes() -> PreferenceSet:
     return town_hall(160).preferences

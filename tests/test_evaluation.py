@@ -4,7 +4,6 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,6 @@ from pluralign.preferences import PreferenceSet
 from pluralign.surface import NAMES
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,6 @@ FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}
 HISTORY_KEYS = {"k", "train_brier", "test_brier", "test_brier_corrected"}
 TEST_KEYS = {"brier", "brier_corrected", "noise", "log_loss", "interval"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture
@@ -84,7 +77,6 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
         {"method": "stagewise", "variant": "symmetric", "loss": "bce"},
         {"method": "stagewise", "variant": "weighted"},
         {"method": "stagewise", "max_disagreement": 1.0},
-        {"method": "stagewise", "level": "policy"},
         {"method": "stagewise", "members": "mlp"},
         {"method": "stagewise", "k": "auto"},
     ],
@@ -519,3 +511,8 @@ def test_progress_and_watch_are_told_what_is_done(quick: None, votes: Preference
     assert encoded[-1] == (n, n)
     assert {value for what, value in told if what == "baseline"} >= {"soft_bt", "hard_bt", "bootstrap"}
     assert [value.k for what, value in told if what == "record"] == [1, 2]
+
+
+def test_stagewise_members_are_not_fitted_for_the_policy_level() -> None:
+    with pytest.raises(UsageError, match="use --method joint for --level policy"):
+        FitOptions(method="stagewise", level="policy")

@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,6 @@ CHAT = [
     {"role": "assistant", "content": "No."},
     {"role": "user", "content": "Rum?"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
 
 
 def lines(*records: Mapping[str, Any] | str) -> io.BytesIO:
