@@ -19,6 +19,7 @@ import safetensors.numpy
 from pluralign import calibration
 from pluralign.encoders import Encoder, Item, Progress, encode, load_encoder
 from pluralign.errors import DataError, UsageError
+from pluralign.extremes import members_to_keep
 from pluralign.files import write_whole
 from pluralign.members import LinearMembers
 from pluralign.options import Level, Pooling
@@ -123,6 +124,14 @@ class RewardEnsemble:
         if k not in stages or not 1 <= k <= self.k:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
         return self.take(range(k), stages[k])
+
+    def prune(self, preferences: PreferenceSet, beta: float) -> "RewardEnsemble":
+        """Return the ensemble without the members furthest from it, at most 1/(β−1) of weight (Theorem 3).
+
+        Only the texts of ``preferences`` are read, not its votes.
+        """
+        kept = members_to_keep(self.votes(preferences), self.weights, beta)
+        return self.take(kept.tolist(), self.weights[kept] / self.weights[kept].sum())
 
     # --- on disk ----------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Record:
 
 
 Watch: TypeAlias = Callable[[str, Any], None]
-"""Called with what is being done ("encode", "baseline", "choose", "record") and its name or ``Record``."""
+"""Called with what is at hand ("encode", "floor", "baseline", "choose", "record") and its name, value or ``Record``."""
 
 
 def fit(
@@ -145,6 +145,7 @@ def _learn(
     train, test = everything[~test_rows], everything[test_rows]
     work = _Work(train, validation_folds(train.prompt, options.seed), options, steps, watch)
 
+    watch("floor", calibration.floor(test.prob_a))
     baselines = _baselines(work)
     size = work.chosen_size() if options.k == "auto" else int(options.k)
     test_noise = calibration.sampling_noise(preferences.prob_a, preferences.n_votes, preferences.counted_ties)[

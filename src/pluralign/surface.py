@@ -49,7 +49,7 @@ def surface_features(texts: Iterable[str]) -> npt.NDArray[np.float32]:
 
     Example:
         >>> features = surface_features(["Yes!", "I might. Or:\\n- not, perhaps"])
-        >>> dict(zip(NAMES, features[1].round(2).tolist()))["hedging"]
+        >>> round(float(features[1, NAMES.index("hedging")]), 2)
         0.4
     """
     return np.array([_describe(text) for text in texts], dtype=np.float32).reshape(-1, len(NAMES))

@@ -167,6 +167,7 @@ class FitWatch:
         self.live: Live | None = None
         self.rows: list[Any] = []
         self.doing = ""
+        self.floor = math.nan
 
     def __enter__(self) -> "FitWatch":
         return self
@@ -182,12 +183,15 @@ class FitWatch:
         if self.live is None:
             self.live = Live(console=self.console, transient=True)
             self.live.start()
-        if what == "record":
+        if what == "floor":
+            self.floor = value
+        elif what == "record":
             self.rows.append(value)
         self.doing = {"baseline": f"fitting the baseline {value}", "choose": f"choosing {value}"}.get(what, "fitting")
-        table = figures(self.doing, "k", "train", "held out", "corrected")
+        table = figures(self.doing, "k", "train", "held out", "corrected", "floor")
         for row in self.rows:
-            table.add_row(str(row.k), number(row.train_brier), number(row.test_brier), number(row.test_brier_corrected))
+            cells = (row.train_brier, row.test_brier, row.test_brier_corrected, self.floor)
+            table.add_row(str(row.k), *map(number, cells))
         self.live.update(table)
 
 
