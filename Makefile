@@ -29,8 +29,10 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2
 
 # DATA names a file of votes, for instance: make bench DATA=votes.jsonl.gz
+DATA ?= demo:2000
 bench: $(READY)
 	$(BIN)/python benchmarks/inspect_speed.py
+	$(BIN)/python benchmarks/calibration.py $(DATA)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
