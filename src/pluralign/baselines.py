@@ -44,8 +44,16 @@ class Baseline:
 
     formula: str
     arrays: Arrays
-    k: int = 1
     seconds: float = 0.0
+
+    @property
+    def k(self) -> int:
+        """How many rewards it has."""
+        return int(self.arrays["theta"].shape[1]) if self.arrays["theta"].ndim == 2 else 1
+
+    def votes(self, features_a: Array, features_b: Array) -> FloatArray | None:
+        """Return its members' hard votes, ``(n_pairs, k)``, where the share is one of votes."""
+        return hard_votes(features_a - features_b, self.arrays["theta"]) if self.formula == "votes" else None
 
     def prob_hat(self, features_a: Array, features_b: Array) -> FloatArray:
         """Return the predicted share preferring response a, ``(n_pairs,)``."""
@@ -80,6 +88,17 @@ FORMULAS: Mapping[str, Callable[[Arrays, Array, Array], FloatArray]] = {
     "mean-variance": _mean_variance,
 }
 
+BASELINES = {
+    "soft_bt": "bradley-terry",
+    "hard_bt": "bradley-terry",
+    "soft_bt_temperature": "bradley-terry",
+    "pair": "votes",
+    "bootstrap": "votes",
+    "mean_variance": "mean-variance",
+    "mixture": "mixture",
+}
+"""Every baseline that is fitted, with its formula."""
+
 
 def fit_baselines(
     pairs: Pairs,
@@ -100,26 +119,22 @@ def fit_baselines(
     """
     fitted: dict[str, Baseline] = {}
 
-    def fit(name: str, formula: str, make: Callable[[], dict[str, Any]], members: int = 1) -> None:
+    def fit(name: str, make: Callable[[], dict[str, Any]]) -> None:
         report(name)
         start = time.perf_counter()
         arrays = {part: np.asarray(array) for part, array in make().items()}
-        fitted[name] = Baseline(formula, arrays, members, time.perf_counter() - start)
+        fitted[name] = Baseline(BASELINES[name], arrays, time.perf_counter() - start)
 
     reduced = pairs.difference @ principal_directions(pairs.difference, SEARCH_DIRECTIONS)
     shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
-    fit("soft_bt", "bradley-terry", lambda: _fit_single(pairs, reduced, shares, folds))
-    fit("hard_bt", "bradley-terry", lambda: _fit_single(pairs, reduced, majorities, folds))
+    fit("soft_bt", lambda: _fit_single(pairs, reduced, shares, folds))
+    fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
     theta, l2 = fitted["soft_bt"].arrays["theta"], float(fitted["soft_bt"].arrays["l2"])
-    fit(
-        "soft_bt_temperature",
-        "bradley-terry",
-        lambda: {"theta": theta, "temperature": _temperature(reduced, pairs.prob_a, folds, l2)},
-    )
-    fit("pair", "votes", lambda: _fit_pair(pairs, theta), 2)
-    fit("bootstrap", "votes", lambda: _fit_bootstrap(pairs, theta, l2, k, seed), k)
-    fit("mean_variance", "mean-variance", lambda: _fit_mean_variance(pairs, theta, folds))
-    fit("mixture", "mixture", lambda: _fit_mixture(pairs, theta, l2, k, seed), k)
+    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
+    fit("pair", lambda: _fit_pair(pairs, theta))
+    fit("bootstrap", lambda: _fit_bootstrap(pairs, theta, l2, k, seed))
+    fit("mean_variance", lambda: _fit_mean_variance(pairs, theta, folds))
+    fit("mixture", lambda: _fit_mixture(pairs, theta, l2, k, seed))
     return fitted
 
 

@@ -84,14 +84,18 @@ def evaluate(ensemble: RewardEnsemble, preferences: PreferenceSet, *, progress: 
     return evaluate_features(ensemble, preferences, features)
 
 
+def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
+    """Return the baselines that were fitted beside an ensemble."""
+    formulas = ensemble.facts.get("baseline_formulas", {})
+    return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
+
+
 def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dict[str, FloatArray]:
     """Return the share that each fitted baseline predicts for each pair."""
     items = preferences.items()
     inputs = ensemble.members.inputs(ensemble.features(texts_of(preferences)))
-    return {
-        name: Baseline(formula, ensemble.baselines[name]).prob_hat(inputs[items.a], inputs[items.b])
-        for name, formula in ensemble.facts.get("baseline_formulas", {}).items()
-    }
+    a, b = inputs[items.a], inputs[items.b]
+    return {name: baseline.prob_hat(a, b) for name, baseline in baselines_of(ensemble).items()}
 
 
 def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
@@ -112,18 +116,12 @@ def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, feat
         "floor": _compare((p > 0.5).astype(float), prediction, preferences),
         "constant_half": _compare(np.full(len(p), 0.5), prediction, preferences),
     }
-    for name, formula in ensemble.facts.get("baseline_formulas", {}).items():
-        baseline = Baseline(formula, ensemble.baselines[name])
-        share = baseline.prob_hat(inputs_a, inputs_b)
-        worst = None
-        if formula == "votes":
-            own = calibration.votes_from_rewards(
-                inputs_a @ baseline.arrays["theta"], inputs_b @ baseline.arrays["theta"]
-            )
+    for name, baseline in baselines_of(ensemble).items():
+        own, worst = baseline.votes(inputs_a, inputs_b), None
+        if own is not None:
             used = baseline.arrays["weights"] > 1e-6
             worst = float(np.max(np.asarray(calibration.disagreement(own, p))[used]))
-        k = baseline.arrays["theta"].shape[1] if baseline.arrays["theta"].ndim == 2 else 1
-        baselines[name] = _compare(share, prediction, preferences, k, worst)
+        baselines[name] = _compare(baseline.prob_hat(inputs_a, inputs_b), prediction, preferences, baseline.k, worst)
     phi = np.asarray(calibration.disagreement(votes, p))
     members = [
         MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))

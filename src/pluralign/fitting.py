@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,13 +17,13 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from pluralign import __version__, calibration, surface
-from pluralign.baselines import Baseline, fit_baselines
+from pluralign.baselines import BASELINES, Baseline, fit_baselines
 from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.errors import DataError
 from pluralign.evaluation import Evaluation, evaluate_features
-from pluralign.extremes import keep_near_people, training_bound
+from pluralign.extremes import training_bound
 from pluralign.hidden import fit_hidden_layer
 from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
@@ -30,7 +31,6 @@ from pluralign.members import LinearMembers, fit_feature_map
 from pluralign.options import FitOptions, with_changes
 from pluralign.pairs import Pairs, validation_folds
 from pluralign.preferences import PreferenceSet
-from pluralign.simplex import simplex_least_squares
 from pluralign.stagewise import Stage, hard_votes, stages
 from pluralign.steps import Arrays, Steps
 
@@ -148,17 +148,14 @@ def _learn(
     watch("floor", calibration.floor(test.prob_a))
     baselines = _baselines(work)
     size = work.chosen_size() if options.k == "auto" else int(options.k)
-    test_noise = calibration.sampling_noise(preferences.prob_a, preferences.n_votes, preferences.counted_ties)[
-        test_rows
-    ]
+    test_votes, test_ties = preferences.n_votes[test_rows], preferences.counted_ties[test_rows]
     history = []
     fitted = None
     for k, fitted in work.ensembles(size):
-        errors = calibration.squared_error(work.predict(test, *fitted), test.prob_a)
-        with_noise = ~np.isnan(test_noise)
-        corrected = float((errors - test_noise)[with_noise].mean()) if with_noise.any() else float("nan")
+        share = work.predict(test, *fitted)
+        corrected = calibration.brier_corrected(share, test.prob_a, test_votes, test_ties)
         trained = calibration.brier(work.predict(train, *fitted), train.prob_a)
-        history.append(Record(k, trained, float(errors.mean()), corrected, fitted[1].tolist()))
+        history.append(Record(k, trained, calibration.brier(share, test.prob_a), corrected, fitted[1].tolist()))
         watch("record", history[-1])
     assert fitted is not None  # noqa: S101 - sizes are never empty
     theta, weights = fitted
@@ -213,26 +210,20 @@ def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _baselines(work: "_Work") -> dict[str, Baseline]:
-    found: dict[str, Baseline] = {}
-
     def compute() -> Arrays:
         k = AUTO_SIZES[-1] if work.options.k == "auto" else int(work.options.k)
-        report = lambda name: work.watch("baseline", name)  # noqa: E731
-        found.update(fit_baselines(work.train, work.folds, k, seed=work.options.seed, report=report))
-        flat = {f"{name}/{part}": array for name, base in found.items() for part, array in base.arrays.items()}
-        return flat | {f"{name}/seconds": np.array(base.seconds) for name, base in found.items()}
+        report = partial(work.watch, "baseline")
+        fitted = fit_baselines(work.train, work.folds, k, seed=work.options.seed, report=report)
+        flat = {f"{name}/{part}": array for name, base in fitted.items() for part, array in base.arrays.items()}
+        return flat | {f"{name}/seconds": np.array(base.seconds) for name, base in fitted.items()}
 
     arrays = work.steps("baselines", compute)
-    formulas = {"soft_bt": "bradley-terry", "hard_bt": "bradley-terry", "soft_bt_temperature": "bradley-terry",
-                "pair": "votes", "bootstrap": "votes", "mean_variance": "mean-variance",
-                "mixture": "mixture"}  # fmt: skip
-    rebuilt = {}
-    for name, formula in formulas.items():
+    kept = {}
+    for name, formula in BASELINES.items():
         parts = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
         seconds = float(parts.pop("seconds"))
-        k = parts["theta"].shape[1] if parts["theta"].ndim == 2 else 1
-        rebuilt[name] = Baseline(formula, parts, k, seconds)
-    return rebuilt
+        kept[name] = Baseline(formula, parts, seconds)
+    return kept
 
 
 def _bound(work: "_Work", evaluation: Evaluation, test: Pairs, size: int) -> dict[str, Any] | None:
@@ -299,17 +290,9 @@ class _Work:
     def _joint(self, pairs: Pairs, k: int, target: str, restarts: int = FEW_RESTARTS) -> Arrays:
         teacher, seed = self._teacher(pairs), self.options.seed
         if self.options.level == "policy":
-            whole = pairs is self.train
-            folds = self.folds if whole else validation_folds(pairs.prompt, seed)[:1]
-            found = fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed)
-            guide = fit_bradley_terry(pairs.difference, pairs.prob_a, teacher.l2)
-            near = [
-                keep_near_people(member, guide, pairs.difference, pairs.prob_a, self.bound) for member in found.theta.T
-            ]
-            theta = np.column_stack(near)
-            soft = sigmoid(scores(pairs.difference, theta))
-            moved = not np.array_equal(theta, found.theta)
-            return {"theta": theta, "weights": simplex_least_squares(soft, pairs.prob_a) if moved else found.weights}
+            folds = self.folds if pairs is self.train else validation_folds(pairs.prompt, seed)[:1]
+            found = fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed, bound=self.bound)
+            return {"theta": found.theta, "weights": found.weights}
         if k == 1:
             return {"theta": teacher.theta[:, None], "weights": np.ones(1)}
         share = 1.0 if target == "votes" else VOTE_SHARE

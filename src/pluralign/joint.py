@@ -265,7 +265,7 @@ class Adam:
 
 
 def fit_policy_level(
-    pairs: Pairs, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, l2: float, seed: int = 0
+    pairs: Pairs, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, l2: float, seed: int = 0, bound: float = 1.0
 ) -> JointFit:
     """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes; regularisation chosen on validation prompts.
 
@@ -275,6 +275,7 @@ def fit_policy_level(
         folds: masks of validation pairs.
         l2: regularisation of the Bradley–Terry reward from which all members start, with some noise.
         seed: of the noise.
+        bound: the largest training disagreement a member may have; 1 sets none.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
     leading = difference @ principal_directions(difference, POLICY_DIRECTIONS)
@@ -290,7 +291,12 @@ def fit_policy_level(
     x = np.ascontiguousarray(difference @ axes)
     start = _policy_start(x, axes.T @ guide, k, seed)
     theta, weights = _minimise_policy(x, prob_a, start, POLICY_L2_GRID[int(np.argmin(errors))], steps=100)
-    return JointFit(np.asarray(axes @ theta), weights, brier(sigmoid(scores(x, theta)) @ weights, prob_a))
+    found = np.asarray(axes @ theta)
+    near = np.column_stack([keep_near_people(member, guide, difference, prob_a, bound) for member in found.T])
+    soft = sigmoid(scores(difference, near))
+    if not np.array_equal(near, found):  # the shares are linear in the weights, so these can be solved anew
+        weights = simplex_least_squares(soft, prob_a)
+    return JointFit(near, weights, brier(soft @ weights, prob_a))
 
 
 def _policy_start(x: Array, guide: FloatArray, k: int, seed: int) -> FloatArray:
