@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/pluralign demo
+	$(BIN)/pluralign demo --report town-hall.html
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,6 +40,26 @@ def write_jsonl(tmp_path: Path) -> WriteLines:
         return path
 
     return write
+
+
+BROWSER_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real headless Chromium, driven through Playwright."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("no Chromium on this machine: install the package chromium to run browser tests")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=list(BROWSER_FLAGS))
+        yield opened
+        opened.close()
 
 
 def wide(**changes: Any) -> dict[str, Any]:

@@ -1,20 +1,29 @@
 """Every figure of an evaluation, recomputed in plain Python from votes and weights."""
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from conftest import WriteLines, run
+from hypothesis import given
+from hypothesis import strategies as st
+from test_models import write_bert, write_llama
 
 from pluralign.demo import town_hall
 from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.evaluation import Evaluation, evaluate, evaluate_features
+from pluralign.errors import DataError, UsageError
+from pluralign.evaluation import BETAS, Evaluation, evaluate, evaluate_features, policy_level, reference_log_ratio
 from pluralign.members import LinearMembers, fit_feature_map
 from pluralign.options import Level
 from pluralign.preferences import PreferenceSet
+from pluralign.subjects import Subject, load_subject, reward_subject
 from pluralign.surface import NAMES
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
@@ -222,3 +231,273 @@ def test_ties_that_count_half_are_taken_out_of_the_noise() -> None:
     shares = [2.5 / 4, 1.5 / 4]
     assert figures.noise == pytest.approx(mean([(p * (1 - p) - 1 / 16) / 3 for p in shares]))
     assert all(value is not None for value in asdict(figures).values())
+
+
+# --- other subjects -------------------------------------------------------------------------------------------------
+
+
+def write_scores(path: Path, votes: PreferenceSet, score: Any) -> Path:
+    lines = ({"prompt": p, "response": r, "score": score(r)} for p, r in texts_of(votes))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def write_shares(path: Path, votes: PreferenceSet, shares: npt.NDArray[np.float64]) -> Path:
+    lines = ({"prob_hat": share} for share in shares.tolist())
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_foreign_reward_is_judged_in_each_reading(votes: PreferenceSet, tmp_path: Path) -> None:
+    found = evaluate(write_scores(tmp_path / "scores.jsonl", votes, len), votes)
+    delta = [len(votes.responses[a]) - len(votes.responses[b])
+             for a, b in zip(votes.a_index, votes.b_index, strict=True)]  # fmt: skip
+    by_hand = {
+        "vote": [0.5 * ((z > 0) + (z >= 0)) for z in delta],
+        "policy": [sigma(max(min(z, 500), -500)) for z in delta],
+    }
+    assert set(found.levels) == {"vote", "policy", "tempered"}
+    for reading, shares in by_hand.items():
+        assert found.levels[reading].brier == pytest.approx(brier_by_hand(shares, votes))
+    assert found.test == found.levels["policy"]
+    assert found.levels["tempered"].brier < min(found.levels["vote"].brier, found.levels["policy"].brier)
+    assert set(found.baselines) == {"floor", "constant_half"}
+    apart = mean([v * (1 - p) + (1 - v) * p for v, p in zip(by_hand["vote"], votes.prob_a, strict=True)])
+    assert [member.weight for member in found.members] == [1.0]
+    assert found.members[0].disagreement == pytest.approx(apart)
+    assert (found.subject.kind, found.subject.k) == ("scores", 1)
+    certain = [max(q, 1 - q) > 0.9 for q, p in zip(by_hand["policy"], votes.prob_a, strict=True) if 1 / 3 <= p <= 2 / 3]
+    assert found.certain_though_contested == pytest.approx(mean(certain))
+
+
+def test_a_file_of_probabilities_is_judged_as_it_is(votes: PreferenceSet, tmp_path: Path) -> None:
+    ensemble = some_ensemble()
+    path = write_shares(tmp_path / "shares.jsonl", votes, ensemble.prob_hat(votes))
+    found = evaluate(path, votes, against=[ensemble])
+    own = evaluate(ensemble, votes)
+    assert found.test == own.test
+    assert (found.level, list(found.levels), found.members, found.policy) == ("prob", ["prob"], [], None)
+    assert found.majority["contested"] == own.majority["contested"]
+    assert found.groups == own.groups
+    assert found.adversarial == own.adversarial
+    assert found.against[0].readings["vote"].difference.mean == pytest.approx(0)
+
+
+def test_rivals_are_compared_pair_by_pair_in_each_of_their_readings(votes: PreferenceSet, tmp_path: Path) -> None:
+    ensemble = some_ensemble()
+    some_ensemble("policy", seed=1).save(tmp_path / "other")
+    scores = write_scores(tmp_path / "scores.jsonl", votes, len)
+    found = evaluate(ensemble, votes, against=[tmp_path / "other", scores])
+    other, reward = found.against
+    assert (other.kind, other.level, other.name) == ("ensemble", "policy", str(tmp_path / "other"))
+    assert set(other.readings) == {"vote", "policy"}
+    assert set(reward.readings) == {"vote", "policy", "tempered"}
+    alone = evaluate(tmp_path / "other", votes)
+    for level, figures in alone.levels.items():
+        assert other.readings[level].brier == pytest.approx(figures.brier)
+        assert other.readings[level].difference.mean == pytest.approx(found.test.brier - figures.brier)
+        assert other.readings[level].worst_disagreement == max(m.disagreement for m in alone.members if m.weight > 0)
+    assert reward.readings["vote"].difference.low < reward.readings["vote"].difference.high
+
+
+@pytest.mark.slow
+def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
+    votes = PreferenceSet.from_columns(
+        ["tea ?", "rum ?", "tea ?"], ["yes .", "no .", "never ."], ["no .", "yes .", "yes ."], [4, 3, 2], [1, 2, 2]
+    )
+    folder = write_bert(tmp_path / "reward", 3)
+    found = evaluate(folder, votes, against=[some_ensemble(), folder])
+    assert found.subject.note == "3 rewards, taken as members of equal weight"
+    assert found.test.brier == pytest.approx(brier_by_hand(load_subject(folder, votes).prob_hat.tolist(), votes))
+    assert found.against[1].readings["vote"].difference.mean == 0
+    assert len(found.members) == 3
+
+
+# --- the policy level -----------------------------------------------------------------------------------------------
+
+
+def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Subject:
+    k = difference.shape[1]
+    return reward_subject("r", "scores", difference, np.full(k, 1 / k), votes)
+
+
+def test_the_policy_level_is_judged_for_every_beta(votes: PreferenceSet) -> None:
+    ensemble = some_ensemble()
+    table = evaluate(ensemble, votes, betas=[0.5]).policy
+    assert table is not None
+    assert [row.beta for row in table.rows] == sorted({*BETAS, 0.5, 3.0, 0.0}, reverse=True)
+    reward_a, reward_b = (side.tolist() for side in ensemble.pair_rewards(votes))
+    for row in table.rows[:-1]:
+        shares = [
+            sum(w * sigma((x - y) / row.beta) for w, x, y in zip(ensemble.weights, a, b, strict=True))
+            if row.beta > 0.1 else math.nan
+            for a, b in zip(reward_a, reward_b, strict=True)
+        ]  # fmt: skip
+        if row.beta > 0.1:
+            assert row.brier == pytest.approx(brier_by_hand(shares, votes), abs=1e-9)
+        assert row.brier_corrected == pytest.approx(row.brier - noise_by_hand(votes))
+        assert row.brier_reference is None
+    assert table.rows[-1].brier == pytest.approx(evaluate(ensemble, votes).levels["vote"].brier)
+
+
+@given(st.integers(0, 50), st.booleans())
+def test_policies_approach_the_votes_as_regularisation_vanishes(seed: int, with_reference: bool) -> None:
+    """|p̄ − p̂| ≤ Σ α σ(−|Δr|/β + |log-ratio|), which falls to 0 with β; for one reward the distance itself falls."""
+    from pluralign.calibration import policy_prob
+
+    random = np.random.default_rng(seed)
+    difference = random.choice([-1, 1], size=(40, 3)) * random.uniform(0.2, 3, size=(40, 3))
+    ratio = random.normal(size=40) if with_reference else np.zeros(40)
+    weights = np.full(3, 1 / 3)
+    votes = (difference > 0) @ weights
+    bounds = []
+    for beta in (1.0, 0.3, 0.1, 0.03, 0.01):
+        distance = np.abs(policy_prob(difference, weights, beta, ratio) - votes)
+        bounds.append((1 / (1 + np.exp(np.abs(difference) / beta - np.abs(ratio)[:, None]))) @ weights)
+        assert (distance <= bounds[-1] + 1e-12).all()
+    assert (np.diff(bounds, axis=0) <= 0).all()
+    assert bounds[-1].max() < 1e-6
+    alone = [np.abs(policy_prob(difference[:, :1], [1.0], beta) - (difference[:, 0] > 0)) for beta in BETAS]
+    assert (np.diff(alone, axis=0) <= 0).all()
+
+
+def test_a_reference_from_columns_moves_every_share(votes: PreferenceSet) -> None:
+    random = np.random.default_rng(0)
+    log_a, log_b = random.normal(size=(2, len(votes)))
+    with_columns = replace(votes, columns={"logprob_a": log_a, "logprob_b": np.array([str(x) for x in log_b], object)})
+    difference = random.normal(size=(len(votes), 2))
+    difference[:5] = 0
+    table = policy_level(a_subject(difference, with_columns), with_columns, reference="data")
+    assert table is not None
+    assert table.reference == "data"
+    row = next(row for row in table.rows if row.beta == 1.0)
+    shares = [mean([sigma(z + x - y) for z in zs]) for zs, x, y in zip(difference.tolist(), log_a, log_b, strict=True)]
+    assert row.brier_reference == pytest.approx(brier_by_hand(shares, votes))
+    assert row.brier_reference != row.brier
+    limit = [
+        mean([sigma(x - y) if z == 0 else float(z > 0) for z in zs])
+        for zs, x, y in zip(difference.tolist(), log_a, log_b, strict=True)
+    ]
+    assert table.rows[-1].brier_reference == pytest.approx(brier_by_hand(limit, votes)), "where rewards tie, it decides"
+
+
+def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no column of numbers logprob_a; give each row numbers in logprob_a"):
+        evaluate(some_ensemble(), votes, reference="data")
+    holes = replace(votes, columns=dict.fromkeys(("logprob_a", "logprob_b"), np.full(len(votes), np.nan)))
+    with pytest.raises(DataError, match=r"logprob_a of pair 1 is missing or not finite"):
+        reference_log_ratio("data", holes)
+    for beta in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(UsageError, match="beta must be above 0"):
+            evaluate(some_ensemble(), votes, betas=[beta])
+    shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)
+    with pytest.raises(UsageError, match=r"shares\.jsonl holds probabilities: the policy level needs rewards"):
+        evaluate(shares, votes, betas=[1.0])
+    with pytest.raises(UsageError, match=r"cannot be grouped by 'lenght'; did you mean 'length'"):
+        evaluate(some_ensemble(), votes, groups=["lenght"])
+
+
+@pytest.mark.slow
+def test_a_reference_model_prefers_what_it_finds_likelier(tmp_path: Path) -> None:
+    from pluralign.models import response_log_prob
+
+    votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes .", "no ."], ["no , never .", "yes ."], [4, 3], [1, 2])
+    folder = write_llama(tmp_path / "reference", "CausalLM")
+    sides = [response_log_prob(folder, list(zip(["tea ?", "rum ?"], texts, strict=True)))
+             for texts in (["yes .", "no ."], ["no , never .", "yes ."])]  # fmt: skip
+    np.testing.assert_allclose(reference_log_ratio(str(folder), votes), sides[0] - sides[1], atol=1e-4)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+KEYS = {
+    "test", "baselines", "members", "reliability", "levels", "strata", "groups", "worst_group", "adversarial", "policy",
+    "subject", "against", "majority", "certain_though_contested",
+}  # fmt: skip
+
+
+def test_the_command_says_in_json_all_that_python_knows(tmp_path: Path, votes: PreferenceSet) -> None:
+    some_ensemble().save(tmp_path / "ensemble")
+    data = tmp_path / "votes.jsonl"
+    replace(votes, columns={"country": np.array(["uk", "fr"] * 120, dtype=object)}).save(data)
+    scores = write_scores(tmp_path / "scores.jsonl", votes, len)
+    options: list[str | Path] = [
+        "--against",
+        scores,
+        "--group",
+        "country",
+        "--group",
+        "length",
+        "--beta",
+        "0.5",
+        "--seed",
+        "3",
+    ]
+    done = run("evaluate", tmp_path / "ensemble", data, *options, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    facts = json.loads(done.stdout)
+    assert set(facts) >= KEYS
+    assert list(facts["groups"]) == ["country", "length"]
+    assert [group["name"] for group in facts["groups"]["country"]] == ["fr", "uk"]
+    assert 0.5 in [row["beta"] for row in facts["policy"]["rows"]]
+    same = evaluate(some_ensemble(), replace(votes, columns={"country": np.array(["uk", "fr"] * 120, dtype=object)}),
+                    groups=["country", "length"], against=[scores], seed=3)  # fmt: skip
+    assert facts["worst_group"]["interval"] == asdict(same)["worst_group"]["interval"]
+    assert facts["adversarial"] == asdict(same)["adversarial"]
+    assert facts["against"][0]["readings"]["tempered"]["brier"] == same.against[0].readings["tempered"].brier
+
+
+def test_a_person_reads_what_a_reward_does_to_disagreement(tmp_path: Path, votes: PreferenceSet) -> None:
+    data = tmp_path / "votes.jsonl"
+    renamed = np.array([f"[bold]{prompt}" for prompt in votes.prompts], dtype=object)
+    marked = replace(votes, prompts=renamed, columns={"kind": np.array(["[red]"] * 240, dtype=object)})
+    marked.save(data)
+    scores = write_scores(tmp_path / "[b]scores.jsonl", marked, len)
+    some_ensemble().save(tmp_path / "ensemble")
+    options: list[str | Path] = ["--against", tmp_path / "ensemble", "--group", "kind", "--group", "length"]
+    page = run("evaluate", scores, data, *options, columns=160)
+    assert page.returncode == 0, page.stderr
+    text = " ".join(page.stdout.split())
+    for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "What it makes of",
+                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0, the votes",
+                  "of contested or even pairs", "always saying one half"):  # fmt: skip
+        assert words in text, words
+    assert "Members" not in text
+    shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)
+    page = run("evaluate", shares, data, columns=160)
+    assert page.returncode == 0, page.stderr
+    assert "shares.jsonl: as given" in page.stdout
+    assert "As policies" not in page.stdout
+
+
+def test_single_votes_of_one_prompt_still_make_a_page(tmp_path: Path, write_jsonl: WriteLines) -> None:
+    data = write_jsonl([{"prompt": "Tea?", "chosen": "Yes, please.", "rejected": "No."}])
+    scores = tmp_path / "scores.jsonl"
+    scores.write_text("".join(json.dumps({"prompt": "Tea?", "response": r, "score": len(r)}) + "\n"
+                              for r in ("Yes, please.", "No.")))  # fmt: skip
+    page = run("evaluate", scores, data)
+    assert page.returncode == 0, page.stderr
+    assert "nan" not in page.stdout.lower()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["SCORES", "DATA", "--group", "lenght"], "cannot be grouped by 'lenght'; did you mean 'length'?"),
+        (["SCORES", "DATA", "--against", "nowhere.jsonl"], "nowhere.jsonl: there is no such file"),
+        (["EMPTY", "DATA"], "there is neither an ensemble.json nor a config.json in it"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_usage_is_one_sentence(tmp_path: Path, votes: PreferenceSet, arguments: list[str], words: str) -> None:
+    votes.save(tmp_path / "votes.jsonl")
+    (tmp_path / "empty").mkdir()
+    named = {
+        "SCORES": write_scores(tmp_path / "scores.jsonl", votes, len),
+        "DATA": tmp_path / "votes.jsonl",
+        "EMPTY": tmp_path / "empty",
+    }
+    done = run("evaluate", *(named.get(argument, argument) for argument in arguments), columns=200)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -11,11 +11,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
     "ground": "errors files options hub jsonable",
-    "mathematics": "calibration simplex bradley_terry extremes surface",
-    "things": "preferences comparisons shapes records known_sets sources demo "
-    "vectorcache encoders members pairs ensemble steps",
-    "procedures": "inspection stagewise joint hidden baselines evaluation fitting streaming walkthrough",
-    "edges": "terminal cli",
+    "mathematics": "calibration simplex rankings bradley_terry extremes theory surface traits diversity",
+    "things": "preferences tournaments comparisons shapes records known_sets sources demo "
+    "vectorcache encoders models members pairs ensemble evidence candidates steps",
+    "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation fitting "
+    "pruning certification choices profiles study streaming walkthrough",
+    "edges": "terminal figures reporting cli",
     "fronts": "__init__ __main__",
 }
 HOMES = {
@@ -24,12 +25,14 @@ HOMES = {
     "datasets": {"records", "sources"},
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
-    "transformers": {"encoders"},
-    "torch": {"encoders"},
-    "matplotlib": set(),
+    "transformers": {"encoders", "models"},
+    "torch": {"encoders", "models"},
+    "matplotlib": {"figures", "reporting"},
+    "jinja2": {"reporting"},
     "fastapi": set(),
-    "safetensors": {"ensemble", "steps"},
+    "safetensors": {"ensemble", "evidence", "steps"},
     "ray": set(),
+    "vaderSentiment": {"traits"},
 }
 RANK = {module: rank for rank, modules in enumerate(LAYERS.values()) for module in modules.split()}
 

@@ -7,6 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pluralign.candidates import Candidates, load_candidates
+    from pluralign.certification import Certificate, certify
+    from pluralign.choices import CaseStudy, Diversity, case_studies, measure_diversity
     from pluralign.demo import TownHall, town_hall
     from pluralign.ensemble import RewardEnsemble
     from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -15,12 +18,21 @@ if TYPE_CHECKING:
     from pluralign.inspection import Inspection, inspect
     from pluralign.options import FitOptions, LoadOptions
     from pluralign.preferences import Message, PreferenceSet, concatenate
+    from pluralign.profiles import Profile, member_profiles
+    from pluralign.pruning import Pruning, prune
+    from pluralign.rankings import Decomposition, decompose
     from pluralign.sources import load_preferences
+    from pluralign.tournaments import Tournament, load_tournament
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Candidates": "candidates",
+    "CaseStudy": "choices",
+    "Certificate": "certification",
     "DataError": "errors",
+    "Decomposition": "rankings",
+    "Diversity": "choices",
     "Evaluation": "evaluation",
     "FitOptions": "options",
     "Inspection": "inspection",
@@ -29,19 +41,35 @@ _HOMES = {
     "MissingExtraError": "errors",
     "PluralignError": "errors",
     "PreferenceSet": "preferences",
+    "Profile": "profiles",
+    "Pruning": "pruning",
     "RewardEnsemble": "ensemble",
+    "Tournament": "tournaments",
     "TownHall": "demo",
     "UsageError": "errors",
+    "case_studies": "choices",
+    "certify": "certification",
     "concatenate": "preferences",
+    "decompose": "rankings",
     "evaluate": "evaluation",
     "fit": "fitting",
     "inspect": "inspection",
+    "load_candidates": "candidates",
     "load_preferences": "sources",
+    "load_tournament": "tournaments",
+    "measure_diversity": "choices",
+    "member_profiles": "profiles",
+    "prune": "pruning",
     "town_hall": "demo",
 }
 
 __all__ = [
+    "Candidates",
+    "CaseStudy",
+    "Certificate",
     "DataError",
+    "Decomposition",
+    "Diversity",
     "Evaluation",
     "FitOptions",
     "Inspection",
@@ -50,15 +78,26 @@ __all__ = [
     "MissingExtraError",
     "PluralignError",
     "PreferenceSet",
+    "Profile",
+    "Pruning",
     "RewardEnsemble",
+    "Tournament",
     "TownHall",
     "UsageError",
     "__version__",
+    "case_studies",
+    "certify",
     "concatenate",
+    "decompose",
     "evaluate",
     "fit",
     "inspect",
+    "load_candidates",
     "load_preferences",
+    "load_tournament",
+    "measure_diversity",
+    "member_profiles",
+    "prune",
     "town_hall",
 ]
 

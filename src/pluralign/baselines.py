@@ -98,6 +98,18 @@ BASELINES = {
     "mixture": "mixture",
 }
 """Every baseline that is fitted, with its formula."""
+BASELINE_NAMES = {
+    "floor": "floor",
+    "constant_half": "constant ½",
+    "soft_bt": "soft BT as σ(Δr)",
+    "soft_bt_temperature": "soft BT, tempered",
+    "hard_bt": "hard BT",
+    "pair": "{r, −r}",
+    "bootstrap": "bootstrap",
+    "mean_variance": "mean–variance",
+    "mixture": "mixture of BT",
+}
+"""What people call each of them, and the two that need no fit."""
 
 
 def fit_baselines(

@@ -47,6 +47,14 @@ Data = Annotated[
 ]
 Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble; holds unfinished work too.")]
 Ensemble = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an ensemble that pluralign fit wrote.")]
+SubjectName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SUBJECT",
+        help="Folder that pluralign fit wrote, a transformers reward model (folder or hub id), or a .jsonl, .csv or "
+        ".parquet file of scores or probabilities.",
+    ),
+]
 Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -146,31 +154,300 @@ def fit(data: Data, output: Folder, load_options: LoadOptions, fit_options: FitO
 
 
 @app.command(
-    epilog="Examples:\n\n  pluralign evaluate ensemble other-votes.jsonl\n\n  pluralign evaluate ensemble demo --json"
+    epilog="Examples:\n\n  pluralign evaluate ensemble other-votes.jsonl\n\n"
+    "  pluralign evaluate ensemble demo --json\n\n"
+    "  pluralign evaluate my-org/reward-model votes.jsonl --against ensemble\n\n"
+    "  pluralign evaluate scores.jsonl votes.jsonl --group length --group country\n\n"
+    "  pluralign evaluate ensemble votes.jsonl --beta 0.5 --reference smollm2"
 )
 @with_options(LoadOptions)
 def evaluate(
-    ensemble: Ensemble,
+    subject: SubjectName,
     data: Data,
     load_options: LoadOptions,
+    against: Annotated[
+        list[str], typer.Option(metavar="SUBJECT", help="Compare with another subject, pair by pair. Repeatable.")
+    ] = [],  # noqa: B006
+    group: Annotated[
+        list[str],
+        typer.Option(metavar="NAME", help="Judge groups of pairs: length, topic, strata or a column. Repeatable."),
+    ] = ["length", "topic"],  # noqa: B006
+    beta: Annotated[
+        list[float], typer.Option(help="Show the policy level at this strength of regularisation too. Repeatable.")
+    ] = [],  # noqa: B006
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Reference policy: data (columns logprob_a, logprob_b), smollm2, a model folder or hub id."),
+    ] = None,
     as_json: Json = False,
-    seed: Seed = 0,  # noqa: ARG001
+    seed: Seed = 0,
 ) -> None:
-    """Judge an ensemble, and the baselines fitted with it, on other votes."""
+    """Judge an ensemble, any reward model, or a file of scores on votes: what does it do to disagreement?"""
     from pluralign import terminal
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evaluation import evaluate as evaluate_ensemble
+    from pluralign.evaluation import evaluate as evaluate_subject
     from pluralign.fitting import evaluation_facts
+    from pluralign.subjects import find_subject
 
-    loaded = RewardEnsemble.load(ensemble)
+    for name in (subject, *against):
+        find_subject(name)
     preferences = _load(data, load_options)
-    with _progress("Encoding texts") as progress:
-        evaluation = evaluate_ensemble(loaded, preferences, progress=progress)
+    with _progress("Reading texts") as progress:
+        evaluation = evaluate_subject(
+            subject,
+            preferences,
+            against=against,
+            groups=group,
+            betas=beta,
+            reference=reference,
+            seed=seed,
+            progress=progress,
+        )
     facts = without_nan(evaluation_facts(evaluation))
     if as_json:
         _print_json(facts)
     else:
-        terminal.show(terminal.evaluation_page(facts, f"{ensemble} on {preferences.name}"))
+        terminal.show(terminal.evaluation_page(facts, f"{subject} on {preferences.name}"))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign prune ensemble -o pruned\n\n"
+    "  pluralign prune ensemble -o pruned --beta 3 --only-far\n\n"
+    "  pluralign prune ensemble -o pruned --data other-votes.jsonl --json"
+)
+@with_options(LoadOptions)
+def prune(
+    ensemble: Ensemble,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pruned ensemble, other than DIR.")],
+    load_options: LoadOptions,
+    beta: Annotated[
+        float, typer.Option(help="At most 1/(beta - 1) of the weight is removed: a quarter at 5, a tenth at 11.")
+    ] = 5.0,
+    only_far: Annotated[
+        bool, typer.Option("--only-far", help="Remove only members that could be outliers, not all the weight it may.")
+    ] = False,
+    data: Annotated[
+        str | None, typer.Option(help="Votes to measure on, not learned from; else those that fit kept in DIR.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Leave out the members furthest from the ensemble itself (Theorem 3), and say what that costs."""
+    from pluralign import terminal
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import load_evidence
+    from pluralign.pruning import prune as prune_ensemble
+    from pluralign.pruning import refuse_same_folder
+
+    refuse_same_folder(output, ensemble)
+    loaded = RewardEnsemble.load(ensemble)
+    votes = _load(data, load_options) if data else load_evidence(ensemble)
+    with _progress("Encoding texts") as progress:
+        pruning = prune_ensemble(loaded, votes, beta, only_far=only_far, progress=progress)
+    pruning.save(output, source=ensemble)
+    if as_json:
+        _print_json({"folder": str(output), **pruning.facts()})
+    else:
+        terminal.show(terminal.pruning_page(pruning, loaded, str(output)))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign certify ensemble\n\n  pluralign certify ensemble other-votes.jsonl --json\n\n"
+    "  pluralign certify ensemble --epsilon 0.01 --delta 0.01 --beta 3"
+)
+@with_options(LoadOptions)
+def certify(
+    ensemble: Ensemble,
+    load_options: LoadOptions,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="Calibration error whose sufficient size is asked for.")] = 0.025,
+    delta: Annotated[float, typer.Option(help="Chance that a bound may fail.")] = 0.05,
+    beta: Annotated[float, typer.Option(help="How far out an outlier is, at least 2.")] = 5.0,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Say what the paper's theorems guarantee of an ensemble, and where they say nothing."""
+    from pluralign import terminal
+    from pluralign.certification import certify as certify_ensemble
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import load_evidence
+
+    loaded = RewardEnsemble.load(ensemble)
+    votes = _load(data, load_options) if data else load_evidence(ensemble)
+    with _progress("Encoding texts") as progress:
+        certificate = certify_ensemble(loaded, votes, epsilon=epsilon, delta=delta, beta=beta, progress=progress)
+    if as_json:
+        _print_json(certificate)
+    else:
+        terminal.show(terminal.certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign diversity ensemble\n\n"
+    "  pluralign diversity ensemble candidates.jsonl --cases 3\n\n"
+    "  pluralign diversity ensemble candidates.jsonl --prompt 'school' --json"
+)
+def diversity(
+    ensemble: Ensemble,
+    candidates: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CANDIDATES]",
+            help="JSON Lines of {prompt, responses}, or - for standard input; else the responses of held-out prompts.",
+        ),
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Prompts for which every member's choice is shown.", min=0)] = 1,
+    prompt: Annotated[
+        str | None, typer.Option(help="Show prompts that contain this text, or the prompt of this number.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Show how differently the members rank the same responses, and which one each would choose."""
+    from pluralign import choices, terminal
+    from pluralign.candidates import load_candidates
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import REWARDS_FILE, load_evidence
+
+    loaded = RewardEnsemble.load(ensemble)
+    kept = load_evidence(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
+    if candidates is None and kept:
+        lists, rewards = choices.held_out_candidates(kept)
+        if not lists:
+            raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
+    else:
+        with _progress("Reading candidates") as progress:
+            lists = load_candidates(candidates or "-", progress)
+        if repeats := sum(one.repeats for one in lists):
+            print(f"note: {repeats:,} responses were given twice for one prompt and count once.", file=sys.stderr)
+        with _progress("Encoding texts") as progress:
+            rewards = choices.score_candidates(loaded, lists, progress)
+    found = choices.measure_diversity(loaded, lists, rewards=rewards, evidence=kept)
+    numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
+    shown = choices.case_studies(
+        loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
+    )
+    if as_json:
+        _print_json({**dataclasses.asdict(found), "cases": shown})
+    else:
+        terminal.show(terminal.diversity_page(found, shown, f"{ensemble} on {candidates or 'its held-out prompts'}"))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign profile ensemble\n\n  pluralign profile ensemble other-votes.jsonl --json"
+)
+@with_options(LoadOptions)
+def profile(
+    ensemble: Ensemble,
+    load_options: LoadOptions,
+    data: Annotated[
+        str | None,
+        typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Describe each member by what sets it apart, in words that can be checked."""
+    from pluralign import terminal
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import gather_evidence, load_evidence
+    from pluralign.profiles import member_profiles
+
+    loaded = RewardEnsemble.load(ensemble)
+    if data is None:
+        evidence = load_evidence(ensemble)
+    else:
+        preferences = _load(data, load_options)
+        with _progress("Encoding texts") as progress:
+            evidence = gather_evidence(loaded, preferences, progress)
+    cards, votes = member_profiles(loaded.weights, evidence), evidence.preferences
+    if as_json:
+        _print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
+    else:
+        terminal.show(terminal.profile_page(cards, f"{ensemble} on {data or 'its held-out votes'}"))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign report ensemble -o report.html\n\n"
+    "  pluralign report ensemble -o report.html --candidates candidates.jsonl --prompt school --cases 6\n\n"
+    "  pluralign report ensemble -o report.html --figures figures"
+)
+@with_options(LoadOptions)
+def report(
+    ensemble: Ensemble,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
+    load_options: LoadOptions,
+    data: Annotated[
+        str | None, typer.Option(help="Votes to measure on, not learned from; else those that fit kept in DIR.")
+    ] = None,
+    candidates: Annotated[
+        str | None, typer.Option(help="JSON Lines of {prompt, responses} to rank; else those of held-out prompts.")
+    ] = None,
+    group: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable.")
+    ] = ["length", "topic"],  # noqa: B006
+    cases: Annotated[int, typer.Option(help="How many case studies.", min=0)] = 4,
+    prompt: Annotated[str, typer.Option(help="Only prompts with this text become case studies.")] = "",
+    figures: Annotated[Path | None, typer.Option(help="Write the figures here too, as PNG and SVG.")] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Write one self-contained page: figures, member cards, certificate and case studies of an ensemble."""
+    from pluralign.candidates import load_candidates
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evaluation import evaluate as evaluate_ensemble
+    from pluralign.evidence import gather_evidence, load_evidence
+    from pluralign.fitting import evaluation_facts
+    from pluralign.reporting import draw_figures
+    from pluralign.reporting import report as write_report
+    from pluralign.figures import save_figures
+    from pluralign.study import study as study_ensemble
+
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
+    loaded = RewardEnsemble.load(ensemble)
+    facts = None
+    if data is None:
+        evidence = load_evidence(ensemble)
+    else:
+        votes = _load(data, load_options)
+        with _progress("Encoding texts") as progress:
+            evidence = gather_evidence(loaded, votes, progress)
+        facts = {**loaded.facts, **without_nan(evaluation_facts(evaluate_ensemble(loaded, votes, groups=[], seed=seed)))}
+    with _progress("Measuring") as progress:
+        found = study_ensemble(
+            loaded,
+            evidence,
+            facts,
+            candidates=load_candidates(candidates) if candidates else None,
+            cases=cases,
+            containing=prompt,
+            groupings=group,
+            seed=seed,
+            progress=progress,
+        )
+    with _working("Drawing"):
+        write_report(loaded, found, output, commands=[_fit_command(loaded.facts, ensemble), ["pluralign", *sys.argv[1:]]])
+        drawn = save_figures(draw_figures(found), figures) if figures else []
+    if as_json:
+        _print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
+    else:
+        print(f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else ""))
+
+
+def _fit_command(facts: Mapping[str, Any], folder: Path) -> list[str]:
+    """The command that fits such an ensemble again."""
+    words = ["pluralign", "fit", facts["data"]["name"], "-o", str(folder)]
+    defaults = dataclasses.asdict(FitOptions())
+    for name, value in facts["options"].items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{flag}" if value else f"--no-{flag}"] if value != defaults[name] else []
+        elif value != defaults[name]:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 @app.command(epilog="Examples:\n\n  pluralign score ensemble texts.jsonl\n\n"
@@ -193,8 +470,41 @@ def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: 
 
 
 @app.command(
+    epilog="Examples:\n\n  pluralign rankings sushi.json\n\n  pluralign rankings shares.csv --k 20\n\n"
+    '  echo \'{"alternatives": ["tea", "coffee"], "pairs": [[0, 1, 3, 1]]}\' | pluralign rankings - --json'
+)
+def rankings(
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="JSON {alternatives, pairs: \\[\\[i, j, votes_i, votes_j]]}, a CSV matrix of shares, or - for "
+            "standard input.",
+        ),
+    ],
+    k: Annotated[
+        int | None, typer.Option(help="Also draw this many rankings of equal weight (Theorem 2).", min=1, max=10_000)
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """One context: are these pairwise shares a mixture of rankings? Of which, or why of none."""
+    from pluralign import terminal
+    from pluralign.tournaments import load_tournament
+    from pluralign.tournaments import rankings as find_rankings
+
+    tournament = load_tournament(file)
+    with _progress(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
+        facts = find_rankings(tournament, k=k, seed=seed, progress=progress)
+    if as_json:
+        _print_json(facts)
+    else:
+        terminal.show(terminal.rankings_page(facts, tournament.name))
+
+
+@app.command(
     epilog="Examples:\n\n  pluralign demo\n\n  pluralign demo --pairs 1000000 -o town.jsonl\n\n"
-    "  pluralign demo --pairs 500 --json"
+    "  pluralign demo --report town.html\n\n  pluralign demo --pairs 500 --json"
 )
 def demo(
     pairs: Annotated[
@@ -205,6 +515,7 @@ def demo(
         typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
     ] = None,
     encoder: Annotated[str, typer.Option(help="What reads the texts: see pluralign fit.")] = "minilm",
+    report: Annotated[Path | None, typer.Option(help="Write the report of the joint ensemble to this HTML file.")] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -231,11 +542,20 @@ def demo(
         terminal.show(terminal.example_pairs(town))
         terminal.show([terminal.truth_table(facts, truth)])
     with _progress("Encoding what the town wrote") as progress:
-        told, ensemble = walk_through(town, seed=seed, encoder=encoder, progress=progress)
+        story = walk_through(town, seed=seed, encoder=encoder, progress=progress)
+    if report:
+        from pluralign.reporting import report as write_report
+
+        fitted = _fit_command(story.ensemble.facts, Path("town"))
+        write_report(story.ensemble, story.study, report, name="The town hall", commands=[fitted])
     if as_json:
-        _print_json({"inspect": facts, "truth": truth, "told": told, "members": ensemble.facts["members"]})
+        members, pruned = story.ensemble.facts["members"], story.pruning.facts()
+        told = {"inspect": facts, "truth": truth, "told": story.told, "members": members, "study": story.study}
+        _print_json({**told, "pruning": pruned, "rankings": story.rankings, "report": report and str(report)})
     else:
-        terminal.show(terminal.story_page(told, ensemble.facts))
+        terminal.show(terminal.story_page(story))
+        if report:
+            print(f"Wrote {report}. Open it in a browser.")
 
 
 @app.callback(invoke_without_command=True)

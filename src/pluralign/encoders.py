@@ -179,14 +179,14 @@ class ModelEncoder:
                 f"its weights hash to {found[:12]}…, not {self.sha256[:12]}…", file=str(self.folder), remedy=remedy
             )
         if (self.folder / "modules.json").is_file():
-            with _quiet_transformers():
+            with quiet_transformers():
                 return _keeping_the_response(sentence_transformers.SentenceTransformer(str(self.folder)))
         config: dict[str, Any] = {}
         if self._is_decoder:
             config["num_hidden_layers"] = self._depth
         # float32 whatever the checkpoint says: some CPUs claim bf16 and die of it (docs/log.md).
         kwargs = {"config_kwargs": config, "model_kwargs": {"dtype": "float32"}}
-        with _quiet_transformers():
+        with quiet_transformers():
             body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
         if body.tokenizer.pad_token is None:
             body.tokenizer.pad_token = body.tokenizer.eos_token
@@ -204,7 +204,7 @@ class ModelEncoder:
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
         templated = self._is_decoder and self._model[0].tokenizer.chat_template
-        inputs = [_messages(*item) if templated else plain_text(*item) for item in items]
+        inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
         vectors = self._model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
 
@@ -215,12 +215,13 @@ def _keeping_the_response(model: Any) -> Any:
     return model
 
 
-def _messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
+def chat_messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
+    """Return a prompt and the assistant's response as chat templates take them."""
     return [*prompt_messages(prompt), {"role": "assistant", "content": response}]
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers from reporting the layers we leave out on purpose."""
     from transformers.utils import logging
 
@@ -243,9 +244,12 @@ def plain_text(prompt: Prompt, response: str) -> str:
         >>> plain_text("Tea?", "Yes.")
         'Tea?\\n\\nYes.'
     """
-    if not isinstance(prompt, str):
-        prompt = "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
-    return f"{prompt}\n\n{response}"
+    return f"{plain_prompt(prompt)}\n\n{response}"
+
+
+def plain_prompt(prompt: Prompt) -> str:
+    """Return a prompt as one text; the turns of a chat begin with their role."""
+    return prompt if isinstance(prompt, str) else "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
 
 
 def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mean") -> Encoder | None:
@@ -270,11 +274,12 @@ def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mea
     return ModelEncoder(folder, identity, layer=layer, pooling=pooling)
 
 
-def model_folder(name: str) -> Path:
+def model_folder(
+    name: str, remedy: str = "check the name and the network, or give a local folder, minilm, smollm2 or hashing"
+) -> Path:
     """Return the folder of a model: a local one, or a hub id's snapshot, fetched where it is not there yet."""
     if Path(name).is_dir():
         return Path(name)
-    remedy = "check the name and the network, or give a local folder, minilm, smollm2 or hashing"
     return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
 
 
@@ -295,7 +300,7 @@ def smollm2_folder() -> Path:
     # Unpacked to plain weights, so that one folder serves as encoder, backbone and generator.
     unpack = {"quantization_config": transformers.GgufConfig(dequantize=True), "dtype": torch.bfloat16}
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial, _quiet_transformers():
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial, quiet_transformers():
         with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader has no switch
             model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpack)
         model.save_pretrained(partial)

@@ -19,11 +19,11 @@ import safetensors.numpy
 from pluralign import calibration
 from pluralign.encoders import Encoder, Item, Progress, encode, load_encoder
 from pluralign.errors import DataError, UsageError
-from pluralign.extremes import members_to_keep
 from pluralign.files import write_whole
 from pluralign.members import LinearMembers
 from pluralign.options import Level, Pooling
 from pluralign.preferences import PreferenceSet
+from pluralign.theory import members_to_keep
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -1,9 +1,11 @@
-"""How well an ensemble predicts votes it has not seen, beside every baseline and the noise.
+"""How well an ensemble, or anything else that predicts shares, does on votes it has not seen, beside the noise.
 
-Computes; what is shown is decided in ``terminal`` and, later, the report.
+Computes; what is shown is decided in ``terminal`` and, later, the report. ``evaluate_features`` is the quick part that
+every fit runs; ``evaluate`` adds other subjects, groups of pairs and the policy level.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,11 +17,30 @@ from pluralign.baselines import Baseline
 from pluralign.calibration import Interval, Reliability
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, texts_of
-from pluralign.options import Level
+from pluralign.errors import DataError, UsageError
+from pluralign.groups import (
+    DEFAULT_GROUPINGS,
+    AdversarialGroup,
+    Group,
+    MajorityShare,
+    WorstGroup,
+    adversarial_calibration,
+    as_numbers,
+    certain_though_contested,
+    check_grouping,
+    judge_groups,
+    majority_shares,
+)
+from pluralign.models import reference_folder, response_log_prob
 from pluralign.preferences import PreferenceSet
+from pluralign.subjects import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""Strengths of regularisation at which every evaluation shows the policy level."""
+LOG_PROB_COLUMNS = ("logprob_a", "logprob_b")
 
 
 @dataclass(frozen=True)
@@ -62,13 +83,13 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured of an ensemble on one set of votes."""
+    """Everything measured of a subject on one set of votes."""
 
-    level: Level
-    """The reading that ``test`` judges: the one the ensemble was fitted for."""
+    level: str
+    """The reading that ``test`` judges: the one an ensemble was fitted for."""
     test: Figures
-    levels: Mapping[Level, Figures]
-    """Both readings: shares of hard votes, and of policies at the fitted temperature."""
+    levels: Mapping[str, Figures]
+    """Every reading: of an ensemble, shares of hard votes and of policies at the fitted temperature."""
     baselines: Mapping[str, Compared]
     members: list[MemberFigures]
     reliability: Reliability
@@ -78,10 +99,208 @@ class Evaluation:
     prompts: int
 
 
-def evaluate(ensemble: RewardEnsemble, preferences: PreferenceSet, *, progress: Progress | None = None) -> Evaluation:
-    """Judge an ensemble, and the baselines that were fitted with it, on votes."""
-    features = ensemble.features(texts_of(preferences), progress)
-    return evaluate_features(ensemble, preferences, features)
+@dataclass(frozen=True)
+class SubjectFacts:
+    """What was evaluated."""
+
+    name: str
+    kind: Kind
+    k: int
+    temperature: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another subject on the same pairs; differences are ours less its, for each of its readings."""
+
+    name: str
+    kind: Kind
+    level: str
+    readings: Mapping[str, Compared]
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """The policy level at one strength of regularisation; 0 is the limit, the share of votes."""
+
+    beta: float
+    brier: float
+    brier_corrected: float
+    brier_reference: float | None
+    """With the reference policy's log-ratio, where there is a reference."""
+    brier_corrected_reference: float | None
+
+
+@dataclass(frozen=True)
+class PolicyLevel:
+    """The policy level against the strength of regularisation, from the strongest to none."""
+
+    reference: str | None
+    rows: list[PolicyRow]
+
+
+@dataclass(frozen=True)
+class FullEvaluation(Evaluation):
+    """An evaluation with everything that ``evaluate`` adds to what a fit reports."""
+
+    subject: SubjectFacts
+    against: list[Rival]
+    majority: Mapping[str, MajorityShare]
+    """What is left of disagreement, by how people split."""
+    certain_though_contested: float
+    """Share of contested pairs for which one side is given more than .9."""
+    groups: Mapping[str, list[Group]]
+    worst_group: WorstGroup | None
+    adversarial: list[AdversarialGroup]
+    policy: PolicyLevel | None
+    """None where there are no rewards."""
+
+
+def evaluate(
+    subject: Source,
+    preferences: PreferenceSet,
+    *,
+    against: Sequence[Source] = (),
+    groups: Sequence[str] = DEFAULT_GROUPINGS,
+    betas: Sequence[float] = (),
+    reference: str | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> FullEvaluation:
+    """Judge an ensemble with the baselines that were fitted with it, or anything else that predicts shares, on votes.
+
+    Args:
+        subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), or a file of scores or
+            probabilities.
+        preferences: the votes; for honest figures, of prompts that the subject did not learn from.
+        against: further subjects to compare with, pair by pair.
+        groups: how pairs are grouped: ``length``, ``topic``, ``strata``, or a column of the data.
+        betas: further strengths of regularisation for the policy level.
+        reference: the reference policy: ``data`` for columns logprob_a and logprob_b, or a causal model (a folder, a
+            hub id or ``smollm2``).
+        seed: of topics, random groups, drawings and folds.
+        progress: called with texts done and in all.
+    """
+    for grouping in groups:
+        check_grouping(grouping, preferences)
+    _check_betas(betas)
+    if not isinstance(subject, RewardEnsemble) and find_subject(subject) == "ensemble":
+        name, subject = str(subject), RewardEnsemble.load(subject)
+    else:
+        name = "ensemble"
+    if isinstance(subject, RewardEnsemble):
+        own, baselines = _read_ensemble(subject, preferences, subject.features(texts_of(preferences), progress), name)
+    else:
+        own, baselines = load_subject(subject, preferences, seed=seed, progress=progress), {}
+    rivals = []
+    for other in against:
+        rival = load_subject(other, preferences, seed=seed, progress=progress)
+        worst = _worst_member(rival.votes, rival.weights, preferences)
+        readings = {
+            reading: _compare(share, own.prob_hat, preferences, rival.k, worst)
+            for reading, share in rival.readings.items()
+        }
+        rivals.append(Rival(rival.name, rival.kind, rival.level, readings))
+    p, n, prediction = preferences.prob_a, preferences.n_votes, own.prob_hat
+    majority = majority_shares(prediction, p, n, seed=seed)
+    by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
+    return FullEvaluation(
+        **vars(_measure(own, baselines, preferences)),
+        subject=SubjectFacts(own.name, own.kind, own.k, own.temperature, own.note),
+        against=rivals,
+        majority=majority,
+        certain_though_contested=certain_though_contested(majority),
+        groups=by_group,
+        worst_group=worst_group,
+        adversarial=adversarial_calibration(prediction, p, n, preferences.prompt_index, seed=seed),
+        policy=policy_level(own, preferences, betas, reference, progress),
+    )
+
+
+# --- the policy level -----------------------------------------------------------------------------------------------
+
+
+def policy_level(
+    subject: Subject,
+    preferences: PreferenceSet,
+    betas: Sequence[float] = (),
+    reference: str | None = None,
+    progress: Progress | None = None,
+) -> PolicyLevel | None:
+    """Return the Brier score of p̄ = Σ_j α_j σ(Δr_j / β + log π_ref(a)/π_ref(b)) for a grid of β, ending in β → 0.
+
+    Without a reference the log-ratio is 0. The limit is the share of votes, ``ensemble_prob``, with or without it,
+    except where rewards tie: there only the reference decides.
+
+    Reference: Appendix A.
+    """
+    _check_betas(betas)
+    if subject.difference is None or subject.weights is None:
+        if reference or betas:
+            raise UsageError(f"{subject.name} holds probabilities: the policy level needs rewards.")
+        return None
+    difference, weights = subject.difference, subject.weights
+    ratio = None if reference is None else reference_log_ratio(reference, preferences, progress)
+    own = [subject.temperature] if subject.temperature else []
+    rows = [
+        _policy_row(
+            beta,
+            calibration.policy_prob(difference, weights, beta),
+            None if ratio is None else calibration.policy_prob(difference, weights, beta, ratio),
+            preferences,
+        )
+        for beta in sorted({*BETAS, *betas, *own}, reverse=True)
+    ]
+    limit = None
+    if ratio is not None:
+        tied = 0.5 * (1.0 + np.tanh(0.5 * ratio))[:, None]
+        limit = calibration.ensemble_prob(np.where(difference == 0, tied, (difference > 0).astype(float)), weights)
+    rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
+    return PolicyLevel(reference, rows)
+
+
+def _check_betas(betas: Sequence[float]) -> None:
+    if bad := [beta for beta in betas if not (math.isfinite(beta) and beta > 0)]:
+        raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always shown.")
+
+
+def _policy_row(
+    beta: float, share: FloatArray, with_reference: FloatArray | None, preferences: PreferenceSet
+) -> PolicyRow:
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    return PolicyRow(
+        beta=beta,
+        brier=calibration.brier(share, p),
+        brier_corrected=calibration.brier_corrected(share, p, n, ties),
+        brier_reference=None if with_reference is None else calibration.brier(with_reference, p),
+        brier_corrected_reference=(
+            None if with_reference is None else calibration.brier_corrected(with_reference, p, n, ties)
+        ),
+    )
+
+
+def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
+    """Return log π_ref(a) − log π_ref(b) of each pair, ``(n_pairs,)``, from columns of the data or a causal model."""
+    if reference != "data":
+        items = preferences.items()
+        log_prob = response_log_prob(reference_folder(reference), texts_of(preferences), progress)
+        return np.asarray(log_prob[items.a] - log_prob[items.b])
+    sides = []
+    for name in LOG_PROB_COLUMNS:
+        values = as_numbers(preferences.columns[name]) if name in preferences.columns else None
+        if values is None:
+            remedy = f"give each row numbers in {' and '.join(LOG_PROB_COLUMNS)}, or name a model as --reference"
+            raise DataError(f"there is no column of numbers {name}", file=preferences.name, remedy=remedy)
+        if not np.isfinite(values).all():
+            pair = int(np.argmin(np.isfinite(values)))
+            remedy = "give the log-probability of every response"
+            raise DataError(f"{name} of pair {pair + 1} is missing or not finite", file=preferences.name, remedy=remedy)
+        sides.append(values)
+    return np.asarray(sides[0] - sides[1])
+
+
+# --- the quick part, which every fit runs ---------------------------------------------------------------------------
 
 
 def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
@@ -99,39 +318,63 @@ def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dic
 
 
 def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
-    """``evaluate`` for texts whose features are at hand, in the order of ``texts_of(preferences)``."""
+    """Judge an ensemble on texts whose features are at hand, in the order of ``texts_of(preferences)``."""
+    subject, baselines = _read_ensemble(ensemble, preferences, features)
+    return _measure(subject, baselines, preferences)
+
+
+@dataclass(frozen=True, eq=False)
+class _Predicted:
+    """What a baseline predicts."""
+
+    share: FloatArray
+    k: int = 1
+    worst: float | None = None
+
+
+def _read_ensemble(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array, name: str = "ensemble"
+) -> tuple[Subject, dict[str, _Predicted]]:
+    """Return what an ensemble and its baselines predict; inputs are shared between them."""
     items = preferences.items()
     inputs = ensemble.members.inputs(features)
     rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
-    difference = rewards[items.a] - rewards[items.b]
-    votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
-    predictions: dict[Level, FloatArray] = {
-        "vote": calibration.ensemble_prob(votes, ensemble.weights),
-        "policy": calibration.policy_prob(difference, ensemble.weights, ensemble.temperature),
-    }
-    level: Level = ensemble.facts.get("level", "vote")
-    prediction, p = predictions[level], preferences.prob_a
     inputs_a, inputs_b = inputs[items.a], inputs[items.b]
-    baselines = {
-        "floor": _compare((p > 0.5).astype(float), prediction, preferences),
-        "constant_half": _compare(np.full(len(p), 0.5), prediction, preferences),
+    baselines = {}
+    for baseline_name, baseline in baselines_of(ensemble).items():
+        worst = _worst_member(baseline.votes(inputs_a, inputs_b), baseline.arrays.get("weights"), preferences)
+        baselines[baseline_name] = _Predicted(baseline.prob_hat(inputs_a, inputs_b), baseline.k, worst)
+    return ensemble_subject(ensemble, rewards[items.a], rewards[items.b], name), baselines
+
+
+def _worst_member(votes: FloatArray | None, weights: Array | None, preferences: PreferenceSet) -> float | None:
+    """Return the largest disagreement of a member that has weight, where there are votes."""
+    if votes is None or weights is None:
+        return None
+    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > 1e-6]))
+
+
+def _measure(subject: Subject, baselines: Mapping[str, _Predicted], preferences: PreferenceSet) -> Evaluation:
+    p, prediction, votes = preferences.prob_a, subject.prob_hat, subject.votes
+    rivals = {
+        "floor": _Predicted((p > 0.5).astype(float)),
+        "constant_half": _Predicted(np.full(len(p), 0.5)),
+        **baselines,
     }
-    for name, baseline in baselines_of(ensemble).items():
-        own, worst = baseline.votes(inputs_a, inputs_b), None
-        if own is not None:
-            used = baseline.arrays["weights"] > 1e-6
-            worst = float(np.max(np.asarray(calibration.disagreement(own, p))[used]))
-        baselines[name] = _compare(baseline.prob_hat(inputs_a, inputs_b), prediction, preferences, baseline.k, worst)
-    phi = np.asarray(calibration.disagreement(votes, p))
-    members = [
-        MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
-        for j, weight in enumerate(ensemble.weights)
-    ]
+    members = []
+    if votes is not None and subject.weights is not None:
+        phi = np.asarray(calibration.disagreement(votes, p))
+        members = [
+            MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
+            for j, weight in enumerate(subject.weights)
+        ]
     return Evaluation(
-        level=level,
+        level=subject.level,
         test=_figures(prediction, preferences),
-        levels={name: _figures(share, preferences) for name, share in predictions.items()},
-        baselines=baselines,
+        levels={name: _figures(share, preferences) for name, share in subject.readings.items()},
+        baselines={
+            name: _compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
+        },
         members=members,
         reliability=calibration.reliability(prediction, p),
         strata=calibration.by_stratum(calibration.squared_error(prediction, p), p),

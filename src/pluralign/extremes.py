@@ -1,11 +1,9 @@
-"""Keeping every member closer to people than a coin is, and leaving out those far from the others (Theorem 3)."""
+"""Keeping every member closer to people than a coin is, while it is fitted. Pruning afterwards is in ``theory``."""
 
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from pluralign.errors import UsageError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -58,46 +56,3 @@ def keep_near_people(
         middle = (low + high) / 2
         low, high = (low, middle) if disagreement(middle) <= bound else (middle, high)
     return np.asarray((1 - high) * member + high * guide_scale / own_scale * anchor)
-
-
-def members_to_keep(votes: npt.ArrayLike, weights: npt.ArrayLike, beta: float) -> npt.NDArray[np.int64]:
-    """Which members Theorem 3 keeps: all but the 1/(β−1) of weight that is furthest from the ensemble itself.
-
-    Members are ordered by d(V_j, p̂) = mean |vote_j − p̂|, p̂ = Σ_j α_j vote_j, and those are removed whose weight,
-    summed from the furthest inwards, is at most 1/(β−1). It takes no people's votes. If the ensemble was ε-calibrated,
-    the rest with weights scaled to sum 1 is (√ε + 1/(β−1))²-calibrated and has no (β, (β+1)√ε)-outlier.
-
-    Args:
-        votes: of the members on any pairs, ``(n_pairs, k)``.
-        weights: of the members, ``(k,)``.
-        beta: at least 2; a larger one removes less.
-
-    Returns:
-        Indices of the members that stay, in their order.
-
-    Example:
-        >>> votes = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 1]])
-        >>> members_to_keep(votes, [0.5, 0.3, 0.2], beta=5.0)
-        array([0, 1])
-
-    Reference: Theorem 3 and its proof.
-    """
-    if beta < 2:
-        raise UsageError(f"beta must be at least 2, not {beta:g}.")
-    v, alpha = np.asarray(votes, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    share = (v @ alpha)[:, None]
-    distance = (v * (1 - share) + (1 - v) * share).mean(axis=0)  # |v − p̂| for a vote of 0 or 1
-    outermost_first = np.argsort(-distance, kind="stable")
-    removed = outermost_first[np.cumsum(alpha[outermost_first]) <= 1 / (beta - 1) + 1e-12]
-    kept = np.setdiff1d(np.arange(len(alpha)), removed)
-    return kept if len(kept) else outermost_first[-1:]
-
-
-def pruning_bound(epsilon: float, beta: float) -> float:
-    """The calibration error that Theorem 3 guarantees after pruning: (√ε + 1/(β−1))².
-
-    Example:
-        >>> round(pruning_bound(0.01, 11.0), 4)
-        0.04
-    """
-    return float((epsilon**0.5 + 1 / (beta - 1)) ** 2)

@@ -23,6 +23,7 @@ from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.errors import DataError
 from pluralign.evaluation import Evaluation, evaluate_features
+from pluralign.evidence import Evidence, remove_evidence, save_evidence
 from pluralign.extremes import training_bound
 from pluralign.hidden import fit_hidden_layer
 from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
@@ -76,7 +77,8 @@ def fit(
     Args:
         preferences: the votes. Prompts of the test side judge and are not learned from.
         options: how to learn; ``changes`` are its fields by name.
-        folder: where unfinished work is kept and resumed from, and the ensemble is saved in the end.
+        folder: where unfinished work is kept and resumed from, and the ensemble is saved in the end, with the held-out
+            votes unless ``keep_held_out`` is off.
         progress: called with texts encoded and in all.
         watch: called as the work goes on.
 
@@ -102,10 +104,14 @@ def fit(
     inputs = {"data": preferences.fingerprint, "options": asdict(options), "version": __version__}
     steps = Steps(folder, {**inputs, "encoder": text_features.identity})
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        ensemble = _learn(preferences, test_rows, features, text_features, options, steps, watch)
+        ensemble, evidence = _learn(preferences, test_rows, features, text_features, options, steps, watch)
     seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
     ensemble = replace(ensemble, facts={**ensemble.facts, **seconds})
     if folder is not None:
+        if options.keep_held_out:
+            save_evidence(evidence, folder)
+        else:
+            remove_evidence(folder)
         ensemble.save(folder)
         steps.finish()
     return ensemble
@@ -131,7 +137,7 @@ def _learn(
     options: FitOptions,
     steps: Steps,
     watch: Watch,
-) -> RewardEnsemble:
+) -> tuple[RewardEnsemble, Evidence]:
     texts = texts_of(preferences)
     items = preferences.items()
     in_train = np.zeros(len(texts), dtype=bool)
@@ -199,7 +205,8 @@ def _learn(
         "versions": {"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
         **evaluation_facts(evaluation),
     }
-    return replace(ensemble, facts=without_nan(facts))
+    evidence = Evidence(test_set, ensemble.members.rewards(test_features))
+    return replace(ensemble, facts=without_nan(facts)), evidence
 
 
 def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Draws what other modules returned and computes no result of its own. Text from d
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,16 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.certification import Certificate, Statement
+from pluralign.choices import CaseStudy, Diversity
+from pluralign.baselines import BASELINE_NAMES
 from pluralign.demo import TownHall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.inspection import Inspection, Truth
-from pluralign.walkthrough import Told
+from pluralign.profiles import Profile
+from pluralign.pruning import Pruning
+from pluralign.theory import outlier_weight_bound
+from pluralign.walkthrough import Story
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40
@@ -146,19 +153,6 @@ def truth_table(facts: Inspection, truth: Truth) -> RenderableType:
 
 # --- fitting and evaluating -----------------------------------------------------------------------------------------
 
-BASELINE_NAMES = {
-    "floor": "floor",
-    "constant_half": "constant ½",
-    "soft_bt": "soft BT as σ(Δr)",
-    "soft_bt_temperature": "soft BT, tempered",
-    "hard_bt": "hard BT",
-    "pair": "{r, −r}",
-    "bootstrap": "bootstrap",
-    "mean_variance": "mean–variance",
-    "mixture": "mixture of BT",
-}
-
-
 class FitWatch:
     """A live table of k against Brier and floor on stderr while a fit runs; silent where that is no terminal."""
 
@@ -215,34 +209,126 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
 
 
 def evaluation_page(facts: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
-    """What ``pluralign evaluate`` shows: the same figures on other votes."""
+    """What ``pluralign evaluate`` shows: the figures on these votes, what is left of disagreement, groups, policies."""
+    subject = facts["subject"]
     yield Text(f"\n{title}", style="bold")
-    yield Text(f"{facts['pairs']:,} pairs of {facts['prompts']:,} prompts\n")
-    yield _comparison(facts, "On these votes")
-    yield _members(facts)
-    yield from _warnings(facts)
+    yield Text(f"{facts['pairs']:,} pairs of {facts['prompts']:,} prompts")
+    if subject["note"]:
+        yield Text(f"· {subject['note']}", style="dim")
     yield Text()
+    yield _comparison(facts, "On these votes")
+    if subject["k"] > 1:
+        yield _members(facts)
+    yield from _warnings(facts)
+    yield _majority(facts)
+    for grouping, rows in facts["groups"].items():
+        yield _groups(grouping, rows)
+    if worst := facts["worst_group"]:
+        span = worst["interval"]
+        yield Text(
+            f"Worst group: {worst['name']} ({worst['grouping']}), corrected Brier {_value(worst['brier_corrected'])}, "
+            f"{_value(span['low'])} – {_value(span['high'])} allowing for picking the worst of {worst['groups']}.\n"
+        )
+    yield _adversarial(facts["adversarial"])
+    if facts["policy"]:
+        yield _policy(facts["policy"], subject["temperature"])
+    yield Text()
+
+
+STRATA_NAMES = {"unanimous": "of one mind", "lopsided": "lopsided", "contested": "contested", "even": "even"}
+
+
+def _majority(facts: Mapping[str, Any]) -> Table:
+    headings = ("people were", "pairs", "their majority", "predicted for it", "if it were right", "above .9")
+    table = figures("What it makes of disagreement: mean share of the majority's side", *headings)
+    for name, row in facts["majority"].items():
+        shares = ("–" if row[key] is None else f"{row[key]:.3f}" for key in ("people", "predicted", "expected"))
+        certain = "–" if row["certain"] is None else f"{row['certain']:.0%}"
+        table.add_row(STRATA_NAMES[name], f"{row['pairs']:,}", *shares, certain)
+    certain = facts["certain_though_contested"]
+    table.caption = (
+        "people's majorities rest on few votes; if it were right: the same for votes drawn from the prediction. "
+        + ("" if certain is None else f"It gives one side more than .9 on {certain:.0%} of contested or even pairs.")
+    )
+    return table
+
+
+def _groups(grouping: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ("pairs", "prompts", "Brier", "corrected", "95 %", "residual", "ECE")
+    table = figures(f"By {grouping}", "", *headings)
+    for row in rows:
+        span, residual = row["interval"], row["residual"]
+        interval = "" if span["low"] is None else f"{_value(span['low'])} – {_value(span['high'])}"
+        lean = f"{residual['mean']:+.3f}"
+        if residual["low"] is not None:
+            lean += f" [{residual['low']:+.3f}, {residual['high']:+.3f}]"
+        scores = map(_value, (row["brier"], row["brier_corrected"]))
+        ece = _value(row["calibration_error"])
+        table.add_row(Text(row["name"]), f"{row['pairs']:,}", f"{row['prompts']:,}", *scores, interval, Text(lean), ece)
+    towards = "the longer response" if grouping == "length" else "the predicted majority (above 0: overconfident)"
+    table.caption = f"residual: mean of predicted less observed share, towards {towards}"
+    return table
+
+
+def _adversarial(rows: Sequence[Mapping[str, Any]]) -> Table:
+    headings = ("share of prompts", "prompts", "worst error", "if it were right", "95 % below")
+    table = figures("Worst calibration error of random groups", *headings)
+    for row in rows:
+        cells = (f"{row[key]:.4f}" for key in ("worst", "expected", "high"))
+        style = "bold" if row["worst"] > row["high"] else ""
+        table.add_row(f"{row['fraction']:.0%}", f"{row['prompts']:,}", *cells, style=style)
+    table.caption = "if it were right: the same for votes drawn from the prediction, so only noise"
+    return table
+
+
+def _policy(policy: Mapping[str, Any], temperature: float | None) -> Table:
+    reference = policy["reference"]
+    extra = (f"Brier with {reference}", "corrected") if reference else ()
+    table = figures("As policies, by β", "β", "Brier", "corrected", *extra)
+    for row in policy["rows"]:
+        keys = ["brier", "brier_corrected"] + ["brier_reference", "brier_corrected_reference"] * bool(reference)
+        own = " (fitted)" if row["beta"] == temperature else ""
+        label = f"{row['beta']:.4g}{own}" if row["beta"] else "→ 0, the votes"
+        table.add_row(label, *(_value(row[key]) for key in keys), style="bold" if own else "")
+    return table
+
+
+READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
+
+
+def _reading(kind: str, name: str, reading: str) -> str:
+    """What a row of the comparison is called."""
+    if kind == "ensemble":
+        return f"{name}: {READING_NAMES[reading]}"
+    label = "σ(Δr)" if reading == "policy" else READING_NAMES[reading]
+    return f"{name}: {label}"
 
 
 def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not seen") -> Table:
     """Every way to predict the share, best first, with the ensemble's two readings among them."""
     table = figures(title, "", "k", "Brier", "corrected", "95 %", "worst", "ours − it")
-    worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > USED)
+    worst = max((member["disagreement"] for member in facts["members"] if member["weight"] > USED), default=None)
+    subject = facts.get("subject", {"kind": "ensemble", "name": "ensemble"})
+    own_name = "ensemble" if subject["kind"] == "ensemble" else PurePath(subject["name"]).name
     rows: list[tuple[tuple[Any, ...], str]] = []
-    for level, name in (("vote", "ensemble: votes"), ("policy", "ensemble: policies")):
-        own = facts["levels"][level]
+    for level, own in facts["levels"].items():
         span = f"{_value(own['interval']['low'])} – {_value(own['interval']['high'])}"
-        cells = (name, len(facts["members"]), own["brier"], own["brier_corrected"], span, worst, "")
+        label = _reading(subject["kind"], own_name, level)
+        cells = (label, len(facts["members"]) or 1, own["brier"], own["brier_corrected"], span, worst, "")
         rows.append((cells, "bold" if level == facts["level"] else ""))
-    for name, other in facts["baselines"].items():
+    others = [(BASELINE_NAMES.get(name, name), other) for name, other in facts["baselines"].items()]
+    for rival in facts.get("against", []):
+        name = PurePath(rival["name"]).name
+        others += [(_reading(rival["kind"], name, reading), other) for reading, other in rival["readings"].items()]
+    for label, other in others:
         gap = other["difference"]
         difference = "" if gap["low"] is None else f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
         own_worst = other["worst_disagreement"]
-        label = BASELINE_NAMES.get(name, name)
         rows.append(((label, other["k"], other["brier"], other["brier_corrected"], "", own_worst, difference), ""))
     for (name, k, plain, corrected, span, own_worst, difference), style in sorted(rows, key=lambda row: row[0][2]):
         alone = "" if own_worst is None else f"{own_worst:.3f}"
-        table.add_row(name, str(k), _value(plain), _value(corrected), span, alone, Text(difference), style=style)
+        scores = _value(plain), _value(corrected)
+        table.add_row(Text(name), str(k), *scores, span, alone, Text(difference), style=style)
     table.caption = (
         f"noise {_value(facts['test']['noise'])}; corrected = Brier − noise; worst = the most a member disagrees. "
         + _verdict(facts)
@@ -251,13 +337,17 @@ def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not se
 
 
 def _verdict(facts: Mapping[str, Any]) -> str:
-    rival = facts["baselines"].get("soft_bt")
+    rival_name, words = ("soft_bt", "one soft BT read as σ(Δr)")
+    who = "The ensemble"
+    if facts.get("subject", {}).get("kind", "ensemble") != "ensemble":
+        rival_name, words, who = "constant_half", "always saying one half", "The bold reading"
+    rival = facts["baselines"].get(rival_name)
     if rival is None or rival["difference"]["low"] is None:
         return ""
     gap = rival["difference"]
     standing = "ahead of" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level with"
     ratio = facts["test"]["brier"] / rival["brier"]
-    return f"The ensemble is {standing} one soft BT read as σ(Δr): {ratio:.3f} × its Brier."
+    return f"{who} is {standing} {words}: {ratio:.3f} × its Brier."
 
 
 def _value(value: float | None) -> str:
@@ -295,14 +385,229 @@ def _warnings(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
 
 
-def story_page(told: Sequence[Told], facts: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """What the demo shows of its fits: every way to predict the town, by its true error."""
+# --- pruning and certificates ---------------------------------------------------------------------------------------
+
+
+def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> Iterator[RenderableType]:
+    """What ``pluralign prune`` shows: who is how far out, who went, and the error before and after."""
+    count, k = len(pruning.removed), before.k
+    if count:
+        who = ", ".join(map(str, pruning.removed))
+        what = f"Removed {count} of {k} members ({who}), {pruning.removed_weight:.3f} of the weight"
+    else:
+        what = f"Nothing was removed: all {k} members stay"
+    yield Text(f"\n{what} (β = {pruning.beta:g}: at most {outlier_weight_bound(pruning.beta):.3f})", style="bold")
+    yield Text()
+    members = figures("Members", "", "weight", "distance", "disagreement", "")
+    for j in sorted(range(k), key=lambda j: -pruning.distances[j]):
+        cells = (before.weights[j], pruning.distances[j], pruning.disagreements[j])
+        fate = "removed" if j in pruning.removed else "stays"
+        marked = f"{fate}, outlier" if j in pruning.outliers_before else fate
+        style = "" if fate == "stays" else "red"
+        members.add_row(f"member {j}", *(f"{cell:.3f}" for cell in cells), marked, style=style)
+    members.caption = "distance: how often it and a random member prefer different responses; no people's votes in it"
+    yield members
+    costs = figures("Calibration error (corrected Brier of the votes)", "", "error", "95 % over prompts")
+    for name, interval in (("before", pruning.error_before), ("after", pruning.error_after)):
+        costs.add_row(name, number(interval.mean), f"{number(interval.low)} – {number(interval.high)}")
+    gap = pruning.difference
+    costs.add_row("difference", f"{gap.mean:+.4f}", f"{number(gap.low)} – {number(gap.high)}")
+    costs.add_row("guaranteed: (√ε + 1/(β−1))²", number(pruning.bound), "")
+    costs.add_row("guaranteed: (√ε + change of p̂)²", number(pruning.bound_after_shift), "")
+    yield costs
+    if pruning.epsilon_clipped:
+        yield Text("The error before is estimated below 0, so ε = 0 was taken for the guarantees.", style="dim")
+    if pruning.outlier_threshold >= 1:
+        yield Text("At this β and ε an outlier would need a disagreement of 1 or more: nobody is flagged.", style="dim")
+    yield Text(f"Saved in {folder}. Next: pluralign certify {folder}\n" if folder else "")
+
+
+def certificate_page(certificate: Certificate, title: str) -> Iterator[RenderableType]:
+    """What ``pluralign certify`` shows: each theorem in a line, its numbers here, and whether it says anything."""
+    yield Text(f"\n{title}", style="bold")
+    yield Text(f"{certificate.k} members, {certificate.pairs:,} pairs of {certificate.prompts:,} prompts\n")
+    parts: dict[str, Statement] = {
+        "Theorem 2: small size": certificate.theorem_2,
+        "Theorem 3: outliers": certificate.theorem_3,
+        "Theorem 4: from N pairs to all": certificate.theorem_4,
+        "Lemma 1: noise of few votes": certificate.lemma_1,
+        "Beyond the paper: held-out prompts": certificate.held_out,
+    }
+    for name, part in parts.items():
+        verdict = ("says something here", "green") if part.informative else ("says nothing useful here", "yellow")
+        yield Text.assemble((name, "bold"), "  ", verdict)
+        yield Text(part.states, style="italic")
+        yield Text(f"{part.here}\n")
+
+
+# --- rankings -------------------------------------------------------------------------------------------------------
+
+RANKINGS_SHOWN = 10
+
+
+def rankings_page(facts: Mapping[str, Any], title: str) -> Iterator[RenderableType]:
+    """What ``pluralign rankings`` shows: the verdict, its reason, and the ensemble of rankings."""
+    names, count = facts["alternatives"], len(facts["rankings"])
+    possible = len(names) * (len(names) - 1) // 2
+    compared = "all" if facts["pairs"] == possible else "the other pairs are free"
+    yield Text(f"\n{title}", style="bold")
+    yield Text(f"{len(names)} alternatives, {facts['pairs']:,} of {possible:,} pairs compared ({compared})\n")
+    yield from _realizable(facts)
+    table = figures(f"{count} rankings", "weight")
+    table.add_column("ranking, best first", overflow="fold")
+    for weight, ranking in list(zip(facts["weights"], facts["rankings"], strict=True))[:RANKINGS_SHOWN]:
+        table.add_row(number(weight), Text(" > ".join(names[place] for place in ranking)))
+    yield table
+    if count > RANKINGS_SHOWN:
+        rest = sum(facts["weights"][RANKINGS_SHOWN:])
+        yield Text(f"{count - RANKINGS_SHOWN} more hold {rest:.4f} of the weight; --json lists them.")
+    yield Text(
+        f"No more than {facts['size_at_most']} are ever needed (Carathéodory). Other rankings can give the same shares: "
+        "these need not be anybody's own.\n"
+    )
+    if sample := facts.get("sample"):
+        yield Text(
+            f"{sample['k']:,} rankings drawn from it, equally weighted: calibration error {sample['error']:.5f} to it; "
+            f"expected {sample['expected_error']:.5f}, and never above 1/(4k) = {sample['bound']:.5f} on average "
+            "(Theorem 2).\n"
+        )
+    here = (
+        f"{len(names)} are few enough, so this was decided exactly."
+        if facts["exact"]
+        else f"{len(names)} are too many, so rankings were searched: finding them is a proof, not finding them is none."
+    )
+    yield Text(
+        "Telling whether shares come from rankings is NP-hard (Theorem 1): the work of every known exact method grows "
+        f"exponentially with the number of alternatives. {here}\n",
+        style="dim",
+    )
+
+
+def _realizable(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    distance, least = facts["distance"], facts["distance_at_least"]
+    if facts["realizable"]:
+        yield Text("Realizable: the rankings below give every share.", style="bold green")
+        yield Text(f"No share is missed by more than {facts['residual']:.0e}.\n")
+        return
+    if facts["realizable"] is None:
+        yield Text("Not decided: no rankings were found that give every share, nor a proof that there are none.\n")
+    else:
+        yield Text("Not realizable: no mixture of rankings gives these shares.", style="bold red")
+        yield Text(f"{facts['certificate']['in_words']}\n")
+    nearest = "The nearest mixture has" if facts["exact"] else f"The nearest found (at least {least:.6f} is sure) has"
+    yield Text(
+        f"{nearest} calibration error {distance:.6f}, the mean squared difference over pairs; its largest is "
+        f"{facts['residual']:.4f}.\n"
+    )
+
+
+# --- members side by side -------------------------------------------------------------------------------------------
+
+
+def diversity_page(found: Diversity, cases: Sequence[CaseStudy], title: str) -> Iterator[RenderableType]:
+    """What ``pluralign diversity`` shows: tau between members as a heat map, and choices side by side."""
+    yield Text(f"\n{title}", style="bold")
+    yield Text(f"{found.candidates:,} responses to {found.prompts:,} prompts, ranked by {len(found.tau)} members\n")
+    yield _heat_map(found)
+    tops = found.tops
+    yield Text(
+        f"Mean τ between two members {_signed(found.mean_off_diagonal)} "
+        f"(± {number(found.mean_off_diagonal_standard_error)} over prompts), counted by weight "
+        f"{_signed(found.weighted_off_diagonal)}."
+    )
+    yield Text(
+        f"Members put {tops.distinct:.2f} different responses first ({tops.distinct_if_random:.2f} if they chose at "
+        f"random); the most popular one has {tops.most_popular:.0%} of the weight."
+    )
+    for pairs, what in ((found.near_copies, "almost the same way"), (found.near_opposites, "almost the opposite way")):
+        for pair in pairs:
+            i, j = pair.members
+            yield Text(f"Members {i} and {j} rank responses {what}: τ {_signed(pair.tau)}.", style="bold")
+    if any(found.constant):
+        told = ", ".join(f"{j} on {count:,}" for j, count in enumerate(found.constant) if count)
+        yield Text(f"Left out where a member gives all responses one reward: member {told} prompts.", style="dim")
+    if found.skipped:
+        yield Text(f"{found.skipped:,} prompts with a single response were skipped.", style="dim")
+    for case in cases:
+        yield _case_panel(case)
+    yield Text()
+
+
+def _heat_map(found: Diversity) -> Table:
+    k = len(found.tau)
+    table = figures("Kendall's τ between members, averaged over prompts", "", "weight", *map(str, range(k)))
+    for i, row in enumerate(found.tau):
+        cells = [Text(_signed(tau), style=_heat(tau)) for tau in row]
+        cells[i] = Text("·", style="dim")
+        table.add_row(f"member {i}", f"{found.weights[i]:.3f}", *cells)
+    table.caption = "1 identical rankings, 0 random ones, −1 reversed: lower is more diverse"
+    return table
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+
+
+def _heat(tau: float) -> str:
+    """Blue for rankings alike, red for reversed ones, the paler the nearer to none."""
+    if math.isnan(tau):
+        return "dim"
+    pale = round(255 * (1 - min(abs(tau), 1)))
+    return f"black on rgb({pale},{(255 + pale) // 2},255)" if tau >= 0 else f"black on rgb(255,{pale},{pale})"
+
+
+def _case_panel(case: CaseStudy) -> Panel:
+    body = [f"“{_shortened(case.prompt)}”"]
+    for choice in case.choices:
+        who = f"member{'s' * (len(choice.members) > 1)} {', '.join(map(str, choice.members))}"
+        body.append(f"{who} · {choice.weight:.0%} of the weight\n{_shortened(choice.response)}")
+    title = f"Prompt {case.number}: the members' choices among {case.candidates:,} responses"
+    return Panel(Text("\n\n".join(body)), title=title, title_align="left", width=PANEL_WIDTH)
+
+
+def profile_page(cards: Sequence[Profile], title: str) -> Iterator[RenderableType]:
+    """What ``pluralign profile`` shows: a card for each member."""
+    yield Text(f"\n{title}\n", style="bold")
+    for card in cards:
+        yield Panel(
+            _card(card), title=Text(f"Member {card.member}: {card.name}"), title_align="left", width=PANEL_WIDTH
+        )
+    yield Text(
+        "A claim is made only if chance would show a lean as large on any of these cards in less than 5 % of cases, for "
+        "traits and for words.\n",
+        style="dim",
+    )
+
+
+def _card(card: Profile) -> Text:
+    text = Text(f"weight {card.weight:.3f} · disagreement {card.disagreement:.3f}\n{card.description}")
+    for words, what in ((card.likes, "words it is drawn to"), (card.dislikes, "words it turns from")):
+        if words:
+            text.append(f"\n{what}: ", style="italic")
+            text.append(", ".join(lean.trait for lean in words))
+    for pair in card.distinguishing[:1]:
+        text.append("\n\nIt stands apart here: ", style="italic")
+        text.append(f"“{_shortened(pair.prompt)}”")
+        text.append("\nprefers ", style="italic")
+        text.append(_shortened(pair.preferred))
+        text.append("\nto ", style="italic")
+        text.append(_shortened(pair.other))
+        text.append(
+            f"\nwith {pair.weight_with_it:.0%} of the weight and {pair.people_with_it:.0%} of {pair.votes} people.",
+            style="italic",
+        )
+    return text
+
+
+def story_page(story: Story) -> Iterator[RenderableType]:
+    """What the demo shows: every way to predict the town, by its true error, then the joint ensemble closely."""
+    facts = story.ensemble.facts
     data = facts["data"]
     table = figures(
         f"Learned from {data['train_pairs']:,} pairs, judged on {data['test_pairs']:,} of other prompts, best first",
         *("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
     )
-    for one in told:
+    for one in story.told:
         cells = (one.brier, one.brier_corrected, one.true_error)
         worst = "" if one.worst_disagreement is None else f"{one.worst_disagreement:.3f}"
         seconds = "" if one.seconds is None else f"{one.seconds:.1f}"
@@ -313,6 +618,22 @@ def story_page(told: Sequence[Told], facts: Mapping[str, Any]) -> Iterator[Rende
         "A member whose disagreement is above .500 is further from people than a coin."
     )
     yield table
-    yield _members(facts)
     yield from _warnings(facts)
+    yield _names(story.study.profiles)
+    if story.study.diversity:
+        yield from diversity_page(story.study.diversity, [], "How differently they rank")
+    yield from certificate_page(story.study.certificate, "What is guaranteed")
+    yield from pruning_page(story.pruning, story.ensemble)
+    yield from rankings_page(story.rankings, f"One question to the whole town: “{story.question}”")
     yield Text("Your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")
+
+
+def _names(cards: Sequence[Profile]) -> Table:
+    table = figures("The joint ensemble's members, and what sets them apart", "", "weight", "disagreement")
+    table.add_column("card", justify="left")
+    for card in cards:
+        style = "bold red" if card.disagreement > 0.5 and card.weight > USED else ""
+        numbers = (f"{card.weight:.3f}", f"{card.disagreement:.3f}")
+        table.add_row(f"member {card.member}", *numbers, Text(card.name), style=style)
+    table.caption = "disagreement: how often it and a random person prefer different responses; a coin has .500"
+    return table

@@ -1,4 +1,4 @@
-"""The story that ``pluralign demo`` tells: both methods on a town hall, judged against a truth that is known."""
+"""The story that ``pluralign demo`` tells: every method on a town hall with a known truth, then one ensemble closely."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -11,8 +11,12 @@ from pluralign.demo import TownHall
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evaluation import baseline_shares
+from pluralign.evidence import gather_evidence
 from pluralign.fitting import fit
 from pluralign.preferences import PreferenceSet
+from pluralign.pruning import Pruning, prune
+from pluralign.study import Study, study
+from pluralign.tournaments import Tournament, rankings
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -38,6 +42,22 @@ class Told:
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class Story:
+    """What the demo tells."""
+
+    told: list[Told]
+    """Every way to predict the town, best first."""
+    ensemble: RewardEnsemble
+    """The joint one, fitted for votes."""
+    study: Study
+    pruning: Pruning
+    question: str
+    """One held-out prompt, its responses numbered by first appearance."""
+    rankings: dict[str, Any]
+    """The whole town's shares on that prompt as a mixture of few rankings."""
+
+
 def walk_through(
     town: TownHall,
     *,
@@ -46,8 +66,8 @@ def walk_through(
     test_fraction: float = 0.2,
     encoder: str = "minilm",
     progress: Progress | None = None,
-) -> tuple[list[Told], RewardEnsemble]:
-    """Fit every method of the story; return what came of each, best first, and the joint ensemble."""
+) -> Story:
+    """Fit every method of the story, and look closer at the joint ensemble."""
     votes = town.preferences
     rows = votes.test_mask(test_fraction, seed=seed)
     test, truth = votes[rows], town.true_prob[rows]
@@ -70,7 +90,34 @@ def walk_through(
         _judge("mixture of BT", k, shares["mixture"], test, truth),
         random_annotators(town, rows, k, seed),
     ]
-    return sorted(told, key=lambda one: one.true_error), ensembles[0]
+    ensemble = ensembles[0]
+    evidence = gather_evidence(ensemble, test)
+    tournament = whole_town(town, int(votes.prompt_index[rows][0]))
+    return Story(
+        told=sorted(told, key=lambda one: one.true_error),
+        ensemble=ensemble,
+        study=study(ensemble, evidence, seed=seed),
+        pruning=prune(ensemble, evidence),
+        question=tournament.name,
+        rankings=rankings(tournament, k=k, seed=seed),
+    )
+
+
+def whole_town(town: TownHall, prompt: int) -> Tournament:
+    """The share of the whole town that prefers each response of one prompt to each other: a realizable tournament.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> whole_town(town_hall(40), 0).shares.shape
+        (6, 6)
+    """
+    votes = town.preferences
+    of_prompt = votes.items().prompt_index == prompt
+    rewards = town.annotator_rewards(range(len(town.tastes)))[of_prompt]
+    shares = (rewards[:, None] > rewards[None]).mean(axis=2)
+    np.fill_diagonal(shares, np.nan)
+    names = tuple(f"answer {number}" for number in range(1, len(rewards) + 1))
+    return Tournament(names, shares, str(votes.prompts[prompt]))
 
 
 def _judge(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> Told:

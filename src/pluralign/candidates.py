@@ -1,0 +1,134 @@
+"""Candidates: several responses to one prompt, to be ranked, chosen from or compared.
+
+Decided here: the form of a candidates file (JSON Lines of {prompt, responses}) and what becomes of repeats.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.comparisons import BadRows, RowError, check_text
+from pluralign.errors import DataError
+from pluralign.preferences import PreferenceSet, Prompt
+from pluralign.records import Progress, read_records
+from pluralign.shapes import Record, read_prompt, read_response
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One prompt and distinct responses to it."""
+
+    prompt: Prompt
+    responses: tuple[str, ...]
+    repeats: int = 0
+    """Responses of the file that were given before and are left out."""
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as people read it; the turns of a chat under each other."""
+        return prompt_text(self.prompt)
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """Return a prompt as people read it.
+
+    Example:
+        >>> from pluralign import Message
+        >>> prompt_text((Message("user", "Tea?"), Message("assistant", "No.")))
+        'user: Tea?\\nassistant: No.'
+    """
+    return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
+
+
+def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progress | None = None) -> list[Candidates]:
+    """Read a candidates file: JSON Lines of {prompt, responses: [text, …]}, plain or gzipped.
+
+    Lines with the same prompt are brought together; a response given twice for a prompt is kept once and counted.
+
+    Args:
+        source: a path, ``-`` for standard input, or an open binary file.
+        progress: called now and then with the bytes done and the whole.
+
+    Example:
+        >>> import io
+        >>> lines = b'{"prompt": "Tea?", "responses": ["Yes.", "No.", "Yes."]}'
+        >>> load_candidates(io.BytesIO(lines))
+        [Candidates(prompt='Tea?', responses=('Yes.', 'No.'), repeats=1)]
+    """
+    if hasattr(source, "read"):
+        return _read(source, getattr(source, "name", "a stream"), progress)
+    if str(source) == "-":
+        return _read(sys.stdin.buffer, "standard input", progress)
+    path = Path(source)
+    if not path.is_file():
+        problem = "this is a folder" if path.is_dir() else "there is no such file"
+        raise DataError(problem, file=str(path), remedy="name a .jsonl[.gz] file of {prompt, responses} lines")
+    with path.open("rb") as stream:
+        return _read(stream, str(path), progress)
+
+
+def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]:
+    bad = BadRows(name, can_skip=False)
+    found: dict[Prompt, dict[str, int]] = {}
+    for row, record in read_records(stream, bad, progress, only_json=True):
+        try:
+            prompt, responses = _read_line(record)
+        except RowError as error:
+            bad.report(row, error)
+            continue
+        counts = found.setdefault(prompt, {})
+        for response in responses:
+            counts[response] = counts.get(response, 0) + 1
+    if not found:
+        raise DataError("there are no candidates in it", file=name, remedy="give it at least one line")
+    return [
+        Candidates(prompt, tuple(counts), repeats=sum(counts.values()) - len(counts))
+        for prompt, counts in found.items()
+    ]
+
+
+def _read_line(record: Record) -> tuple[Prompt, list[str]]:
+    prompt = read_prompt(record.get("prompt"))
+    for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+        check_text(text, "prompt")
+    given = record.get("responses")
+    if not isinstance(given, list) or not given:
+        raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')
+    responses = [read_response(value, f"response {position}") for position, value in enumerate(given, 1)]
+    for position, response in enumerate(responses, 1):
+        check_text(response, f"response {position}")
+    return prompt, responses
+
+
+def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates]:
+    """Return the responses that each prompt of a set of votes has, for prompts with at least ``least`` of them.
+
+    Responses stand in the order of ``preferences.items()``.
+
+    Example:
+        >>> from pluralign import PreferenceSet
+        >>> votes = PreferenceSet.from_columns(["Tea?", "Tea?"], ["Yes.", "No."], ["No.", "Rum."], [3, 1], [2, 4])
+        >>> candidates_of(votes)
+        [Candidates(prompt='Tea?', responses=('Yes.', 'No.', 'Rum.'), repeats=0)]
+    """
+    items = preferences.items()
+    return [
+        Candidates(
+            preferences.prompts[items.prompt_index[rows[0]]], tuple(preferences.responses[items.response_index[rows]])
+        )
+        for rows in rows_by_prompt(preferences)
+        if len(rows) >= least
+    ]
+
+
+def rows_by_prompt(preferences: PreferenceSet) -> list[npt.NDArray[np.int64]]:
+    """Return which of ``preferences.items()`` belong to each prompt, in the order of ``preferences.prompts``."""
+    prompt_index = preferences.items().prompt_index  # sorted: see ``items``
+    return (
+        np.split(np.arange(len(prompt_index)), np.flatnonzero(np.diff(prompt_index)) + 1) if len(prompt_index) else []
+    )

@@ -1,0 +1,90 @@
+"""Held-out votes beside the rewards that an ensemble gave their texts: what reports, certificates and pruning rest on.
+
+``fit`` keeps them in the ensemble's folder, so that everything said of an ensemble later is measured on prompts it did
+not learn from, without encoding a text again. Decided here: their form on disk.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from pluralign import calibration
+from pluralign.encoders import Progress
+from pluralign.ensemble import RewardEnsemble, texts_of
+from pluralign.errors import DataError
+from pluralign.files import write_whole
+from pluralign.preferences import PreferenceSet
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Votes, and what the members make of the texts voted on."""
+
+    preferences: PreferenceSet
+    rewards: FloatArray
+    """Of each distinct text, ``(n_items, k)``, in the order of ``texts_of(preferences)``."""
+
+    @cached_property
+    def difference(self) -> FloatArray:
+        """Reward of response a less that of b, ``(n_pairs, k)``."""
+        items = self.preferences.items()
+        return self.rewards[items.a] - self.rewards[items.b]
+
+    @cached_property
+    def votes(self) -> FloatArray:
+        """Votes of the members, ½ for a tie, ``(n_pairs, k)``."""
+        return calibration.votes_from_rewards(self.difference, np.zeros_like(self.difference))
+
+    def take(self, members: npt.ArrayLike) -> "Evidence":
+        """Return the same votes with the rewards of some members."""
+        return replace(self, rewards=self.rewards[:, np.asarray(members, dtype=np.int64)])
+
+
+def gather_evidence(ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None) -> Evidence:
+    """Return votes with an ensemble's rewards. Give votes it has not learned from: figures on others flatter it."""
+    return Evidence(preferences, ensemble.rewards(texts_of(preferences), progress))
+
+
+def save_evidence(evidence: Evidence, folder: str | os.PathLike[str]) -> None:
+    """Write votes and rewards into an ensemble's folder."""
+    folder = Path(folder)
+    evidence.preferences.save(folder / VOTES_FILE)
+    rewards = np.ascontiguousarray(evidence.rewards, dtype=np.float64)
+    with write_whole(folder / REWARDS_FILE) as partial:
+        metadata = {"votes": evidence.preferences.fingerprint}
+        partial.write_bytes(safetensors.numpy.save({"rewards": rewards}, metadata=metadata))
+
+
+def remove_evidence(folder: str | os.PathLike[str]) -> None:
+    """Remove what an earlier fit kept in a folder."""
+    for name in (VOTES_FILE, REWARDS_FILE):
+        (Path(folder) / name).unlink(missing_ok=True)
+
+
+def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
+    """Read the held-out votes that ``fit`` kept in an ensemble's folder."""
+    folder = Path(folder)
+    remedy = "name votes with --data, or fit again"
+    for name in (VOTES_FILE, REWARDS_FILE):
+        if not (folder / name).is_file():
+            raise DataError(f"no held-out votes were kept in it ({name} is missing)", file=str(folder), remedy=remedy)
+    preferences = PreferenceSet.load(folder / VOTES_FILE)
+    try:
+        with safetensors.safe_open(folder / REWARDS_FILE, framework="numpy") as file:
+            fingerprint, rewards = (file.metadata() or {}).get("votes"), file.get_tensor("rewards")
+    except safetensors.SafetensorError:
+        raise DataError("it cannot be read", file=str(folder / REWARDS_FILE), remedy=remedy) from None
+    if fingerprint != preferences.fingerprint or len(rewards) != len(preferences.items().prompt_index):
+        raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=remedy)
+    return Evidence(preferences, np.asarray(rewards, dtype=np.float64))

@@ -1,0 +1,103 @@
+"""Everything a report shows of one ensemble, measured on votes it did not learn from, in one value.
+
+Decided here: what belongs in a report. Drawing it is up to ``reporting``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign import calibration
+from pluralign.candidates import Candidates
+from pluralign.certification import Certificate, certify
+from pluralign.choices import (
+    CaseStudy,
+    Diversity,
+    case_studies,
+    held_out_candidates,
+    measure_diversity,
+    score_candidates,
+)
+from pluralign.encoders import Progress
+from pluralign.ensemble import RewardEnsemble
+from pluralign.evidence import Evidence
+from pluralign.groups import DEFAULT_GROUPINGS, Group, MajorityShare, WorstGroup, judge_groups, majority_shares
+from pluralign.inspection import Inspection, inspect
+from pluralign.profiles import Profile, member_profiles
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+CASES = 4
+
+
+@dataclass(frozen=True)
+class Study:
+    """One ensemble as a report shows it."""
+
+    facts: Mapping[str, Any]
+    """The figures of ``fit`` or ``evaluate`` on these votes, in the words of the command line's JSON."""
+    votes: Inspection
+    majorities: Mapping[str, MajorityShare]
+    """What is left of disagreement, by how people split."""
+    groups: Mapping[str, Sequence[Group]]
+    worst_group: WorstGroup | None
+    diversity: Diversity | None
+    """None where no prompt has enough responses to rank."""
+    profiles: list[Profile]
+    certificate: Certificate
+    cases: list[CaseStudy]
+
+
+def study(
+    ensemble: RewardEnsemble,
+    evidence: Evidence,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    candidates: Sequence[Candidates] | None = None,
+    cases: int = CASES,
+    containing: str = "",
+    groupings: Sequence[str] = DEFAULT_GROUPINGS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Study:
+    """Measure what a report shows.
+
+    Args:
+        ensemble: the one to be shown.
+        evidence: held-out votes with the members' rewards.
+        facts: the figures of an evaluation on these votes; unless given, those of ``fit`` on its held-out votes.
+        candidates: responses to rank for diversity and case studies; unless given, those of the held-out prompts.
+        cases: how many case studies.
+        containing: only prompts with this text become case studies.
+        groupings: what pairs are grouped by: ``length``, ``topic`` or columns of the votes.
+        seed: of clusters of topics.
+        progress: called while candidates are encoded.
+    """
+    facts = ensemble.facts if facts is None else facts
+    if candidates is None:
+        candidates, rewards = held_out_candidates(evidence)
+    else:
+        rewards = score_candidates(ensemble, candidates, progress)
+    people, share = evidence.preferences, _share(ensemble, evidence, facts)
+    groups, worst = judge_groups(share, people, groupings, seed=seed)
+    ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
+    return Study(
+        facts=facts,
+        votes=inspect(people),
+        majorities=majority_shares(share, people.prob_a, people.n_votes, seed=seed),
+        groups=groups,
+        worst_group=worst,
+        diversity=measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence) if ranked else None,
+        profiles=member_profiles(ensemble.weights, evidence),
+        certificate=certify(ensemble, evidence),
+        cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
+    )
+
+
+def _share(ensemble: RewardEnsemble, evidence: Evidence, facts: Mapping[str, Any]) -> FloatArray:
+    if facts["level"] == "policy":
+        return calibration.policy_prob(evidence.difference, ensemble.weights, ensemble.temperature)
+    return calibration.ensemble_prob(evidence.votes, ensemble.weights)

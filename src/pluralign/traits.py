@@ -1,0 +1,206 @@
+"""Readable traits of a response: numbers that a person can check by reading it.
+
+Decided here: which sixteen traits a member's card may speak of, what each counts, and the words for more and for less
+of it. Word lists are English and ours; sentiment is VADER's. What is already a surface feature is taken from there.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.errors import MissingExtraError
+from pluralign.surface import NAMES, surface_features
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trait:
+    """One thing to notice about a response."""
+
+    key: str
+    more: str
+    """What a member likes that prefers more of it: completes "prefers …"."""
+    less: str
+    """The same for less of it."""
+    definition: str
+    """How it is counted, in one sentence."""
+
+
+TRAITS = (
+    Trait("length", "longer answers", "shorter answers", "Logarithm of the number of words."),
+    Trait("sentence_length", "longer sentences", "shorter sentences", "Words a sentence."),
+    Trait("structure", "lists", "running prose", "Logarithm of the lines that are list items or headings."),
+    Trait("questions", "asking questions", "not asking questions", "Question marks a word."),
+    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… a word."),
+    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… a word."),
+    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… a word."),
+    Trait("certainty", "certainty", "little show of certainty", "Certainly, clearly, never, always, no doubt… a word."),
+    Trait("directives", "telling what to do", "leaving the decision open", "Must, should… a word, and commands."),
+    Trait("sentiment", "a positive tone", "a negative tone", "VADER's compound sentiment, from -1 to 1."),
+    Trait(
+        "formality", "formal wording", "informal wording", "Therefore, regarding… less contractions, okay, !… a word."
+    ),
+    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… a word."),
+    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… a word."),
+    Trait("warmth", "a warm manner", "a cool manner", "Please, thank, sorry, understand, friends, welcome… a word."),
+    Trait("readability", "easy reading", "demanding reading", "Flesch reading ease; syllables are groups of vowels."),
+    Trait(
+        "echo", "taking up the question's words", "words of its own", "Share of its longer words that the prompt has."
+    ),
+)
+KEYS = tuple(trait.key for trait in TRAITS)
+
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_CONTENT_WORD = re.compile(r"[^\W\d_]{4,}")
+_HEADING = re.compile(r"^\s*(?:#{1,6}\s|\*\*[^*\n]+\*\*:?\s*$)", re.MULTILINE)
+_NUMBER = re.compile(r"^\s*\d+[.)]\s|(\d[\d.,]*)", re.MULTILINE)  # the number of a list item is no figure
+_VOWELS = re.compile(r"[aeiouyäöüéèà]+")
+_CONTRACTION = re.compile(
+    r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
+)
+_FIRST_WORD = re.compile(r"(?:^|[.!?…:]\s+|^\s*(?:[-*•]|\d+[.)])\s+)([^\W\d_]+)", re.MULTILINE)
+_COMMANDS = frozenset(re.findall(r"\w+", """
+    add allow ask avoid be begin bring build call check choose come consider create do ensure fix follow get give go
+    help hold join keep leave listen look make put read remember say scrap send set show speak spend start stay stop
+    support take tell think try turn use vote wait wake work write
+"""))  # fmt: skip
+
+
+def _any_of(phrases: str) -> re.Pattern[str]:
+    """Match any of the phrases between commas; a * stands for any ending."""
+    escaped = (re.escape(phrase.strip()).replace(r"\*", r"\w*") for phrase in phrases.split(","))
+    return re.compile(rf"\b(?:{'|'.join(escaped)})\b", re.IGNORECASE)
+
+
+_COUNTED = {
+    "second_person": _any_of("you, your, yours, yourself, yourselves"),
+    "hedging": _any_of(
+        "may, might, perhaps, maybe, possibl*, probabl*, seem, seems, likely, unlikely, somewhat, presumabl*, "
+        "apparently, arguabl*, suppose, guess, wonder, tend, tends, not sure, unsure, not certain, uncertain*, "
+        "depend, depends, depending, as far as i, in my opinion, i think, i believe, it appears, in some cases, to "
+        "some extent, i lean, some doubts, could be, if i"
+    ),
+    "certainty": _any_of(
+        "certain, certainly, clear, clearly, definite*, absolute*, obvious*, undoubted*, of course, no doubt, "
+        "without any doubt, without doubt, beyond doubt, always, never, firmly, fully, completely, totally, "
+        "utterly, without question, nothing will, surely"
+    ),
+    "directives": _any_of("must, should, shall, ought, need to, needs to, have to, has to, let us, let's, had better"),
+    "formal": _any_of(
+        "therefore, furthermore, moreover, consequently, accordingly, nevertheless, nonetheless, hence, thus, "
+        "regarding, concerning, with respect to, with reference to, with due respect, in accordance, pursuant, "
+        "subsequent*, prior to, whereas, thereby, herein, in conclusion, in addition, additionally, respective*, "
+        "honourable, submit*, consultation, the record, in order to, upon"
+    ),
+    "informal": _any_of(
+        "okay, ok, yeah, yep, nope, hey, hi, wow, kinda, gonna, wanna, gotta, stuff, guys, kids, awesome, cool, "
+        "crap, damn, lol, nonsense, rubbish, waffle, come on, frankly, sick of, crying out loud, a lot, lots of, "
+        "pretty much, dumb"
+    ),
+    "examples": _any_of(
+        "for example, for instance, e.g, such as, example*, story, stories, last year, last week, yesterday, "
+        "hundred*, thousand*, million*, billion*, percent*, per cent, pounds, dollars, euros"
+    ),
+    "balance": _any_of(
+        "however, although, though, whereas, on the one hand, on the other hand, on one hand, both, either, "
+        "neither, balance*, compromise*, middle, halfway, trade-off*, tradeoff*, pros, cons, at the same time, "
+        "nevertheless, nonetheless, while some, two sides, each side, yet"
+    ),
+    "warmth": _any_of(
+        "please, thank*, sorry, grateful*, gratitude, appreciat*, understand*, welcome*, kindly, kindness, friend*, "
+        "dear, warm*, heart*, love*, lovely, hug, bless, hope, care, caring, glad, happy, together, respect*, "
+        "sympath*, empath*"
+    ),
+}
+
+
+def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray:
+    """Return how much each response has of each of ``TRAITS``, ``(n_responses, n_traits)``.
+
+    Args:
+        prompts: the text that each response answers, ``(n_responses,)``.
+        responses: the texts, ``(n_responses,)``.
+
+    Example:
+        >>> values = trait_values(["Tea?"] * 2, ["Perhaps. It may depend on you.", "No! Never."])
+        >>> [bool(more) for more in values[0] > values[1]]
+        ... # doctest: +ELLIPSIS
+        [True, True, False, False, False, True, True, False, ...]
+    """
+    surface = dict(zip(NAMES, surface_features(responses).astype(np.float64).T, strict=True))
+    own = [_describe(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    if not own:
+        return np.empty((0, len(KEYS)))
+    columns = {key: np.array([one[key] for one in own]) for key in own[0]}
+    sentence_length = surface["words a sentence"] * 20
+    columns |= {
+        "length": surface["log words"],
+        "sentence_length": sentence_length,
+        "structure": np.log1p(np.expm1(surface["log list items"]) + columns["headings"]),
+        "questions": surface["question marks"],
+        "first_person": surface["first person"],
+        "readability": 206.835 - 1.015 * sentence_length - 84.6 * columns["syllables"],
+    }
+    return np.stack([columns[key] for key in KEYS], axis=1)
+
+
+def content_words(text: str) -> frozenset[str]:
+    """Return the distinct words of four letters or more, in lower case.
+
+    Example:
+        >>> sorted(content_words("The trees, the TREES and 2024!"))
+        ['trees']
+    """
+    return frozenset(_CONTENT_WORD.findall(text.lower()))
+
+
+def _describe(prompt: str, response: str) -> dict[str, float]:
+    """What is not a surface feature already: most traits, headings, and syllables a word."""
+    words = [word.lower() for word in _WORD.findall(response)]
+    n = max(len(words), 1)
+    rate = {name: len(pattern.findall(response)) / n for name, pattern in _COUNTED.items()}
+    commands = sum(first.lower() in _COMMANDS for first in _FIRST_WORD.findall(response))
+    own = content_words(response)
+    return {
+        "second_person": rate["second_person"],
+        "hedging": rate["hedging"],
+        "certainty": rate["certainty"],
+        "directives": rate["directives"] + commands / n,
+        "sentiment": _vader().polarity_scores(response)["compound"],
+        "formality": rate["formal"]
+        - rate["informal"]
+        - (len(_CONTRACTION.findall(response)) + response.count("!")) / n,
+        "concreteness": sum(map(bool, _NUMBER.findall(response))) / n + rate["examples"],
+        "balance": rate["balance"],
+        "warmth": rate["warmth"],
+        "syllables": sum(_syllables(word) for word in words) / n,
+        "echo": len(own & content_words(prompt)) / max(len(own), 1),
+        "headings": float(len(_HEADING.findall(response))),
+    }
+
+
+def _syllables(word: str) -> int:
+    """Groups of vowels, a silent e at the end left out.
+
+    Example:
+        >>> [_syllables(word) for word in ("tea", "bridge", "committee", "nobody")]
+        [1, 1, 3, 3]
+    """
+    groups = len(_VOWELS.findall(word))
+    silent = word.endswith("e") and not word.endswith(("le", "ee")) and groups > 1
+    return max(groups - silent, 1)
+
+
+@cache
+def _vader() -> Any:
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError:
+        raise MissingExtraError("vaderSentiment", "report", "reading the tone of responses") from None
+    return SentimentIntensityAnalyzer()

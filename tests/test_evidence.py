@@ -1,0 +1,76 @@
+"""Held-out votes kept beside an ensemble."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import run
+
+from pluralign import fit, town_hall
+from pluralign.ensemble import RewardEnsemble, texts_of
+from pluralign.errors import DataError
+from pluralign.evidence import REWARDS_FILE, VOTES_FILE, gather_evidence, load_evidence, save_evidence
+
+VOTES = town_hall(400).preferences
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensemble")
+    fit(VOTES, k=3, encoder="none", folder=path)
+    return path
+
+
+def test_fit_keeps_the_held_out_votes_with_the_rewards_of_its_members(folder: Path) -> None:
+    kept, ensemble = load_evidence(folder), RewardEnsemble.load(folder)
+    _, test = VOTES.split(0.1)
+    assert kept.preferences == test
+    assert np.allclose(kept.rewards, ensemble.rewards(texts_of(test)))
+
+
+def test_votes_and_differences_are_those_of_the_ensemble(folder: Path) -> None:
+    kept, ensemble = load_evidence(folder), RewardEnsemble.load(folder)
+    reward_a, reward_b = ensemble.pair_rewards(kept.preferences)
+    assert np.allclose(kept.difference, reward_a - reward_b)
+    assert np.array_equal(kept.votes, ensemble.votes(kept.preferences))
+
+
+def test_gathered_evidence_is_what_fit_kept(folder: Path) -> None:
+    kept = load_evidence(folder)
+    gathered = gather_evidence(RewardEnsemble.load(folder), kept.preferences)
+    assert np.allclose(gathered.rewards, kept.rewards)
+
+
+def test_taking_members_keeps_their_columns(folder: Path) -> None:
+    kept = load_evidence(folder)
+    assert np.array_equal(kept.take([2, 0]).votes, kept.votes[:, [2, 0]])
+
+
+def test_votes_need_not_be_kept(tmp_path: Path) -> None:
+    fit(VOTES, k=2, encoder="none", folder=tmp_path)
+    fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)
+    assert not {VOTES_FILE, REWARDS_FILE} & {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(DataError, match=r"no held-out votes were kept in it.*name votes with --data"):
+        load_evidence(tmp_path)
+
+
+def test_files_that_do_not_belong_together_are_refused(folder: Path, tmp_path: Path) -> None:
+    save_evidence(load_evidence(folder), tmp_path)
+    VOTES[:50].save(tmp_path / VOTES_FILE)
+    with pytest.raises(DataError, match="do not belong together"):
+        load_evidence(tmp_path)
+
+
+def test_a_damaged_file_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+    save_evidence(load_evidence(folder), tmp_path)
+    (tmp_path / REWARDS_FILE).write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="cannot be read"):
+        load_evidence(tmp_path)
+
+
+def test_commands_say_that_no_votes_were_kept(tmp_path: Path) -> None:
+    fit(VOTES, k=2, encoder="none").save(tmp_path)
+    done = run("report", tmp_path, "-o", tmp_path / "report.html")
+    assert done.returncode == 2
+    assert "no held-out votes were kept in it" in done.stderr
+    assert not (tmp_path / "report.html").exists()

@@ -1,0 +1,226 @@
+"""The report and its figures."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run
+
+from pluralign import PreferenceSet, fit, town_hall
+from pluralign.ensemble import RewardEnsemble
+from pluralign.evidence import Evidence, load_evidence
+from pluralign.figures import as_svg, brier_by_size, save_figures, tau_heat_map
+from pluralign.reporting import draw_figures, page, report
+from pluralign.study import Study, study
+
+HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensemble")
+    fit(town_hall(600).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ensemble(folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(folder)
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path, ensemble: RewardEnsemble) -> Study:
+    return study(ensemble, load_evidence(folder))
+
+
+def hostile(evidence: Evidence) -> Evidence:
+    """The same votes with texts that try to break out of a page."""
+    votes = evidence.preferences
+    return Evidence(
+        PreferenceSet.from_indices(
+            [f"{HOSTILE} {prompt}" for prompt in votes.prompts],
+            [f"{response} {HOSTILE}" for response in votes.responses],
+            *(votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b),
+            name=HOSTILE,
+        ),
+        evidence.rewards,
+    )
+
+
+class Tags(HTMLParser):
+    """Every tag that opens, and those left open at the end."""
+
+    VOID = ("meta", "br", "img", "use", "path", "rect", "link", "hr")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def tags(text: str) -> Tags:
+    parsed = Tags()
+    parsed.feed(text)
+    parsed.close()
+    return parsed
+
+
+def test_every_section_is_there_and_every_link_leads_to_one(ensemble: RewardEnsemble, found: Study) -> None:
+    text = page(ensemble, found)
+    anchors = re.findall(r'<a href="#(\w+)"', text)
+    assert anchors == ["votes", "calibration", "groups", "diversity", "members", "certificate", "cases", "reproduce"]
+    assert all(text.count(f'<section id="{anchor}">') == 1 for anchor in anchors)
+
+
+def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, found: Study) -> None:
+    text = page(ensemble, found)
+    parsed = tags(text)
+    assert parsed.open == []
+    assert not {"script", "link", "iframe", "object", "embed"} & set(parsed.seen)
+    assert not re.search(r'(?:src|href)="(?!#)', text.replace('xlink:href="#', 'href="#'))
+    assert "default-src 'none'" in text
+
+
+def test_the_figures_on_the_page_are_those_of_the_fit(ensemble: RewardEnsemble, found: Study) -> None:
+    text = page(ensemble, found)
+    facts = ensemble.facts
+    assert f"{facts['test']['brier']:.4f}" in text
+    for name, baseline in facts["baselines"].items():
+        assert f"<td>{baseline['brier']:.4f}</td>" in text, name
+    for card in found.profiles:
+        assert f"{card.member} · " in text
+
+
+def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found: Study) -> None:
+    rival = {**ensemble.facts["baselines"]["soft_bt"], "difference": {"mean": 0.01, "low": 0.002, "high": 0.02}}
+    facts = {**ensemble.facts, "baselines": {**ensemble.facts["baselines"], "soft_bt": rival}}
+    behind = page(ensemble, study_with(found, facts))
+    assert "One soft Bradley–Terry reward, read as a probability, predicts people&#39;s shares better" in behind
+
+
+def study_with(found: Study, facts: Any) -> Study:
+    return Study(**{**vars(found), "facts": facts})
+
+
+def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> None:
+    text = page(ensemble, study(ensemble, hostile(load_evidence(folder))), name=HOSTILE)
+    assert "&lt;script&gt;" in text
+    parsed = tags(text)
+    assert parsed.open == []
+    assert not {"script", "img"} & set(parsed.seen)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_a_browser_shows_hostile_texts_as_text(
+    ensemble: RewardEnsemble, folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
+) -> None:
+    path = report(ensemble, study(ensemble, hostile(load_evidence(folder))), tmp_path / "r.html", name="A town")
+    tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    requests: list[str] = []
+    complaints: list[str] = []
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.on("console", lambda message: complaints.append(message.text))
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto(path.as_uri())
+    for summary in tab.query_selector_all("details > summary"):
+        summary.click()
+    assert tab.title() == "A town"
+    assert requests == [path.as_uri()]
+    assert complaints == []
+    assert tab.evaluate("document.scripts.length + document.images.length") == 0
+    assert "<script>document.title='owned'</script>" in tab.inner_text("#cases")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out sideways"
+    assert all(box["width"] > 150 for box in (svg.bounding_box() for svg in tab.query_selector_all("figure svg")))
+    dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (dark == "rgb(20, 22, 27)") == (scheme == "dark")
+    tab.close()
+
+
+def test_drawings_use_the_colours_of_the_page(found: Study) -> None:
+    svg = as_svg(brier_by_size(found.facts), "Brier <by> size")
+    assert "var(--ensemble)" in svg
+    assert "#2f6fde" not in svg
+    assert 'aria-label="Brier &lt;by&gt; size"' in svg
+
+
+def test_a_drawing_is_the_same_twice(found: Study) -> None:
+    first, second = (as_svg(brier_by_size(found.facts), "") for _ in range(2))
+    assert first == second
+
+
+def test_every_size_and_line_of_figure_2_is_drawn(found: Study) -> None:
+    drawing = brier_by_size(found.facts)
+    (axes,) = drawing.axes
+    curve = axes.lines[0]
+    assert list(curve.get_xdata()) == [row["k"] for row in found.facts["history"]]
+    assert list(curve.get_ydata()) == [row["test_brier"] for row in found.facts["history"]]
+    heights = {round(float(line.get_ydata()[0]), 9) for line in axes.lines[1:]}
+    expected = [found.facts["baselines"][name]["brier"] for name in ("floor", "constant_half", "soft_bt")]
+    assert heights == {round(value, 9) for value in [*expected, found.facts["test"]["noise"]]}
+
+
+def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
+    drawing = tau_heat_map([[1.0, None], [None, 1.0]])
+    assert [text.get_text() for text in drawing.axes[0].texts] == ["1.00", "–", "–", "1.00"]
+
+
+def test_figures_are_written_as_png_and_svg(found: Study, tmp_path: Path) -> None:
+    paths = save_figures(draw_figures(found), tmp_path / "figures")
+    assert {path.name for path in paths} == {
+        f"{name}.{kind}" for name in ("shares", "sizes", "reliability", "tau") for kind in ("png", "svg")
+    }
+    assert all(path.read_bytes()[:4] in (b"\x89PNG", b"<?xm") for path in paths)
+
+
+def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    done = run("report", folder, "-o", target, "--figures", tmp_path / "figures", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["report"] == str(target)
+    assert len(facts["figures"]) == 8
+    assert facts["study"]["certificate"]["theorem_2"]["k"] == 3
+    text = target.read_text()
+    assert "pluralign fit demo" in text
+    assert "--k 3 --encoder none --test-fraction 0.4" in text
+
+
+def test_the_command_measures_on_other_votes(folder: Path, tmp_path: Path) -> None:
+    other = town_hall(300, seed=5).preferences
+    other.save(tmp_path / "other.jsonl")
+    target = tmp_path / "report.html"
+    done = run("report", folder, "-o", target, "--data", tmp_path / "other.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)["study"]
+    assert facts["votes"]["pairs"] == facts["facts"]["pairs"] == len(other)
+    assert "prompts of" in target.read_text()
+
+
+def test_the_command_ranks_given_candidates(folder: Path, tmp_path: Path) -> None:
+    lines = tmp_path / "candidates.jsonl"
+    lines.write_text(json.dumps({"prompt": "Should we plant trees?", "responses": ["Yes.", "No, never.", "Perhaps: "]}))
+    done = run("report", folder, "-o", tmp_path / "r.html", "--candidates", lines, "--json")
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(done.stdout)["study"]["cases"]
+    assert case["prompt"] == "Should we plant trees?"
+
+
+def test_a_folder_as_output_is_refused(folder: Path, tmp_path: Path) -> None:
+    done = run("report", folder, "-o", tmp_path)
+    assert done.returncode == 2
+    assert "is a folder" in done.stderr

@@ -1,0 +1,333 @@
+"""Each theorem where the truth is known: simulated, enumerated, or against scipy's exact probabilities."""
+
+import math
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pluralign.calibration import brier, disagreement, outliers
+from pluralign.errors import UsageError
+from pluralign.theory import (
+    bernstein_width,
+    betting_interval,
+    distances_to_ensemble,
+    generalization_bound,
+    hoeffding_width,
+    members_to_keep,
+    opinion_variance,
+    outlier_threshold,
+    outlier_weight_bound,
+    prompt_means,
+    pruning_bound,
+    pseudo_dimension_bound,
+    random_ensemble_error,
+    samples_until_informative,
+    shifted_bound,
+    sufficient_size,
+)
+
+SEEDS, SIZES, BETAS = st.integers(0, 5000), st.integers(1, 10), st.one_of(st.just(2.0), st.floats(2, 30))
+
+# --- Theorem 2 ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10_000))
+def test_an_error_of_a_quarter_over_k_takes_k_members(k: int) -> None:
+    assert sufficient_size(1 / (4 * k)) == k
+    assert sufficient_size(float(Fraction(1, 4 * k)) * 1.0001) == k, "a little more error takes no more members"
+
+
+def test_people_who_mostly_agree_need_fewer_members() -> None:
+    assert sufficient_size(0.01) == 25
+    assert sufficient_size(0.01, variance=0.09) == 9
+    assert sufficient_size(0.5, variance=0.01) == 1, "an ensemble has a member"
+    for bad in (0.0, -1.0, 1.5, math.nan):
+        with pytest.raises(UsageError, match="above 0 and at most 1"):
+            sufficient_size(bad)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("true", [(0.0, 0.0, 1.0), (0.3, 0.0, 0.7), (0.5, 0.2, 0.3)])
+def test_the_variance_of_an_opinion_is_estimated_without_bias(n: int, true: tuple[float, float, float]) -> None:
+    """Over all ways that n people can vote 0, ½ or 1."""
+    expected = 0.0
+    for votes in product((0.0, 0.5, 1.0), repeat=n):
+        chance = math.prod(true[int(2 * vote)] for vote in votes)
+        expected += chance * opinion_variance([sum(votes) / n], n, votes.count(0.5))
+    mean = true[1] / 2 + true[2]
+    assert expected == pytest.approx(true[1] / 4 + true[2] - mean**2)
+
+
+def test_random_annotators_err_as_the_proof_says() -> None:
+    random = np.random.default_rng(0)
+    true, n, k = random.random(4000), 5, 6
+    estimate = random_ensemble_error(random.binomial(n, true) / n, np.full(4000, n), k)
+    measured = np.mean([brier(random.binomial(k, true) / k, true) for _ in range(20)])
+    assert estimate == pytest.approx(np.mean(true * (1 - true)) / k, rel=0.05)
+    assert measured == pytest.approx(estimate, rel=0.05)
+    assert measured < 1 / (4 * k)
+    assert math.isnan(random_ensemble_error([1.0, 0.0], 1, k)), "single votes do not show disagreement"
+
+
+# --- Theorem 3 ------------------------------------------------------------------------------------------------------
+
+
+def random_ensemble(seed: int, k: int, n: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Votes of k members (some tied, some copies), their weights (some none), and true shares near what they say."""
+    random = np.random.default_rng(seed)
+    leaning = random.choice([0.02, 0.3, 0.5, 0.97], k)
+    votes = (random.random((n, k)) < leaning).astype(float)
+    votes[random.random((n, k)) < random.choice([0.0, 0.1])] = 0.5
+    if k > 2:
+        votes[:, 0] = votes[:, -1]
+    weights = random.dirichlet(np.full(k, random.choice([0.3, 1.0, 50.0])))
+    if k > 1 and random.random() < 0.3:
+        weights[random.integers(k)] = 0.0
+        weights /= weights.sum()
+    truth = np.clip(votes @ weights + random.normal(0, random.choice([0.0, 0.02, 0.2]), n), 0, 1)
+    return votes, weights, truth
+
+
+@given(SEEDS, SIZES, BETAS, st.booleans())
+def test_pruning_costs_no_more_than_theorem_3_allows(seed: int, k: int, beta: float, only_far: bool) -> None:
+    votes, weights, truth = random_ensemble(seed, k)
+    before = np.clip(votes @ weights, 0, 1)
+    kept = members_to_keep(votes, weights, beta, only_far=only_far)
+    after = np.clip(votes[:, kept] @ weights[kept] / weights[kept].sum(), 0, 1)
+    removed = 1 - weights[kept].sum()
+    assert removed <= 1 / (beta - 1) + 1e-9
+    shift = math.sqrt(np.mean((after - before) ** 2))
+    assert shift <= removed + 1e-9
+    epsilon = brier(before, truth)
+    assert brier(after, truth) <= shifted_bound(epsilon, shift) + 1e-9 <= pruning_bound(epsilon, beta) + 2e-9
+
+
+@given(SEEDS, SIZES, BETAS)
+def test_no_outlier_remains_when_the_least_disagreement_is_known(seed: int, k: int, beta: float) -> None:
+    """Of all vote patterns, the one that follows every majority has it."""
+    votes, weights, truth = random_ensemble(seed, k)
+    epsilon = brier(np.clip(votes @ weights, 0, 1), truth)
+    least = float(np.minimum(truth, 1 - truth).mean())
+    phi = np.asarray(disagreement(votes, truth))
+    far = outliers(phi, beta, (beta + 1) * math.sqrt(epsilon), least)
+    assert (far == (phi > outlier_threshold(beta, epsilon, least))).all()
+    assert weights[far].sum() <= outlier_weight_bound(beta) + 1e-9, "the first part of the theorem"
+    for only_far in (False, True):
+        assert not far[members_to_keep(votes, weights, beta, only_far=only_far)].any()
+
+
+def test_the_property_tests_do_meet_outliers() -> None:
+    met = 0
+    for seed in range(300):
+        votes, weights, truth = random_ensemble(seed, 8)
+        epsilon = brier(np.clip(votes @ weights, 0, 1), truth)
+        least = float(np.minimum(truth, 1 - truth).mean())
+        met += bool((np.asarray(disagreement(votes, truth)) > outlier_threshold(2.5, epsilon, least)).any())
+    assert met > 20
+
+
+def far_one(weight: float, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
+    """Nine members who agree but for a pair each, and one who says the opposite."""
+    votes = np.ones((n, 10))
+    votes[np.arange(9), np.arange(9)] = 0
+    votes[:, 9] = 1 - votes[:, 0]
+    return votes, np.array([(1 - weight) / 9] * 9 + [weight])
+
+
+@pytest.mark.parametrize(("beta", "removed"), [(11.5, 0), (10.5, 1)])
+def test_the_member_that_straddles_the_threshold_stays(beta: float, removed: int) -> None:
+    """Weight .1 goes where 1/(β−1) is above it; the next member inwards would exceed it and stays."""
+    kept = members_to_keep(*far_one(0.1), beta)
+    assert len(kept) == 10 - removed
+    assert (9 in kept) == (removed == 0)
+
+
+def test_equal_distances_are_cut_within_the_weight() -> None:
+    votes = np.eye(4)  # all at one distance
+    weights = np.full(4, 0.25)
+    assert len(set(distances_to_ensemble(votes, weights).round(12))) == 1
+    assert [len(members_to_keep(votes, weights, beta)) for beta in (5.01, 5, 3, 2)] == [4, 3, 2, 1]
+
+
+def test_at_beta_two_the_nearest_member_with_weight_is_left() -> None:
+    """The printed rule would remove everybody; and a nearest member without weight could not be scaled to sum 1."""
+    votes, weights = far_one(0.4)
+    votes, weights = np.column_stack([votes, np.ones(50)]), np.append(weights, 0.0)
+    assert distances_to_ensemble(votes, weights).argmin() == 10
+    (kept,) = members_to_keep(votes, weights, beta=2)
+    assert weights[kept] > 0
+    assert kept < 9
+
+
+def test_only_far_members_spares_an_ensemble_that_has_none() -> None:
+    votes, weights = far_one(0.05)
+    assert members_to_keep(votes, weights, 5).tolist() != members_to_keep(votes, weights, 5, only_far=True).tolist()
+    assert members_to_keep(votes, weights, 5, only_far=True).tolist() == list(range(9)), "the one who is far goes"
+    assert len(members_to_keep(votes[:, :9], np.full(9, 1 / 9), 5)) < 9, "as printed, members go though none is far"
+    assert len(members_to_keep(votes[:, :9], np.full(9, 1 / 9), 5, only_far=True)) == 9
+
+
+@given(SEEDS, SIZES)
+def test_the_mean_distance_is_that_of_two_random_members(seed: int, k: int) -> None:
+    votes, weights, _ = random_ensemble(seed, k)
+    distance = distances_to_ensemble(votes, weights)
+    pairwise = [[np.mean(v * (1 - w) + (1 - v) * w) for w in votes.T] for v in votes.T]
+    np.testing.assert_allclose(distance, np.array(pairwise) @ weights, atol=1e-9)
+    share = votes @ weights
+    assert distance @ weights == pytest.approx(np.mean(2 * share * (1 - share)), abs=1e-9)
+
+
+@pytest.mark.parametrize("beta", [1.5, math.nan, math.inf, -3.0])
+def test_theorem_3_needs_beta_of_at_least_two(beta: float) -> None:
+    with pytest.raises(UsageError, match="at least 2"):
+        members_to_keep(np.eye(2), [0.5, 0.5], beta)
+
+
+# --- Theorem 4 ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 2000), st.integers(1, 64))
+def test_the_pseudo_dimension_survives_the_slip_in_its_proof(d: int, k: int) -> None:
+    """2^m ≤ (em)^((d+1)k) is simplified in print to m log 2 ≤ (d+1)k log m, without the e; the result still holds.
+
+    Beyond 4(d+1)k log(2(d+1)k) points, exact counting leaves too few patterns to shatter them.
+    """
+    a, m = (d + 1) * k, pseudo_dimension_bound(d, k) / 5
+    assert m == pytest.approx(4 * a * math.log(2 * a))
+    assert m * math.log(2) > a * (1 + math.log(m))
+    assert math.log(2) > a / m, "and so for every larger m, since the left side grows faster"
+
+
+def test_the_bound_holds_for_every_ensemble_at_once() -> None:
+    """Two members on a line, r and −r, with any weights: then p̂ is α where Δ > 0 and 1 − α elsewhere."""
+    random = np.random.default_rng(1)
+    n, delta, alpha = 2000, 0.05, np.linspace(0, 1, 41)[:, None]
+    bound = generalization_bound(n, d=1, k=2, delta=delta)
+    assert bound < 1
+    misses, gaps = 0, []
+    for _ in range(40):
+        right, people = random.random(n) < 0.5, random.random(n) < 0.8
+        p = np.where(right, people, 1 - people)
+        sample = np.mean((np.where(right, alpha, 1 - alpha) - p) ** 2, axis=1)
+        true = 0.8 * (alpha[:, 0] - 1) ** 2 + 0.2 * alpha[:, 0] ** 2
+        gaps.append(np.abs(sample - true).max())
+        misses += gaps[-1] > bound
+    assert max(gaps) > 0.005
+    assert misses <= 2
+
+
+@given(st.integers(1, 500), st.integers(1, 16), st.sampled_from([0.05, 0.5, 1.0, 1.3]))
+def test_bisection_finds_the_first_pair_count_that_says_something(d: int, k: int, width: float) -> None:
+    n = samples_until_informative(d, k, 0.05, width)
+    assert generalization_bound(n, d, k, 0.05) < width <= generalization_bound(n - 1, d, k, 0.05)
+    assert generalization_bound(10 * n, d, k, 0.05) < generalization_bound(2 * n, d, k, 0.05) < width
+
+
+def test_a_bound_is_printed_as_in_the_paper() -> None:
+    size = 20 * 101 * 8 * math.log(2 * 101 * 8)
+    n = 10_000_000
+    expected = math.sqrt(2 * size * math.log(math.e * n / size) / n) + math.sqrt(math.log(1 / 0.1) / (2 * n))
+    assert generalization_bound(n, d=100, k=8, delta=0.1) == pytest.approx(expected)
+    assert generalization_bound(int(size), d=100, k=8, delta=0.1) == math.inf
+    with pytest.raises(UsageError, match="delta"):
+        generalization_bound(n, 100, 8, delta=1.0)
+    with pytest.raises(UsageError, match="at least 1"):
+        pseudo_dimension_bound(0, 8)
+    with pytest.raises(UsageError, match="width"):
+        samples_until_informative(100, 8, 0.1, width=0.0)
+
+
+# --- held-out prompts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 10, 60, 300])
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.93])
+def test_both_widths_cover_coin_flips_by_exact_count(n: int, p: float) -> None:
+    delta = 0.1
+    heads = np.arange(n + 1)
+    chance = stats.binom.pmf(heads, n, p)
+    far = np.abs(heads / n - p)
+    assert chance[far > hoeffding_width(n, delta)].sum() <= delta
+    width = [bernstein_width(np.r_[np.ones(h), np.zeros(n - h)], delta) for h in heads]
+    assert chance[far > width].sum() <= delta
+
+
+def test_hoeffding_is_not_wider_than_it_must_be_by_much() -> None:
+    """A tenth of its width less, squared, and coins would miss at a rate that the formula promises to exceed."""
+    n, delta = 400, 0.05
+    assert hoeffding_width(n, delta) == pytest.approx(math.sqrt(math.log(40) / 800))
+    missed = 2 * stats.binom.sf(math.floor(n * (0.5 + 0.7 * hoeffding_width(n, delta))), n, 0.5)
+    assert missed > delta
+    assert hoeffding_width(n, delta, span=1.25) == pytest.approx(1.25 * hoeffding_width(n, delta))
+    assert hoeffding_width(0, delta) == math.inf
+
+
+def test_both_widths_cover_the_error_of_an_ensemble_on_new_prompts() -> None:
+    """Pairs of one prompt share their error; counted as independent pairs, an interval this narrow would miss."""
+    random = np.random.default_rng(2)
+    delta, prompts, each, misses = 0.1, 80, 6, {"hoeffding": 0, "bernstein": 0, "pairs as independent": 0}
+    true = 0.05  # mean of the exponential-like errors below
+    for _ in range(300):
+        of_prompt = np.where(random.random(prompts) < 0.1, 0.5, 0.0)
+        label = np.repeat(np.arange(prompts), each)
+        means = prompt_means(of_prompt[label], label)
+        gap = abs(means.mean() - true)
+        misses["hoeffding"] += gap > hoeffding_width(prompts, delta, span=1.0)
+        misses["bernstein"] += gap > bernstein_width(means, delta, span=1.0)
+        misses["pairs as independent"] += gap > 1.64 * of_prompt[label].std() / math.sqrt(prompts * each)
+    assert misses["hoeffding"] <= 30
+    assert misses["bernstein"] <= 30
+    assert misses["pairs as independent"] > 60
+
+
+def test_values_that_hardly_vary_make_bernstein_narrow() -> None:
+    calm, wild = np.tile([0.04, 0.06], 1000), np.tile([0.0, 1.0], 1000)
+    assert bernstein_width(calm, 0.05) < hoeffding_width(2000, 0.05) / 2
+    assert bernstein_width(wild, 0.05) > hoeffding_width(2000, 0.05)
+    variance, log = float(np.var(calm, ddof=1)), math.log(80)
+    assert bernstein_width(calm, 0.05, span=1.25) == pytest.approx(
+        math.sqrt(2 * variance * log / 2000) + 7 * 1.25 * log / (3 * 1999)
+    )
+    assert bernstein_width([0.3], 0.05) == math.inf
+
+
+@pytest.mark.parametrize("n", [1, 25, 120])
+@pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
+def test_bets_rule_out_the_truth_as_seldom_as_promised(n: int, p: float) -> None:
+    random = np.random.default_rng(n)
+    ends = np.array([betting_interval(random.random(n) < p, 0.2) for _ in range(250)])
+    assert np.mean((ends[:, 0] > p) | (ends[:, 1] < p)) <= 0.2
+    assert (ends[:, 0] <= ends[:, 1]).all()
+
+
+def test_bets_are_not_wider_than_they_must_be() -> None:
+    random = np.random.default_rng(0)
+    values = random.beta(2, 30, 300)
+    low, high = betting_interval(values, 0.05)
+    assert low < values.mean() < high
+    assert 3 * (high - low) < 2 * hoeffding_width(300, 0.05)
+    assert 3 * (high - low) < 2 * bernstein_width(values, 0.05)
+    ends = np.array([betting_interval(random.random(120) < 0.5, 0.2) for _ in range(250)])
+    assert np.mean((ends[:, 0] > 0.5) | (ends[:, 1] < 0.5)) > 0.05, "on coins it misses nearly as often as it may"
+
+
+@given(SEEDS, st.floats(-2, 0), st.floats(1, 3))
+def test_bets_follow_a_change_of_scale_and_of_side(seed: int, low: float, high: float) -> None:
+    values = np.random.default_rng(seed).random(30)
+    below, above = betting_interval(values, 0.1)
+    scaled = betting_interval(low + (high - low) * values, 0.1, low, high)
+    np.testing.assert_allclose(scaled, [low + (high - low) * below, low + (high - low) * above], atol=1e-6)
+    np.testing.assert_allclose(betting_interval(1 - values, 0.1), [1 - above, 1 - below], atol=1e-6)
+
+
+def test_a_bet_is_settled_as_by_hand() -> None:
+    """One value of 1, δ = .5: stakes √(2 log 4 / ¼), at most .9/m; m is too low where 1 + λ(1 − m) reaches 4."""
+    low, high = betting_interval([1.0], 0.5)
+    stake = min(math.sqrt(8 * math.log(4)), 0.9 / low)
+    assert 1 + stake * (1 - low) == pytest.approx(4, abs=1e-6)
+    assert high == 1.0
