@@ -104,7 +104,8 @@ def test_the_demo_tells_its_story() -> None:
     ):
         assert words in story.stdout
     told = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
-    assert set(told) == {"inspect", "truth", "told", "members"}
+    keys = {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "report"}
+    assert set(told) == keys
     assert [one["true_error"] for one in told["told"]] == sorted(one["true_error"] for one in told["told"])
 
 

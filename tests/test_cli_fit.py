@@ -80,7 +80,8 @@ def test_fit_shows_the_ensemble_beside_soft_bt(fitted: tuple[Path, subprocess.Co
                   "disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "without it"):  # fmt: skip
         assert words in text, words
     assert str(folder) in text.replace(" ", "")
-    assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
+    names = {path.name for path in folder.iterdir() if not path.match("ensemble-*.safetensors")}
+    assert names == {"ensemble.json", "held_out.parquet", "held_out.safetensors"}
 
 
 def test_evaluate_judges_the_same_baselines_on_other_votes(

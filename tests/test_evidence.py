@@ -50,7 +50,7 @@ def test_votes_need_not_be_kept(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none", folder=tmp_path)
     fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)
     assert not {VOTES_FILE, REWARDS_FILE} & {path.name for path in tmp_path.iterdir()}
-    with pytest.raises(DataError, match=r"no held-out votes were kept in it.*name votes with --data"):
+    with pytest.raises(DataError, match=r"no held-out votes were kept in it.*name votes that it did not learn from"):
         load_evidence(tmp_path)
 
 

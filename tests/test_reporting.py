@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import run
 
@@ -166,10 +167,10 @@ def test_a_drawing_is_the_same_twice(found: Study) -> None:
 def test_every_size_and_line_of_figure_2_is_drawn(found: Study) -> None:
     drawing = brier_by_size(found.facts)
     (axes,) = drawing.axes
-    curve = axes.lines[0]
-    assert list(curve.get_xdata()) == [row["k"] for row in found.facts["history"]]
-    assert list(curve.get_ydata()) == [row["test_brier"] for row in found.facts["history"]]
-    heights = {round(float(line.get_ydata()[0]), 9) for line in axes.lines[1:]}
+    curve, *lines = [np.asarray(line.get_xydata()) for line in axes.lines]
+    assert curve[:, 0].tolist() == [row["k"] for row in found.facts["history"]]
+    assert curve[:, 1].tolist() == [row["test_brier"] for row in found.facts["history"]]
+    heights = {round(float(line[0, 1]), 9) for line in lines}
     expected = [found.facts["baselines"][name]["brier"] for name in ("floor", "constant_half", "soft_bt")]
     assert heights == {round(value, 9) for value in [*expected, found.facts["test"]["noise"]]}
 

@@ -258,7 +258,7 @@ def test_both_widths_cover_coin_flips_by_exact_count(n: int, p: float) -> None:
 
 
 def test_hoeffding_is_not_wider_than_it_must_be_by_much() -> None:
-    """A tenth of its width less, squared, and coins would miss at a rate that the formula promises to exceed."""
+    """At seven tenths of its width, fair coins would miss more often than promised."""
     n, delta = 400, 0.05
     assert hoeffding_width(n, delta) == pytest.approx(math.sqrt(math.log(40) / 800))
     missed = 2 * stats.binom.sf(math.floor(n * (0.5 + 0.7 * hoeffding_width(n, delta))), n, 0.5)
@@ -271,7 +271,7 @@ def test_both_widths_cover_the_error_of_an_ensemble_on_new_prompts() -> None:
     """Pairs of one prompt share their error; counted as independent pairs, an interval this narrow would miss."""
     random = np.random.default_rng(2)
     delta, prompts, each, misses = 0.1, 80, 6, {"hoeffding": 0, "bernstein": 0, "pairs as independent": 0}
-    true = 0.05  # mean of the exponential-like errors below
+    true = 0.05  # a tenth of the prompts err by ½
     for _ in range(300):
         of_prompt = np.where(random.random(prompts) < 0.1, 0.5, 0.0)
         label = np.repeat(np.arange(prompts), each)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from pluralign import __version__
-from pluralign.errors import PluralignError, UsageError
+from pluralign.errors import MissingExtraError, PluralignError, UsageError
 from pluralign.jsonable import without_nan
 from pluralign.options import FitOptions, LoadOptions
 
@@ -400,10 +400,9 @@ def report(
     from pluralign.evaluation import evaluate as evaluate_ensemble
     from pluralign.evidence import gather_evidence, load_evidence
     from pluralign.fitting import evaluation_facts
-    from pluralign.reporting import draw_figures
-    from pluralign.reporting import report as write_report
-    from pluralign.figures import save_figures
     from pluralign.study import study as study_ensemble
+
+    reporting = _reporting()
 
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
@@ -415,7 +414,8 @@ def report(
         votes = _load(data, load_options)
         with _progress("Encoding texts") as progress:
             evidence = gather_evidence(loaded, votes, progress)
-        facts = {**loaded.facts, **without_nan(evaluation_facts(evaluate_ensemble(loaded, votes, groups=[], seed=seed)))}
+        evaluation = evaluate_ensemble(loaded, votes, groups=[], seed=seed)
+        facts = {**loaded.facts, **without_nan(evaluation_facts(evaluation))}
     with _progress("Measuring") as progress:
         found = study_ensemble(
             loaded,
@@ -429,12 +429,21 @@ def report(
             progress=progress,
         )
     with _working("Drawing"):
-        write_report(loaded, found, output, commands=[_fit_command(loaded.facts, ensemble), ["pluralign", *sys.argv[1:]]])
-        drawn = save_figures(draw_figures(found), figures) if figures else []
+        commands = [_fit_command(loaded.facts, ensemble), ["pluralign", *sys.argv[1:]]]
+        reporting.report(loaded, found, output, commands=commands)
+        drawn = reporting.save_figures(reporting.draw_figures(found), figures) if figures else []
     if as_json:
         _print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
     else:
         print(f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else ""))
+
+
+def _reporting() -> Any:
+    try:
+        from pluralign import reporting
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
+    return reporting
 
 
 def _fit_command(facts: Mapping[str, Any], folder: Path) -> list[str]:
@@ -515,7 +524,7 @@ def demo(
         typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
     ] = None,
     encoder: Annotated[str, typer.Option(help="What reads the texts: see pluralign fit.")] = "minilm",
-    report: Annotated[Path | None, typer.Option(help="Write the report of the joint ensemble to this HTML file.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the joint ensemble's report to this HTML file.")] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -544,10 +553,11 @@ def demo(
     with _progress("Encoding what the town wrote") as progress:
         story = walk_through(town, seed=seed, encoder=encoder, progress=progress)
     if report:
-        from pluralign.reporting import report as write_report
-
-        fitted = _fit_command(story.ensemble.facts, Path("town"))
-        write_report(story.ensemble, story.study, report, name="The town hall", commands=[fitted])
+        commands = [
+            _fit_command(story.ensemble.facts, Path("town")),
+            ["pluralign", "report", "town", "-o", str(report)],
+        ]
+        _reporting().report(story.ensemble, story.study, report, name="The town hall", commands=commands)
     if as_json:
         members, pruned = story.ensemble.facts["members"], story.pruning.facts()
         told = {"inspect": facts, "truth": truth, "told": story.told, "members": members, "study": story.study}

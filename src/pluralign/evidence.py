@@ -75,7 +75,7 @@ def remove_evidence(folder: str | os.PathLike[str]) -> None:
 def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
     """Read the held-out votes that ``fit`` kept in an ensemble's folder."""
     folder = Path(folder)
-    remedy = "name votes with --data, or fit again"
+    remedy = "name votes that it did not learn from, or fit again"
     for name in (VOTES_FILE, REWARDS_FILE):
         if not (folder / name).is_file():
             raise DataError(f"no held-out votes were kept in it ({name} is missing)", file=str(folder), remedy=remedy)

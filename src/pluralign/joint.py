@@ -47,16 +47,16 @@ DAMPING_GRID = (0.0, 1.0, 3.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 VOTE_DIRECTIONS = 64
 POLICY_DIRECTIONS = 128
-RESTARTS = 12
+RESTARTS = 6
 FEW_RESTARTS = 3
 """For fits that only serve a choice or a comparison."""
 STEPS = 500
 BATCH = 4096
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
-MIXTURE_SHARE = 0.6
+MIXTURE_SHARE = 0.3
 """Share of a batch that is rotated mixtures."""
-VOTE_SHARE = 0.15
+VOTE_SHARE = 0.3
 """Share of raw votes in the target beside the teacher's."""
 SPREAD_L2 = 0.003
 TEACHER_CORRELATION = 0.1

@@ -79,7 +79,7 @@ class FitOptions:
         default=0.1, metadata={"help": "Share of prompts held out where no official split is."}
     )
     keep_held_out: bool = field(
-        default=True, metadata={"help": "Keep the held-out votes and texts in the folder, for report, prune and certify."}
+        default=True, metadata={"help": "Keep the held-out votes and texts in the folder, for report and the like."}
     )
     seed: int = field(default=0, metadata={"help": "Seed of the split and of everything random."})
 

@@ -20,10 +20,13 @@ from matplotlib.figure import Figure
 from pluralign import figures
 from pluralign.baselines import BASELINE_NAMES
 from pluralign.ensemble import RewardEnsemble
+from pluralign.figures import save_figures
 from pluralign.files import write_whole
 from pluralign.jsonable import without_nan
 from pluralign.study import Study
 from pluralign.traits import TRAITS
+
+__all__ = ["draw_figures", "page", "report", "save_figures"]
 
 LEANS_ON_A_CARD = 4
 FULL_BAR = 0.5

@@ -16,9 +16,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.baselines import BASELINE_NAMES
 from pluralign.certification import Certificate, Statement
 from pluralign.choices import CaseStudy, Diversity
-from pluralign.baselines import BASELINE_NAMES
 from pluralign.demo import TownHall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.inspection import Inspection, Truth
@@ -152,6 +152,7 @@ def truth_table(facts: Inspection, truth: Truth) -> RenderableType:
 
 
 # --- fitting and evaluating -----------------------------------------------------------------------------------------
+
 
 class FitWatch:
     """A live table of k against Brier and floor on stderr while a fit runs; silent where that is no terminal."""
@@ -462,8 +463,8 @@ def rankings_page(facts: Mapping[str, Any], title: str) -> Iterator[RenderableTy
         rest = sum(facts["weights"][RANKINGS_SHOWN:])
         yield Text(f"{count - RANKINGS_SHOWN} more hold {rest:.4f} of the weight; --json lists them.")
     yield Text(
-        f"No more than {facts['size_at_most']} are ever needed (Carathéodory). Other rankings can give the same shares: "
-        "these need not be anybody's own.\n"
+        f"No more than {facts['size_at_most']} are ever needed (Carathéodory). Other rankings can give the same "
+        "shares: these need not be anybody's own.\n"
     )
     if sample := facts.get("sample"):
         yield Text(
@@ -573,8 +574,8 @@ def profile_page(cards: Sequence[Profile], title: str) -> Iterator[RenderableTyp
             _card(card), title=Text(f"Member {card.member}: {card.name}"), title_align="left", width=PANEL_WIDTH
         )
     yield Text(
-        "A claim is made only if chance would show a lean as large on any of these cards in less than 5 % of cases, for "
-        "traits and for words.\n",
+        "A claim is made only if chance would show a lean as large on any of these cards in less than 5 % of cases, "
+        "for traits and for words.\n",
         style="dim",
     )
 

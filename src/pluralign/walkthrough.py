@@ -1,4 +1,4 @@
-"""The story that ``pluralign demo`` tells: every method on a town hall with a known truth, then one ensemble closely."""
+"""The story that ``pluralign demo`` tells: every method on a town hall of known truth, then one ensemble closely."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias

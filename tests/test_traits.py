@@ -1,0 +1,79 @@
+"""Each trait rises where a reader would say so, and the town hall's own attributes are found in its texts."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from pluralign import traits
+from pluralign.demo import town_hall
+from pluralign.errors import MissingExtraError
+from pluralign.traits import KEYS, TRAITS, trait_values
+
+PROMPT = "Should the town build a bridge?"
+MORE_AND_LESS = {
+    "length": ("We build the bridge now and paint it blue.", "We build it."),
+    "sentence_length": ("We build it now and we paint it blue.", "We build it. We paint it. It is blue."),
+    "structure": ("Reasons:\n- It helps.\n- It is cheap.", "Reasons: it helps, it is cheap."),
+    "questions": ("We build it? Why not?", "We build it. Why, yes."),
+    "first_person": ("I want it for us.", "People want it for others."),
+    "second_person": ("You will like your bridge.", "They will like the bridge."),
+    "hedging": ("Perhaps it might help.", "It does help us."),
+    "certainty": ("It is certainly and always right.", "It is right most of the time."),
+    "directives": ("Build it. The council must act.", "The council builds it and acts."),
+    "sentiment": ("A wonderful and happy idea.", "A terrible and horrible idea."),
+    "formality": ("It is therefore in accordance with the plan.", "It's okay, that's the plan, don't worry!"),
+    "concreteness": ("For example, it costs 300 pounds.", "It costs some money, they say."),
+    "balance": ("Both sides are right; however, a compromise is best.", "One side is right and it is best."),
+    "warmth": ("Thank you, dear friends, for the kindness.", "Now to the next point on the list."),
+    "readability": ("The cat sat on the mat.", "Infrastructural considerations necessitate deliberation."),
+    "echo": ("The town will build the bridge.", "Nobody here wants more concrete."),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_text_with_more_of_a_trait_scores_higher(key: str) -> None:
+    more, less = trait_values([PROMPT] * 2, list(MORE_AND_LESS[key]))[:, KEYS.index(key)]
+    assert more > less
+
+
+def test_every_trait_has_its_own_words() -> None:
+    assert len({trait.key for trait in TRAITS}) == len(TRAITS) == 16
+    phrases = [phrase for trait in TRAITS for phrase in (trait.more, trait.less)]
+    assert len(set(phrases)) == len(phrases)
+    assert all(trait.definition.endswith(".") for trait in TRAITS)
+
+
+@pytest.mark.parametrize(
+    ("key", "feature", "least"),
+    [("length", "length", 0.8), ("structure", "list", 0.9), ("questions", "question_back", 0.8),
+     ("hedging", "hedging", 0.6), ("formality", "formality", 0.6), ("warmth", "warmth", 0.5),
+     ("balance", "compromise", 0.7)],
+)  # fmt: skip
+def test_traits_follow_what_the_town_halls_texts_were_written_with(key: str, feature: str, least: float) -> None:
+    town = town_hall(200)
+    votes = town.preferences
+    prompts = [str(votes.prompts[p]) for p in votes.items().prompt_index]
+    values = trait_values(prompts, list(votes.responses))[:, KEYS.index(key)]
+    assert np.corrcoef(values, town.features[:, town.feature_names.index(feature)])[0, 1] > least
+
+
+def test_contractions_are_found_and_list_numbers_are_no_figures() -> None:
+    values = trait_values([""] * 4, ["I don't know", "I do not know", "1. tea\n2. rum", "- tea\n- rum"])
+    assert values[0, KEYS.index("formality")] < values[1, KEYS.index("formality")] == 0
+    assert values[2, KEYS.index("concreteness")] == values[3, KEYS.index("concreteness")] == 0
+    assert values[2, KEYS.index("structure")] == values[3, KEYS.index("structure")] > 0
+
+
+def test_odd_texts_have_finite_traits() -> None:
+    values = trait_values(["", "?", "x", "…"], ["", " \n", "12 %", "ÄÖ 漢字 🙂"])
+    assert values.shape == (4, len(KEYS))
+    assert np.isfinite(values).all()
+    assert trait_values([], []).shape == (0, len(KEYS))
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    traits._vader.cache_clear()
+    monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[report\]'"):
+        trait_values(["Tea?"], ["Yes."])
