@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
     assert facts["test"]["brier_corrected"] is None
     page = run("evaluate", fitted[0], tmp_path / "chosen.jsonl")
     assert page.returncode == 0
-    assert "nan" not in page.stdout.lower()
+    assert not re.search(r"\bnan\b", page.stdout.lower())
 
 
 def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from pluralign.jsonable import without_nan
 from pluralign.options import FitOptions, LoadOptions
 
 if TYPE_CHECKING:
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import Evidence
     from pluralign.preferences import PreferenceSet
     from pluralign.records import Progress
 
@@ -234,15 +236,13 @@ def prune(
     """Leave out the members furthest from the ensemble itself (Theorem 3), and say what that costs."""
     from pluralign import terminal
     from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import load_evidence
     from pluralign.pruning import prune as prune_ensemble
     from pluralign.pruning import refuse_same_folder
 
     refuse_same_folder(output, ensemble)
     loaded = RewardEnsemble.load(ensemble)
-    votes = _load(data, load_options) if data else load_evidence(ensemble)
-    with _progress("Encoding texts") as progress:
-        pruning = prune_ensemble(loaded, votes, beta, only_far=only_far, progress=progress)
+    evidence = _evidence(ensemble, loaded, data, load_options)
+    pruning = prune_ensemble(loaded, evidence, beta, only_far=only_far)
     pruning.save(output, source=ensemble)
     if as_json:
         _print_json({"folder": str(output), **pruning.facts()})
@@ -272,12 +272,10 @@ def certify(
     from pluralign import terminal
     from pluralign.certification import certify as certify_ensemble
     from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import load_evidence
 
     loaded = RewardEnsemble.load(ensemble)
-    votes = _load(data, load_options) if data else load_evidence(ensemble)
-    with _progress("Encoding texts") as progress:
-        certificate = certify_ensemble(loaded, votes, epsilon=epsilon, delta=delta, beta=beta, progress=progress)
+    evidence = _evidence(ensemble, loaded, data, load_options)
+    certificate = certify_ensemble(loaded, evidence, epsilon=epsilon, delta=delta, beta=beta)
     if as_json:
         _print_json(certificate)
     else:
@@ -352,16 +350,10 @@ def profile(
     """Describe each member by what sets it apart, in words that can be checked."""
     from pluralign import terminal
     from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import gather_evidence, load_evidence
     from pluralign.profiles import member_profiles
 
     loaded = RewardEnsemble.load(ensemble)
-    if data is None:
-        evidence = load_evidence(ensemble)
-    else:
-        preferences = _load(data, load_options)
-        with _progress("Encoding texts") as progress:
-            evidence = gather_evidence(loaded, preferences, progress)
+    evidence = _evidence(ensemble, loaded, data, load_options)
     cards, votes = member_profiles(loaded.weights, evidence), evidence.preferences
     if as_json:
         _print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
@@ -398,7 +390,6 @@ def report(
     from pluralign.candidates import load_candidates
     from pluralign.ensemble import RewardEnsemble
     from pluralign.evaluation import evaluate as evaluate_ensemble
-    from pluralign.evidence import gather_evidence, load_evidence
     from pluralign.fitting import evaluation_facts
     from pluralign.study import study as study_ensemble
 
@@ -407,14 +398,9 @@ def report(
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
-    facts = None
-    if data is None:
-        evidence = load_evidence(ensemble)
-    else:
-        votes = _load(data, load_options)
-        with _progress("Encoding texts") as progress:
-            evidence = gather_evidence(loaded, votes, progress)
-        evaluation = evaluate_ensemble(loaded, votes, groups=[], seed=seed)
+    evidence, facts = _evidence(ensemble, loaded, data, load_options), None
+    if data:
+        evaluation = evaluate_ensemble(loaded, evidence.preferences, groups=[], seed=seed)
         facts = {**loaded.facts, **without_nan(evaluation_facts(evaluation))}
     with _progress("Measuring") as progress:
         found = study_ensemble(
@@ -611,6 +597,17 @@ def _load(data: str, options: LoadOptions) -> "PreferenceSet":
         left_out = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
         print(f"note: left out of {preferences.name}: {left_out}.", file=sys.stderr)
     return preferences
+
+
+def _evidence(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "Evidence":
+    """The held-out votes that fit kept in a folder, or others that are named."""
+    from pluralign.evidence import gather_evidence, load_evidence
+
+    if data is None:
+        return load_evidence(folder)
+    preferences = _load(data, options)
+    with _progress("Encoding texts") as progress:
+        return gather_evidence(ensemble, preferences, progress)
 
 
 @contextmanager

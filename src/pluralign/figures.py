@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pluralign",
 }
-_CLASH_FREE = 0.032
+_CLASH_FREE = 0.024
 """Least distance of two labels beside a figure, as a share of its height."""
 
 

@@ -53,9 +53,10 @@ def number(value: float) -> str:
 
 def figures(title: str, *headings: str) -> Table:
     """An empty table whose first column is names and whose others are numbers."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", caption_justify="left", title_style="italic")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", caption_justify="left", title_style="italic",
+                  pad_edge=False)  # fmt: skip
     for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position else "left", no_wrap=bool(position))
+        table.add_column(heading, justify="right" if position else "left")
     return table
 
 
@@ -236,16 +237,13 @@ def evaluation_page(facts: Mapping[str, Any], title: str) -> Iterator[Renderable
     yield Text()
 
 
-STRATA_NAMES = {"unanimous": "of one mind", "lopsided": "lopsided", "contested": "contested", "even": "even"}
-
-
 def _majority(facts: Mapping[str, Any]) -> Table:
     headings = ("people were", "pairs", "their majority", "predicted for it", "if it were right", "above .9")
     table = figures("What it makes of disagreement: mean share of the majority's side", *headings)
     for name, row in facts["majority"].items():
         shares = ("–" if row[key] is None else f"{row[key]:.3f}" for key in ("people", "predicted", "expected"))
         certain = "–" if row["certain"] is None else f"{row['certain']:.0%}"
-        table.add_row(STRATA_NAMES[name], f"{row['pairs']:,}", *shares, certain)
+        table.add_row(name, f"{row['pairs']:,}", *shares, certain)
     certain = facts["certain_though_contested"]
     table.caption = (
         "people's majorities rest on few votes; if it were right: the same for votes drawn from the prediction. "
@@ -255,19 +253,17 @@ def _majority(facts: Mapping[str, Any]) -> Table:
 
 
 def _groups(grouping: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    headings = ("pairs", "prompts", "Brier", "corrected", "95 %", "residual", "ECE")
-    table = figures(f"By {grouping}", "", *headings)
+    table = figures(f"By {grouping}", "", "pairs", "prompts", "corrected Brier", "residual")
     for row in rows:
         span, residual = row["interval"], row["residual"]
-        interval = "" if span["low"] is None else f"{_value(span['low'])} – {_value(span['high'])}"
-        lean = f"{residual['mean']:+.3f}"
+        corrected, lean = _value(row["brier_corrected"]), f"{residual['mean']:+.3f}"
+        if span["low"] is not None:
+            corrected += f" [{_short(span['low'])}, {_short(span['high'])}]"
         if residual["low"] is not None:
             lean += f" [{residual['low']:+.3f}, {residual['high']:+.3f}]"
-        scores = map(_value, (row["brier"], row["brier_corrected"]))
-        ece = _value(row["calibration_error"])
-        table.add_row(Text(row["name"]), f"{row['pairs']:,}", f"{row['prompts']:,}", *scores, interval, Text(lean), ece)
+        table.add_row(Text(row["name"]), f"{row['pairs']:,}", f"{row['prompts']:,}", Text(corrected), Text(lean))
     towards = "the longer response" if grouping == "length" else "the predicted majority (above 0: overconfident)"
-    table.caption = f"residual: mean of predicted less observed share, towards {towards}"
+    table.caption = f"in brackets 95 % over prompts; residual: predicted less observed share, towards {towards}"
     return table
 
 
@@ -307,15 +303,15 @@ def _reading(kind: str, name: str, reading: str) -> str:
 
 def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not seen") -> Table:
     """Every way to predict the share, best first, with the ensemble's two readings among them."""
-    table = figures(title, "", "k", "Brier", "corrected", "95 %", "worst", "ours − it")
+    table = figures(title, "", "k", "Brier", "corrected", "worst", "ours − it, 95 %")
     worst = max((member["disagreement"] for member in facts["members"] if member["weight"] > USED), default=None)
     subject = facts.get("subject", {"kind": "ensemble", "name": "ensemble"})
     own_name = "ensemble" if subject["kind"] == "ensemble" else PurePath(subject["name"]).name
     rows: list[tuple[tuple[Any, ...], str]] = []
     for level, own in facts["levels"].items():
-        span = f"{_value(own['interval']['low'])} – {_value(own['interval']['high'])}"
+        span = f"({_value(own['interval']['low'])} – {_value(own['interval']['high'])})"
         label = _reading(subject["kind"], own_name, level)
-        cells = (label, len(facts["members"]) or 1, own["brier"], own["brier_corrected"], span, worst, "")
+        cells = (label, len(facts["members"]) or 1, own["brier"], own["brier_corrected"], worst, span)
         rows.append((cells, "bold" if level == facts["level"] else ""))
     others = [(BASELINE_NAMES.get(name, name), other) for name, other in facts["baselines"].items()]
     for rival in facts.get("against", []):
@@ -323,18 +319,23 @@ def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not se
         others += [(_reading(rival["kind"], name, reading), other) for reading, other in rival["readings"].items()]
     for label, other in others:
         gap = other["difference"]
-        difference = "" if gap["low"] is None else f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+        difference = "" if gap["low"] is None else f"{gap['mean']:+.4f} [{_short(gap['low'])}, {_short(gap['high'])}]"
         own_worst = other["worst_disagreement"]
-        rows.append(((label, other["k"], other["brier"], other["brier_corrected"], "", own_worst, difference), ""))
-    for (name, k, plain, corrected, span, own_worst, difference), style in sorted(rows, key=lambda row: row[0][2]):
+        rows.append(((label, other["k"], other["brier"], other["brier_corrected"], own_worst, difference), ""))
+    for (name, k, plain, corrected, own_worst, difference), style in sorted(rows, key=lambda row: row[0][2]):
         alone = "" if own_worst is None else f"{own_worst:.3f}"
         scores = _value(plain), _value(corrected)
-        table.add_row(Text(name), str(k), *scores, span, alone, Text(difference), style=style)
+        table.add_row(Text(name), str(k), *scores, alone, Text(difference), style=style)
     table.caption = (
-        f"noise {_value(facts['test']['noise'])}; corrected = Brier − noise; worst = the most a member disagrees. "
-        + _verdict(facts)
+        f"noise {_value(facts['test']['noise'])}; corrected = Brier − noise, its own 95 % in brackets; "
+        "worst = the most a member disagrees. " + _verdict(facts)
     )
     return table
+
+
+def _short(value: float) -> str:
+    """Signed and without the leading zero, so that tables fit 80 columns."""
+    return f"{value:+.4f}".replace("0.", ".", 1)
 
 
 def _verdict(facts: Mapping[str, Any]) -> str:

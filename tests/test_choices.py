@@ -1,0 +1,145 @@
+"""Diversity and case studies by hand, and the commands that show them."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import WriteLines, run
+from scipy.stats import kendalltau
+from test_ensemble import some_ensemble
+
+from pluralign.candidates import Candidates, candidates_of
+from pluralign.choices import case_studies, held_out_candidates, measure_diversity, score_candidates
+from pluralign.demo import candidates as town_candidates
+from pluralign.demo import town_hall
+from pluralign.errors import UsageError
+from pluralign.evidence import gather_evidence, save_evidence
+
+LISTS = [Candidates(line["prompt"], tuple(line["responses"])) for line in town_candidates(6, 7)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An ensemble with held-out votes, as fit leaves them."""
+    path = tmp_path_factory.mktemp("ensemble")
+    ensemble = some_ensemble()
+    ensemble.save(path)
+    save_evidence(gather_evidence(ensemble, town_hall(240).preferences), path)
+    return path
+
+
+def test_tau_is_the_mean_over_prompts_of_scipys() -> None:
+    ensemble = some_ensemble()
+    found = measure_diversity(ensemble, [*LISTS, Candidates("Tea?", ("Yes.",))])
+    taus = []
+    for one in LISTS:
+        rewards = ensemble.rewards([(one.prompt, response) for response in one.responses])
+        taus.append([[kendalltau(rewards[:, i], rewards[:, j]).statistic for j in range(3)] for i in range(3)])
+    np.testing.assert_allclose(found.tau, np.mean(taus, axis=0), atol=1e-12)
+    np.testing.assert_allclose(found.standard_error, np.std(taus, axis=0, ddof=1) / np.sqrt(6), atol=1e-12)
+    assert found.mean_off_diagonal == pytest.approx(np.mean(np.mean(taus, axis=0)[np.triu_indices(3, 1)]))
+    assert (found.prompts, found.candidates, found.skipped) == (6, 42, 1)
+    assert found.vote_agreement is None
+
+
+def test_tops_count_the_first_choices_of_members_with_weight() -> None:
+    ensemble = some_ensemble().take([0, 1, 2], [0.75, 0.25, 0.0])
+    rewards = [
+        np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 9.0]]),
+        np.array([[2.0, 5.0, 0.0], [1.0, 1.0, 4.0]]),
+    ]
+    lists = [Candidates("Tea?", ("Yes.", "No.", "Rum.")), Candidates("Rum?", ("Yes.", "No."))]
+    tops = measure_diversity(ensemble, lists, rewards=rewards).tops
+    assert tops.distinct == (2 + 1) / 2
+    assert tops.most_popular == (0.75 + 1.0) / 2
+    assert tops.distinct_if_random == pytest.approx((3 * (1 - (2 / 3) ** 2) + 1.5) / 2)
+
+
+def test_copies_and_opposites_are_named() -> None:
+    ensemble = some_ensemble()
+    reward = np.arange(6.0)
+    rewards = [np.stack([reward, 2 * reward, -reward], axis=1)]
+    found = measure_diversity(ensemble, [Candidates("Tea?", tuple("abcdef"))], rewards=rewards)
+    assert [pair.members for pair in found.near_copies] == [(0, 1)]
+    assert [pair.members for pair in found.near_opposites] == [(0, 2), (1, 2)]
+    assert found.near_copies[0].weight == pytest.approx(ensemble.weights[:2].sum())
+
+
+def test_held_out_rewards_are_those_of_the_texts() -> None:
+    ensemble, votes = some_ensemble(), town_hall(80).preferences
+    lists, rewards = held_out_candidates(gather_evidence(ensemble, votes))
+    assert lists == candidates_of(votes, 3)
+    for kept, fresh in zip(rewards, score_candidates(ensemble, lists), strict=True):
+        np.testing.assert_allclose(kept, fresh, rtol=1e-9)
+
+
+def test_a_case_shows_each_members_best_response() -> None:
+    ensemble = some_ensemble()
+    (case,) = case_studies(ensemble, LISTS, numbers=[3])
+    rewards = ensemble.rewards([(LISTS[2].prompt, response) for response in LISTS[2].responses])
+    expected = {j: LISTS[2].responses[rewards[:, j].argmax()] for j in range(3)}
+    assert {j: choice.response for choice in case.choices for j in choice.members} == expected
+    assert sum(choice.weight for choice in case.choices) == pytest.approx(1.0)
+    assert [choice.weight for choice in case.choices] == sorted((c.weight for c in case.choices), reverse=True)
+    assert (case.number, case.prompt, case.candidates) == (3, LISTS[2].prompt, 7)
+
+
+def test_the_most_divided_prompts_come_first() -> None:
+    cases = case_studies(some_ensemble(), LISTS, n=6)
+    order = [(-len(case.choices), case.tau) for case in cases]
+    assert order == sorted(order)
+    assert {case.number for case in cases} == set(range(1, 7))
+    assert case_studies(some_ensemble(), LISTS, n=2) == cases[:2]
+
+
+def test_prompts_are_chosen_by_text_or_number() -> None:
+    word = LISTS[4].prompt_text[:30].upper()
+    assert [case.number for case in case_studies(some_ensemble(), LISTS, containing=word)] == [5]
+    with pytest.raises(UsageError, match="no prompt contains 'zebra'"):
+        case_studies(some_ensemble(), LISTS, containing="zebra")
+    with pytest.raises(UsageError, match="numbered from 1 to 6; there is no prompt 7"):
+        case_studies(some_ensemble(), LISTS, numbers=[7])
+
+
+def test_nothing_to_rank_is_refused() -> None:
+    with pytest.raises(UsageError, match="at least two different responses"):
+        measure_diversity(some_ensemble(), [Candidates("Tea?", ("Yes.",))])
+    with pytest.raises(UsageError, match="of 2 members, but the ensemble has 3"):
+        measure_diversity(some_ensemble(), [Candidates("Tea?", ("a", "b"))], rewards=[np.eye(2)])
+
+
+def test_diversity_of_a_file_is_one_json_object(folder: Path, write_jsonl: WriteLines) -> None:
+    path = write_jsonl([asdict(one) for one in LISTS], "candidates.jsonl")
+    done = run("diversity", folder, path, "--json", "--cases", "2")
+    found = json.loads(done.stdout)
+    expected = measure_diversity(some_ensemble(), LISTS)
+    np.testing.assert_allclose(found["tau"], expected.tau, rtol=1e-9)
+    assert found["mean_off_diagonal"] == pytest.approx(expected.mean_off_diagonal)
+    assert len(found["cases"]) == 2
+    assert len(found["vote_agreement"]) == 3
+
+
+def test_diversity_reads_held_out_prompts_and_draws_a_heat_map(folder: Path) -> None:
+    done = run("diversity", folder)
+    assert done.returncode == 0, done.stderr
+    assert "Kendall's τ between members" in done.stdout
+    assert "its held-out prompts" in done.stdout
+    assert "the members' choices among" in done.stdout
+
+
+def test_profile_shows_a_card_for_each_member(folder: Path) -> None:
+    shown = run("profile", folder).stdout
+    assert all(f"Member {j}: " in shown for j in range(3))
+    found = json.loads(run("profile", folder, "--json").stdout)
+    assert [member["member"] for member in found["members"]] == [0, 1, 2]
+    assert found["members"][0]["leans"][0]["trait"] == "length"
+
+
+def test_bad_candidates_are_one_sentence_and_exit_code_two(folder: Path, write_jsonl: WriteLines) -> None:
+    path = write_jsonl([{"prompt": "Tea?", "responses": 3}], "bad.jsonl")
+    done = run("diversity", folder, path, "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "bad.jsonl, row 1: responses must be a list of texts" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,210 @@
+"""Cards say what hand-made members were made to like, and nothing of members that like nothing."""
+
+import functools
+import json
+from dataclasses import asdict
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pluralign import profiles
+from pluralign.demo import TownHall, town_hall
+from pluralign.demo.townhall import CAMP_SHARES, TASTES
+from pluralign.errors import UsageError
+from pluralign.evidence import Evidence
+from pluralign.preferences import PreferenceSet
+from pluralign.profiles import NOTHING, Profile, adjusted_mean, member_profiles
+from pluralign.traits import KEYS, trait_values
+
+Rewards = npt.NDArray[np.float64]
+
+
+@functools.cache
+def town() -> TownHall:
+    return town_hall(800)
+
+
+@pytest.fixture(autouse=True)
+def traits_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "trait_values", lambda *texts: _traits(*map(tuple, texts)))
+
+
+@functools.cache
+def _traits(prompts: tuple[str, ...], responses: tuple[str, ...]) -> Rewards:
+    return trait_values(prompts, responses)
+
+
+def feature(name: str, seed: int = 0) -> Rewards:
+    """A reward for one thing that the town's answers are written with; ties are broken at random."""
+    values = town().features[:, town().feature_names.index(name)]
+    return values + 1e-3 * np.random.default_rng(seed).random(len(values))
+
+
+def noise(seed: int) -> Rewards:
+    return np.random.default_rng(seed).standard_normal(len(town().features))
+
+
+def cards_of(*rewards: Rewards) -> list[Profile]:
+    """Cards of equally weighted members; in a town hall item i is response i."""
+    k = len(rewards)
+    return member_profiles(np.full(k, 1 / k), Evidence(town().preferences, np.stack(rewards, axis=1)))
+
+
+@pytest.mark.parametrize(
+    ("liked", "claim"),
+    [("length", "longer answers"), ("hedging", "hedged claims"), ("list", "lists"), ("warmth", "a warm manner"),
+     ("formality", "formal wording"), ("question_back", "asking questions"), ("compromise", "weighing both sides")],
+)  # fmt: skip
+def test_a_member_made_to_like_something_is_named_for_it(liked: str, claim: str) -> None:
+    likes, turned, indifferent = cards_of(feature(liked), -feature(liked), noise(1))
+    assert f"prefers {claim}" in likes.name.lower()
+    leans = {lean.trait: lean for lean in likes.leans if lean.claim}
+    lean = next(lean for lean in leans.values() if lean.claim == f"prefers {claim}")
+    opposite = turned.leans[KEYS.index(lean.trait)]
+    assert opposite.claim.startswith("prefers ")
+    assert opposite.claim != lean.claim
+    assert opposite.relative < -0.1 < 0.1 < lean.relative
+    assert not indifferent.leans[KEYS.index(lean.trait)].claim
+
+
+def test_length_aside_a_lover_of_length_gets_no_credit_for_lists() -> None:
+    longer, _ = cards_of(feature("length"), noise(0))
+    lists = longer.leans[KEYS.index("structure")]
+    assert not lists.claim
+    votes = town().preferences
+    raw = np.sign(feature("length")[votes.a_index] - feature("length")[votes.b_index])
+    items = town().features[:, town().feature_names.index("list")]
+    differ = items[votes.a_index] != items[votes.b_index]
+    share = (raw * np.sign(items[votes.a_index] - items[votes.b_index]))[differ].mean()
+    assert share > 0.1 > abs(lists.own)  # without the control it would have looked like a taste
+
+
+def test_the_camps_of_the_town_are_known_by_their_cards() -> None:
+    means = np.array([of_camps for of_camps, _ in TASTES.values()])
+    larger = town_hall(1600)
+    evidence = Evidence(larger.preferences, larger.features @ means)
+    cards = dict(zip(CAMP_SHARES, member_profiles(list(CAMP_SHARES.values()), evidence), strict=True))
+    likes = {camp: {lean.trait for lean in card.likes} for camp, card in cards.items()}
+    assert likes["gardeners"] & {"nature", "climate", "trees", "wildlife", "planet"}
+    assert likes["ratepayers"] & {"taxes", "budget", "debt", "wages"}
+    assert likes["bridge builders"] & {"peace", "halfway", "middle", "compromise"}
+    assert "running prose" in cards["keepers of custom"].name
+    assert "lists" in cards["planners"].name
+    assert len({card.name for card in cards.values()}) == len(cards)
+
+
+def test_members_that_vote_at_random_get_no_claims() -> None:
+    claims = [
+        lean.claim
+        for seed in range(4)
+        for card in cards_of(*(noise(10 * seed + j) for j in range(4)))
+        for lean in (*card.leans, *card.likes, *card.dislikes)
+        if lean.claim
+    ]
+    assert claims == []
+
+
+def test_a_random_member_among_lovers_of_length_only_cares_less() -> None:
+    *_, indifferent = cards_of(feature("length", 1), feature("length", 2), noise(0))
+    assert indifferent.name.startswith("Cares less for longer answers")
+    assert indifferent.description.startswith("Longer answers: it sides with that in 5")
+
+
+def test_members_alike_are_told_apart_by_number() -> None:
+    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NOTHING} (member {j})" for j in (0, 1)]
+    (alone,) = cards_of(feature("length"))
+    assert alone.name == NOTHING
+    assert alone.leans[0].own == pytest.approx(alone.leans[0].ensemble)
+    assert alone.distinguishing == ()
+
+
+def test_a_lean_is_the_difference_in_how_often_more_is_chosen() -> None:
+    card = cards_of(feature("length"), noise(3))[0]
+    votes = town().preferences
+    words = np.array([len(str(text).split()) for text in votes.responses])
+    lean = card.leans[KEYS.index("length")]
+    assert lean.own == pytest.approx(np.mean(np.sign(words[votes.a_index] - words[votes.b_index]) * np.sign(
+        feature("length")[votes.a_index] - feature("length")[votes.b_index])), abs=0.02)  # fmt: skip
+    assert lean.own - lean.ensemble == pytest.approx(lean.relative)
+
+
+def test_exchanging_a_and_b_changes_no_lean() -> None:
+    rewards = np.stack([feature("hedging"), feature("list"), noise(0)], axis=1)
+    votes = town().preferences
+    swapped = votes.swapped()
+    order = [list(votes.responses).index(text) for text in swapped.responses[swapped.items().response_index]]
+    before = member_profiles([0.5, 0.3, 0.2], Evidence(votes, rewards))
+    after = member_profiles([0.5, 0.3, 0.2], Evidence(swapped, rewards[order]))
+    for one, other in zip(before, after, strict=True):
+        assert one.name == other.name
+        np.testing.assert_allclose([lean.z for lean in one.leans], [lean.z for lean in other.leans], atol=1e-9)
+
+
+def test_examples_are_what_they_say() -> None:
+    votes = town().preferences
+    rewards = np.stack([feature("length"), noise(0), noise(1)], axis=1)
+    evidence, weights = Evidence(votes, rewards), np.array([0.2, 0.5, 0.3])
+    card = member_profiles(weights, evidence)[0]
+    of_text = dict(zip(votes.responses, rewards, strict=True))
+    assert len(card.typical) == len(card.distinguishing) == 3
+    for typical in card.typical:
+        prompt = list(votes.prompts).index(typical.prompt)
+        rows = votes.prompt_index == prompt
+        rivals = {*votes.responses[votes.a_index[rows]], *votes.responses[votes.b_index[rows]]}
+        assert of_text[typical.response][0] == max(of_text[text][0] for text in rivals)
+    for pair in card.distinguishing:
+        with_it = of_text[pair.preferred] > of_text[pair.other]
+        assert with_it[0]
+        assert pair.weight_with_it == pytest.approx(weights @ with_it)
+        assert pair.weight_with_it < 0.5
+        (row,) = (
+            row
+            for row in range(len(votes))
+            if {votes.responses[votes.a_index[row]], votes.responses[votes.b_index[row]]}
+            == {pair.preferred, pair.other}
+        )
+        a_preferred = votes.responses[votes.a_index[row]] == pair.preferred
+        assert pair.people_with_it == pytest.approx(votes.prob_a[row] if a_preferred else 1 - votes.prob_a[row])
+        assert pair.votes == votes.n_votes[row]
+
+
+def test_cards_are_json_and_few_prompts_make_no_claims() -> None:
+    votes = town().preferences[:40]
+    rewards = np.array([[len(str(votes.responses[r])), -1.0] for r in votes.items().response_index], dtype=float)
+    cards = member_profiles([0.5, 0.5], Evidence(votes, rewards))
+    assert not any(lean.claim for card in cards for lean in card.leans)
+    assert json.loads(json.dumps(asdict(cards[0])))["member"] == 0
+
+
+def test_rewards_of_other_members_are_refused() -> None:
+    votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [3], [2])
+    with pytest.raises(UsageError, match="2 members, but there are 3 weights"):
+        member_profiles([0.5, 0.25, 0.25], Evidence(votes, np.zeros((2, 2))))
+
+
+def test_the_adjusted_mean_is_the_regressions_coefficient_with_its_clustered_error() -> None:
+    random = np.random.default_rng(0)
+    x, controls, clusters = random.choice([-1.0, 1.0], 90), random.standard_normal((90, 2)), np.arange(90) // 3
+    y = np.stack([0.4 * x + controls @ [1.0, -1.0], controls[:, 0]], axis=1) + random.standard_normal((90, 2))
+    found = adjusted_mean(y, x, controls, clusters)
+    design = np.column_stack([x, controls])
+    inverse = np.linalg.inv(design.T @ design)
+    coefficients = inverse @ design.T @ y
+    np.testing.assert_allclose(found.mean, coefficients[0])
+    for column in range(2):
+        residual = y[:, column] - design @ coefficients[:, column]
+        meat = sum(np.outer(s, s) for g in range(30) for s in [design[clusters == g].T @ residual[clusters == g]])
+        variance = (inverse @ meat @ inverse)[0, 0] * 30 / 29
+        assert found.standard_error[column] == pytest.approx(np.sqrt(variance))
+
+
+def test_the_score_statistic_is_standard_normal_without_an_effect() -> None:
+    random = np.random.default_rng(1)
+    clusters = np.repeat(np.arange(25), 4)
+    x = random.choice([-1.0, 1.0], 100)
+    shared = np.repeat(random.standard_normal((25, 2000)), 4, axis=0)  # pairs of a prompt err together
+    z = adjusted_mean(shared + random.standard_normal((100, 2000)), x, np.empty((100, 0)), clusters).z
+    assert z.std() == pytest.approx(1.0, abs=0.08)
+    assert np.mean(np.abs(z) > 3) < 0.004
+    assert np.isnan(adjusted_mean(shared, x, x[:, None], clusters).mean).all()
