@@ -57,6 +57,17 @@ SubjectName = Annotated[
         ".parquet file of scores or probabilities.",
     ),
 ]
+OtherVotes = Annotated[
+    str | None,
+    typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
+]
+OtherVotesOption = Annotated[
+    str | None, typer.Option("--data", help="Votes it did not learn from; else those that fit kept in DIR.")
+]
+Groups = Annotated[
+    list[str],
+    typer.Option("--group", metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable."),
+]
 Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -170,10 +181,7 @@ def evaluate(
     against: Annotated[
         list[str], typer.Option(metavar="SUBJECT", help="Compare with another subject, pair by pair. Repeatable.")
     ] = [],  # noqa: B006
-    group: Annotated[
-        list[str],
-        typer.Option(metavar="NAME", help="Judge groups of pairs: length, topic, strata or a column. Repeatable."),
-    ] = ["length", "topic"],  # noqa: B006
+    group: Groups = ["length", "topic"],  # noqa: B006
     beta: Annotated[
         list[float], typer.Option(help="Show the policy level at this strength of regularisation too. Repeatable.")
     ] = [],  # noqa: B006
@@ -227,9 +235,7 @@ def prune(
     only_far: Annotated[
         bool, typer.Option("--only-far", help="Remove only members that could be outliers, not all the weight it may.")
     ] = False,
-    data: Annotated[
-        str | None, typer.Option(help="Votes to measure on, not learned from; else those that fit kept in DIR.")
-    ] = None,
+    data: OtherVotesOption = None,
     as_json: Json = False,
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
@@ -258,10 +264,7 @@ def prune(
 def certify(
     ensemble: Ensemble,
     load_options: LoadOptions,
-    data: Annotated[
-        str | None,
-        typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
-    ] = None,
+    data: OtherVotes = None,
     epsilon: Annotated[float, typer.Option(help="Calibration error whose sufficient size is asked for.")] = 0.025,
     delta: Annotated[float, typer.Option(help="Chance that a bound may fail.")] = 0.05,
     beta: Annotated[float, typer.Option(help="How far out an outlier is, at least 2.")] = 5.0,
@@ -340,10 +343,7 @@ def diversity(
 def profile(
     ensemble: Ensemble,
     load_options: LoadOptions,
-    data: Annotated[
-        str | None,
-        typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
-    ] = None,
+    data: OtherVotes = None,
     as_json: Json = False,
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
@@ -371,15 +371,11 @@ def report(
     ensemble: Ensemble,
     output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
     load_options: LoadOptions,
-    data: Annotated[
-        str | None, typer.Option(help="Votes to measure on, not learned from; else those that fit kept in DIR.")
-    ] = None,
+    data: OtherVotesOption = None,
     candidates: Annotated[
         str | None, typer.Option(help="JSON Lines of {prompt, responses} to rank; else those of held-out prompts.")
     ] = None,
-    group: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable.")
-    ] = ["length", "topic"],  # noqa: B006
+    group: Groups = ["length", "topic"],  # noqa: B006
     cases: Annotated[int, typer.Option(help="How many case studies.", min=0)] = 4,
     prompt: Annotated[str, typer.Option(help="Only prompts with this text become case studies.")] = "",
     figures: Annotated[Path | None, typer.Option(help="Write the figures here too, as PNG and SVG.")] = None,
