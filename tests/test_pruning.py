@@ -206,7 +206,7 @@ def test_prune_measures_on_other_votes_where_none_were_kept(votes: PreferenceSet
     votes.save(tmp_path / "votes.jsonl")
     refused = run("prune", tmp_path / "bare", "-o", tmp_path / "out")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "--data" in refused.stderr
+    assert "name votes that it did not learn from" in refused.stderr
     done = run("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     assert load_evidence(tmp_path / "out").preferences == votes
