@@ -144,7 +144,7 @@ def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path
         (["fit", "DATA", "-o", "OUT", "--test-fraction", "2"], "test_fraction must be between 0 and 1"),
         (["fit", "nowhere.jsonl", "-o", "OUT"], "nowhere.jsonl"),
         (["fit", "DATA", "-o", "/proc/nowhere/out", "--encoder", "none", "--method", "stagewise"], "/proc/nowhere"),
-        (["evaluate", "nowhere", "DATA"], "there is no ensemble.json in it; check the path"),
+        (["evaluate", "nowhere", "DATA"], "there is nothing of that name; name a folder that pluralign fit wrote"),
         (["score", "FOLDER", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         pytest.param(
             ["fit", "DATA", "-o", "OUT", "--encoder", "none", "--seed", "-1"], "seed",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pluralign import calibration
 from pluralign.comparisons import BadRows, RowError
 from pluralign.encoders import Progress, model_folder
-from pluralign.ensemble import ENSEMBLE_FILE, RewardEnsemble, read_description, texts_of
+from pluralign.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
 from pluralign.errors import DataError
 from pluralign.models import WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.preferences import PreferenceSet, Prompt, prompt_messages
@@ -96,8 +96,8 @@ def find_subject(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub
         raise DataError("there is no such file", file=str(path), remedy="check the path")
     if _HUB_ID.fullmatch(str(name)):
         return "hub"
-    read_description(path)  # says what is missing
-    raise AssertionError
+    remedy = "name a folder that pluralign fit wrote, a reward model (a folder or hub id), or a file of scores"
+    raise DataError("there is nothing of that name", file=str(name), remedy=remedy)
 
 
 def load_subject(
