@@ -11,12 +11,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
     "ground": "errors files options hub jsonable",
-    "mathematics": "calibration simplex rankings bradley_terry extremes theory surface traits diversity",
+    "mathematics": "calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
-    "vectorcache encoders models members pairs ensemble evidence candidates steps",
-    "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation fitting "
-    "pruning certification choices profiles study streaming walkthrough",
-    "edges": "terminal figures reporting cli",
+    "vectorcache encoders models tuned members pairs ensemble evidence candidates steps",
+    "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation finetune fitting "
+    "pruning certification choices profiles pluralism study streaming walkthrough rehearsal",
+    "edges": "terminal figures reporting model_card exporting generation reproduction cli",
     "fronts": "__init__ __main__",
 }
 HOMES = {
@@ -25,12 +25,15 @@ HOMES = {
     "datasets": {"records", "sources"},
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
-    "transformers": {"encoders", "models"},
-    "torch": {"encoders", "models"},
+    "transformers": {"encoders", "models", "generation", "tuned", "finetune"},
+    "torch": {"encoders", "models", "generation", "exporting", "tuned", "finetune"},
+    "peft": {"tuned", "finetune"},
+    "accelerate": {"finetune"},
+    "pytorch_optimizer": {"finetune"},
     "matplotlib": {"figures", "reporting"},
-    "jinja2": {"reporting"},
+    "jinja2": {"reporting", "model_card"},
     "fastapi": set(),
-    "safetensors": {"ensemble", "evidence", "steps"},
+    "safetensors": {"ensemble", "evidence", "steps", "exporting"},
     "ray": set(),
     "vaderSentiment": {"traits"},
 }

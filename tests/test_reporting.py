@@ -183,7 +183,7 @@ def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
 def test_figures_are_written_as_png_and_svg(found: Study, tmp_path: Path) -> None:
     paths = save_figures(draw_figures(found), tmp_path / "figures")
     assert {path.name for path in paths} == {
-        f"{name}.{kind}" for name in ("shares", "sizes", "reliability", "tau") for kind in ("png", "svg")
+        f"{name}.{kind}" for name in ("shares", "sizes", "reliability", "tau", "best_of_n") for kind in ("png", "svg")
     }
     assert all(path.read_bytes()[:4] in (b"\x89PNG", b"<?xm") for path in paths)
 
@@ -194,7 +194,7 @@ def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["report"] == str(target)
-    assert len(facts["figures"]) == 8
+    assert len(facts["figures"]) == 10
     assert facts["study"]["certificate"]["theorem_2"]["k"] == 3
     text = target.read_text()
     assert "pluralign fit demo" in text

@@ -14,19 +14,23 @@ if TYPE_CHECKING:
     from pluralign.ensemble import RewardEnsemble
     from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.evaluation import Evaluation, evaluate
+    from pluralign.exporting import Export, export
     from pluralign.fitting import fit
+    from pluralign.generation import Generation, generate
     from pluralign.inspection import Inspection, inspect
-    from pluralign.options import FitOptions, LoadOptions
+    from pluralign.options import FitOptions, LoadOptions, SamplingOptions
     from pluralign.preferences import Message, PreferenceSet, concatenate
     from pluralign.profiles import Profile, member_profiles
     from pluralign.pruning import Pruning, prune
     from pluralign.rankings import Decomposition, decompose
+    from pluralign.reproduction import Plan, Reproduction, plan, reproduce
     from pluralign.sources import load_preferences
     from pluralign.tournaments import Tournament, load_tournament
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Answer": "pluralism",
     "Candidates": "candidates",
     "CaseStudy": "choices",
     "Certificate": "certification",
@@ -34,36 +38,47 @@ _HOMES = {
     "Decomposition": "rankings",
     "Diversity": "choices",
     "Evaluation": "evaluation",
+    "Export": "exporting",
     "FitOptions": "options",
+    "Generation": "generation",
     "Inspection": "inspection",
     "LoadOptions": "options",
     "Message": "preferences",
     "MissingExtraError": "errors",
+    "Plan": "reproduction",
     "PluralignError": "errors",
     "PreferenceSet": "preferences",
     "Profile": "profiles",
     "Pruning": "pruning",
+    "Reproduction": "reproduction",
     "RewardEnsemble": "ensemble",
+    "SamplingOptions": "options",
     "Tournament": "tournaments",
     "TownHall": "demo",
     "UsageError": "errors",
+    "answer": "pluralism",
     "case_studies": "choices",
     "certify": "certification",
     "concatenate": "preferences",
     "decompose": "rankings",
     "evaluate": "evaluation",
+    "export": "exporting",
     "fit": "fitting",
+    "generate": "generation",
     "inspect": "inspection",
     "load_candidates": "candidates",
     "load_preferences": "sources",
     "load_tournament": "tournaments",
     "measure_diversity": "choices",
     "member_profiles": "profiles",
+    "plan": "reproduction",
     "prune": "pruning",
+    "reproduce": "reproduction",
     "town_hall": "demo",
 }
 
 __all__ = [
+    "Answer",
     "Candidates",
     "CaseStudy",
     "Certificate",
@@ -71,33 +86,43 @@ __all__ = [
     "Decomposition",
     "Diversity",
     "Evaluation",
+    "Export",
     "FitOptions",
+    "Generation",
     "Inspection",
     "LoadOptions",
     "Message",
     "MissingExtraError",
+    "Plan",
     "PluralignError",
     "PreferenceSet",
     "Profile",
     "Pruning",
+    "Reproduction",
     "RewardEnsemble",
+    "SamplingOptions",
     "Tournament",
     "TownHall",
     "UsageError",
     "__version__",
+    "answer",
     "case_studies",
     "certify",
     "concatenate",
     "decompose",
     "evaluate",
+    "export",
     "fit",
+    "generate",
     "inspect",
     "load_candidates",
     "load_preferences",
     "load_tournament",
     "measure_diversity",
     "member_profiles",
+    "plan",
     "prune",
+    "reproduce",
     "town_hall",
 ]
 

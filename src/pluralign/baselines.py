@@ -143,7 +143,7 @@ def fit_baselines(
     fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
     theta, l2 = fitted["soft_bt"].arrays["theta"], float(fitted["soft_bt"].arrays["l2"])
     fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
-    fit("pair", lambda: _fit_pair(pairs, theta))
+    fit("pair", lambda: fit_pair(pairs, theta))
     fit("bootstrap", lambda: _fit_bootstrap(pairs, theta, l2, k, seed))
     fit("mean_variance", lambda: _fit_mean_variance(pairs, theta, folds))
     fit("mixture", lambda: _fit_mixture(pairs, theta, l2, k, seed))
@@ -172,7 +172,7 @@ def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[npt.NDArray
     return float(TEMPERATURES[int(np.argmin(errors))])
 
 
-def _fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
+def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
     """The reward and its opposite, {r, −r}, with the best weight: p̂ takes two values."""
     both = np.column_stack([theta, -theta])
     return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}

@@ -19,6 +19,7 @@ from pluralign.evidence import Evidence
 from pluralign.options import Level
 from pluralign.preferences import PreferenceSet
 from pluralign.pruning import BETA, Pruning, as_evidence, corrected_errors, foresee
+from pluralign.tuned import TunedFeatures
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -293,8 +294,10 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     )
     if gap is not None:
         here += f" Measured: {gap:+.4f} from training to held-out prompts."
-    if not (fixed := ensemble.members.inputs.hidden is None):
-        here += " A hidden layer was learned from the same votes, which it does not cover."
+    tuned = isinstance(ensemble.features, TunedFeatures)
+    if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
+        what = "The features were" if tuned else "A hidden layer was"
+        here += f" {what} learned from the same votes, which it does not cover."
     return Generalization(
         states="The error on enough independent pairs is near the true one, for every ensemble of this size at once.",
         here=here,

@@ -7,21 +7,22 @@ progress to stderr; bad input is one sentence on stderr and exit code 2.
 import dataclasses
 import functools
 import inspect as introspection
+import io
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
 from pluralign import __version__
-from pluralign.errors import MissingExtraError, PluralignError, UsageError
+from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.jsonable import without_nan
-from pluralign.options import FitOptions, LoadOptions
+from pluralign.options import FitOptions, LoadOptions, SamplingOptions, TuneOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble import RewardEnsemble
@@ -148,17 +149,35 @@ def inspect(data: Data, load_options: LoadOptions, as_json: Json = False, seed: 
 @app.command(
     epilog="Examples:\n\n  pluralign fit votes.jsonl.gz -o ensemble\n\n"
     "  pluralign fit demo -o town --method stagewise --variant printed --k 4\n\n"
-    "  pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json"
+    "  pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json\n\n"
+    "  pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora\n\n"
+    "  accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model"
 )
-@with_options(LoadOptions, FitOptions)
-def fit(data: Data, output: Folder, load_options: LoadOptions, fit_options: FitOptions, as_json: Json = False) -> None:
+@with_options(LoadOptions, FitOptions, TuneOptions)
+def fit(
+    data: Data,
+    output: Folder,
+    load_options: LoadOptions,
+    fit_options: FitOptions,
+    tune_options: TuneOptions,
+    as_json: Json = False,
+) -> None:
     """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
     from pluralign import terminal
     from pluralign.fitting import fit as fit_ensemble
 
-    preferences = _load(data, load_options)
-    with _progress("Encoding texts") as progress, terminal.FitWatch() as watch:
-        ensemble = fit_ensemble(preferences, fit_options, folder=output, progress=progress, watch=watch)
+    # Of the processes that accelerate launches, the first one talks; errors are told by all.
+    with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
+        preferences = _load(data, load_options)
+    work: dict[str, Any] = {"tuning": tune_options, "folder": output}
+    if tune_options.backbone is None:
+        with _progress("Encoding texts") as progress, terminal.FitWatch() as watch:
+            ensemble = fit_ensemble(preferences, fit_options, progress=progress, watch=watch, **work)
+    else:
+        with _progress("Fine-tuning") if first else nullcontext() as progress:
+            ensemble = fit_ensemble(preferences, fit_options, progress=progress, **work)
+    if not first:
+        return
     facts = {"folder": str(output), **ensemble.facts, "weights": ensemble.weights.tolist()}
     if as_json:
         _print_json(facts)
@@ -337,6 +356,42 @@ def diversity(
 
 
 @app.command(
+    epilog="Examples:\n\n  pluralign generate prompts.jsonl -o candidates.jsonl -n 16\n\n"
+    "  pluralign generate prism -o candidates.jsonl --model my-org/my-model -n 100 --limit 50\n\n"
+    "  pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json"
+)
+@with_options(SamplingOptions)
+def generate(
+    prompts: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPTS",
+            help="A file with a column prompt (prompts, candidates or votes), - for standard input, prism (or "
+            "prism:FOLDER), a known set of votes, or an ensemble's folder: the prompts held out.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Candidates file; an unfinished one is gone on with.")],
+    sampling_options: SamplingOptions,
+    model: Annotated[str, typer.Option(help="smollm2, or a causal language model's folder or hub id.")] = "smollm2",
+    n: Annotated[int, typer.Option("-n", help="Distinct responses to each prompt.")] = 8,
+    limit: Annotated[int | None, typer.Option(help="Only so many prompts, drawn by the seed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Sample several different responses to each prompt from a language model; resumes an interrupted file."""
+    from pluralign import terminal
+    from pluralign.generation import generate as generate_candidates
+
+    with _progress(f"Sampling from {model}") as progress:
+        done = generate_candidates(prompts, output, model, n, sampling_options, limit=limit, progress=progress)
+    if as_json:
+        _print_json(done)
+    else:
+        terminal.show(terminal.generation_page(dataclasses.asdict(done), n))
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command(
     epilog="Examples:\n\n  pluralign profile ensemble\n\n  pluralign profile ensemble other-votes.jsonl --json"
 )
 @with_options(LoadOptions)
@@ -441,6 +496,55 @@ def _fit_command(facts: Mapping[str, Any], folder: Path) -> list[str]:
     return words
 
 
+@app.command(
+    epilog="Examples:\n\n  pluralign export ensemble -o reward-models\n\n"
+    "  pluralign export ensemble -o member-2 --member 2 --dtype bfloat16\n\n"
+    "  pluralign export stagewise-ensemble -o members --all\n\n"
+    "  pluralign export ensemble -o reward-models --push-to-hub my-org/reward-models"
+)
+def export(
+    ensemble: Ensemble,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write, written whole or not at all.")],
+    member: Annotated[int | None, typer.Option(help="Export this member alone, with one output.")] = None,
+    separate: Annotated[
+        bool, typer.Option("--all", help="Export each member with one output, in folders member-0 and so on.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this repository of the Hugging Face hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Create that repository public, not private.")] = False,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Write a fine-tuned ensemble, or one member, as a reward model that plain transformers loads."""
+    from pluralign.ensemble import read_description
+    from pluralign.exporting import export as export_ensemble
+
+    facts, commands = read_description(ensemble)["facts"], [["pluralign", *sys.argv[1:]]]
+    if facts.get("data") and facts.get("options"):
+        commands.insert(0, _fit_command(facts, ensemble))
+    with _working("Exporting"):
+        done = export_ensemble(
+            ensemble,
+            output,
+            member=member,
+            separate=separate,
+            dtype=dtype,  # type: ignore[arg-type]
+            overwrite=overwrite,
+            push_to_hub=push_to_hub,
+            public=public,
+            commands=commands,
+        )
+    if as_json:
+        _print_json(done)
+    else:
+        print(f"Wrote {output}; {Path(output, 'README.md')} says what it is and how to load it.")
+        if done.hub:
+            print(f"Uploaded to {done.hub}.")
+
+
 @app.command(epilog="Examples:\n\n  pluralign score ensemble texts.jsonl\n\n"
              "  echo '{\"prompt\": \"Tea?\", \"response\": \"Yes.\"}' | pluralign score ensemble")  # fmt: skip
 def score(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
@@ -458,6 +562,81 @@ def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: 
     from pluralign.streaming import compare as compare_lines
 
     _stream(ensemble, file, compare_lines, as_json)
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl\n\n"
+    "  pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'"
+    "\n\n  pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7"
+)
+def answer(
+    ensemble: Ensemble,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What is asked.")],
+    mode: Annotated[str, typer.Option(help="balanced, steerable or distributional.")] = "balanced",
+    candidates: Annotated[
+        str | None, typer.Option(help="JSON Lines of {prompt, responses}, or - for standard input; its line is used.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Sample the candidates from this language model: smollm2, a folder or hub id.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="How many to sample.", min=1, max=1000)] = 8,
+    rule: Annotated[str, typer.Option(help="Balanced: maximin, borda, schulze or lottery.")] = "maximin",
+    member: Annotated[int | None, typer.Option(help="Steerable: this member answers.")] = None,
+    like: Annotated[str, typer.Option(help="Steerable: what you like, in words.")] = "",
+    choices: Annotated[
+        str | None, typer.Option(help="Steerable: your own choices, pairs with votes like any DATA.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
+    from pluralign import pluralism, terminal
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import REWARDS_FILE, load_evidence
+    from pluralign.profiles import member_profiles
+
+    if (candidates is None) == (model is None):
+        raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
+    loaded = RewardEnsemble.load(ensemble)
+    kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
+    cards = member_profiles(loaded.weights, kept) if kept else []
+    texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, seed)
+    own = _load(choices, LoadOptions(min_votes=1)) if choices else None
+    with _progress("Encoding texts") as progress:
+        found = pluralism.answer(
+            loaded,
+            prompt,
+            texts,
+            mode,  # type: ignore[arg-type]  # checked there
+            rule=rule,
+            member=member,
+            like=like,
+            choices=own,
+            profiles=cards,
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        _print_json(found)
+    else:
+        terminal.show(terminal.answer_page(found, prompt, {card.member: card.name for card in cards}))
+
+
+def _candidates_for(prompt: str, file: str) -> list[str]:
+    from pluralign.candidates import load_candidates
+
+    lists = load_candidates(file)
+    found = [one for one in lists if one.prompt_text == prompt]
+    if not found and len(lists) > 1:
+        raise DataError("no line has this prompt", file=file, remedy="give the prompt as it stands there")
+    return list((found or lists)[0].responses)
+
+
+def _sampled(prompt: str, model: str, n: int, seed: int) -> list[str]:
+    from pluralign.generation import LocalModel
+
+    with _working(f"Sampling from {model}"):
+        return [text.strip() for text in LocalModel(model).sample(prompt, n, SamplingOptions(seed=seed), seed)]
 
 
 @app.command(
@@ -491,6 +670,60 @@ def rankings(
         _print_json(facts)
     else:
         terminal.show(terminal.rankings_page(facts, tournament.name))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign reproduce multipref --dry-run\n\n"
+    "  pluralign reproduce multipref --tiny -o rehearsal\n\n"
+    "  pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model\n\n"
+    "  pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm"
+)
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The paper's data set: multipref, personalllm, helpsteer2 or tldr.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for everything; the same command goes on in it.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="NAME:FOLDER, a local copy of the votes; else from the hub.")] = "",
+    backbone: Annotated[str, typer.Option(help="Checkpoint that members start from: a folder or a hub id.")] = "",
+    encoder: Annotated[str, typer.Option(help="Frozen features of this encoder instead of a backbone.")] = "",
+    model: Annotated[
+        str, typer.Option(help="What writes the continuations; else the backbone, or smollm2 with an encoder.")
+    ] = "",
+    prompts: Annotated[str, typer.Option(help="What it continues, such as prism:FOLDER; else the recipe's own.")] = "",
+    lora: Annotated[bool, typer.Option("--lora", help="Train adapters instead of all weights.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the steps and what they cost; run nothing.")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Rehearse every step here, on made-up votes and a tiny model.")
+    ] = False,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Run the paper's experiment on one of its data sets, or show what it would do and cost."""
+    from pluralign import terminal
+    from pluralign.reproduction import plan
+    from pluralign.reproduction import reproduce as run_recipe
+
+    given: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
+    given |= {"prompts": prompts, "lora": lora, "seed": seed}
+    if dry_run:
+        planned = dataclasses.asdict(plan(name, output or "OUT", **given))
+        if as_json:
+            _print_json(planned)
+        else:
+            terminal.show(terminal.plan_page(planned))
+        return
+    if output is None:
+        raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
+    with _progress(f"Reproducing {name}") as progress:
+        done = run_recipe(
+            name, output, tiny=tiny, **given, say=lambda what: print(what, file=sys.stderr), progress=progress
+        )
+    if as_json:
+        _print_json(done)
+    else:
+        terminal.show(terminal.reproduction_page(dataclasses.asdict(done)))
 
 
 @app.command(

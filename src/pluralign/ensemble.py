@@ -24,6 +24,7 @@ from pluralign.members import LinearMembers
 from pluralign.options import Level, Pooling
 from pluralign.preferences import PreferenceSet
 from pluralign.theory import members_to_keep
+from pluralign.tuned import KIND, TunedFeatures, tuned_features
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -58,6 +59,10 @@ class TextFeatures:
             )
         return encode(items, encoder, surface=self.surface, progress=progress)
 
+    def described(self) -> dict[str, Any]:
+        """Return what an ensemble's JSON says of them."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True, eq=False)
 class RewardEnsemble:
@@ -66,7 +71,7 @@ class RewardEnsemble:
     members: LinearMembers
     weights: FloatArray
     """The paper's alpha, ``(k,)``: non-negative, summing to 1."""
-    features: TextFeatures
+    features: TextFeatures | TunedFeatures
     temperature: float = 1.0
     """beta of the policy-level reading, fitted on validation prompts."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -146,11 +151,13 @@ class RewardEnsemble:
         weights_file = f"ensemble-{digest[:16]}.safetensors"
         with write_whole(folder / weights_file) as partial:
             partial.write_bytes(data)
+        if isinstance(self.features, TunedFeatures):
+            self.features.save(folder)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "arrays": {"file": weights_file, "sha256": digest},
-            "features": vars(self.features),
+            "features": self.features.described(),
             "weights": self.weights.tolist(),
             "temperature": self.temperature,
             "facts": dict(self.facts),
@@ -175,6 +182,8 @@ class RewardEnsemble:
             remedy = "copy the folder again, or fit anew"
             raise DataError(f"{path.name} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
         arrays = safetensors.numpy.load(data)
+        described = description["features"]
+        tuned = described.get("kind") == KIND
         baselines: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in arrays.items():
             kind, _, rest = name.partition("/")
@@ -185,7 +194,7 @@ class RewardEnsemble:
         return cls(
             members=LinearMembers.from_arrays(own),
             weights=np.array(description["weights"], dtype=np.float64),
-            features=TextFeatures(**description["features"]),
+            features=tuned_features(described, folder) if tuned else TextFeatures(**described),
             temperature=float(description["temperature"]),
             facts=description["facts"],
             baselines=baselines,

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from pluralign.files import write_whole
 from pluralign.inspection import Inspection
+from pluralign.policies import BestOfN
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
 ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"
@@ -161,6 +162,25 @@ def tau_heat_map(tau: Sequence[Sequence[float | None]]) -> Figure:
             spine.set_visible(False)
         axes.set_xlabel("member")
         axes.set_ylabel("member")
+    return drawing
+
+
+def best_of_n_curves(found: BestOfN) -> Figure:
+    """What each member's best-of-N policy earns, in its own eyes and the others', against its distance to the base."""
+    with rc_context(STYLE):
+        drawing, axes = figure()
+        for j, (own, others) in enumerate(zip(found.own, found.others, strict=True)):
+            axes.plot(found.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
+            axes.plot(found.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
+            axes.annotate(str(j), (found.kl[-1], own[-1]), xytext=(5, 0), textcoords="offset points", va="center",
+                          fontsize=8, color=ENSEMBLE)  # fmt: skip
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        axes.set_xticks(found.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(found.n, found.kl, strict=True)], fontsize=8)
+        axes.set_xlabel("KL divergence from the base, in nats")
+        axes.set_ylabel("mean reward, in standard deviations")
+        axes.plot([], [], color=ENSEMBLE, label="in its own eyes")
+        axes.plot([], [], color=RIVAL, linestyle="--", label="in the others' eyes")
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
     return drawing
 
 

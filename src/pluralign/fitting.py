@@ -7,9 +7,10 @@ Decided here: the order of the work, what is chosen on validation prompts, and w
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,23 +18,25 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from pluralign import __version__, calibration, surface
-from pluralign.baselines import BASELINES, Baseline, fit_baselines
+from pluralign.baselines import BASELINES, TEMPERATURES, Baseline, fit_baselines, fit_pair
 from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.errors import DataError
+from pluralign.errors import DataError, MissingExtraError, UsageError
 from pluralign.evaluation import Evaluation, evaluate_features
 from pluralign.evidence import Evidence, remove_evidence, save_evidence
-from pluralign.extremes import training_bound
+from pluralign.extremes import keep_near_people, training_bound
 from pluralign.hidden import fit_hidden_layer
 from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
-from pluralign.members import LinearMembers, fit_feature_map
-from pluralign.options import FitOptions, with_changes
-from pluralign.pairs import Pairs, validation_folds
+from pluralign.members import LinearMembers, as_they_are, fit_feature_map
+from pluralign.options import FitOptions, TuneOptions, changed_options, with_changes
+from pluralign.pairs import MIN_PROMPTS, Pairs, validation_folds
 from pluralign.preferences import PreferenceSet
-from pluralign.stagewise import Stage, hard_votes, stages
+from pluralign.simplex import simplex_least_squares
+from pluralign.stagewise import Stage, hard_votes, solve_weights, stages
 from pluralign.steps import Arrays, Steps
+from pluralign.tuned import TunedFeatures
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -67,6 +70,7 @@ def fit(
     preferences: PreferenceSet,
     options: FitOptions | None = None,
     *,
+    tuning: TuneOptions | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     watch: Watch = lambda *_: None,
@@ -76,10 +80,11 @@ def fit(
 
     Args:
         preferences: the votes. Prompts of the test side judge and are not learned from.
-        options: how to learn; ``changes`` are its fields by name.
+        options: how to learn; ``changes`` are its fields, and those of ``tuning``, by name.
+        tuning: which language model to fine-tune, and how; unless it names one, features are frozen.
         folder: where unfinished work is kept and resumed from, and the ensemble is saved in the end, with the held-out
             votes unless ``keep_held_out`` is off.
-        progress: called with texts encoded and in all.
+        progress: called with texts encoded, or steps trained, and in all.
         watch: called as the work goes on.
 
     Returns:
@@ -91,9 +96,13 @@ def fit(
         >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
         (2, 1.0)
     """
+    of_tuning = {dial.name: changes.pop(dial.name) for dial in fields(TuneOptions) if dial.name in changes}
+    tuning = with_changes(tuning or TuneOptions(), of_tuning)
     options = with_changes(options or FitOptions(), changes)
     started = time.perf_counter()
     test_rows = held_out(preferences, options)
+    if tuning.backbone is not None:
+        return _fit_tuned(preferences, test_rows, options, tuning, folder, progress, watch)
     text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
     texts = texts_of(preferences)
     watch("encode", len(texts))
@@ -108,13 +117,19 @@ def fit(
     seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
     ensemble = replace(ensemble, facts={**ensemble.facts, **seconds})
     if folder is not None:
-        if options.keep_held_out:
-            save_evidence(evidence, folder)
-        else:
-            remove_evidence(folder)
-        ensemble.save(folder)
+        _save(ensemble, evidence, folder, options)
         steps.finish()
     return ensemble
+
+
+def _save(
+    ensemble: RewardEnsemble, evidence: Evidence, folder: str | os.PathLike[str], options: FitOptions
+) -> None:
+    if options.keep_held_out:
+        save_evidence(evidence, folder)
+    else:
+        remove_evidence(folder)
+    ensemble.save(folder)
 
 
 def held_out(preferences: PreferenceSet, options: FitOptions) -> Mask:
@@ -170,43 +185,203 @@ def _learn(
     if options.level == "vote":  # a vote does not see the scale: rewards get unit spread, for β and for people
         theta = theta / np.maximum(spread, 1e-12)
 
-    ensemble = RewardEnsemble(
-        members=LinearMembers(inputs, theta),
-        weights=weights,
-        features=text_features,
-        temperature=beta,
+    ensemble = RewardEnsemble(LinearMembers(inputs, theta), weights, text_features, beta)
+    ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history)
+    facts = {
+        "target": work.target if options.method == "joint" and options.level == "vote" else None,
+        "bound": _bound(work, ensemble.facts, test, size),
+    }
+    return replace(ensemble, facts={**ensemble.facts, **without_nan(facts)}), evidence
+
+
+def _judged(
+    ensemble: RewardEnsemble,
+    preferences: PreferenceSet,
+    test_rows: Mask,
+    features: npt.NDArray[np.float32],
+    options: FitOptions,
+    baselines: Mapping[str, Baseline],
+    history: Sequence[Record],
+) -> tuple[RewardEnsemble, Evidence]:
+    """Return a fitted ensemble with its baselines, its figures on the test pairs and what is known of the fit."""
+    ensemble = replace(
+        ensemble,
         facts={
             "method": options.method,
             "level": options.level,
-            "k": size,
+            "k": ensemble.k,
             "baseline_formulas": {name: baseline.formula for name, baseline in baselines.items()},
         },
         baselines={name: baseline.arrays for name, baseline in baselines.items()},
     )
-    row_of = {text: row for row, text in enumerate(texts)}
+    row_of = {text: row for row, text in enumerate(texts_of(preferences))}
     test_set = preferences[test_rows]
     test_features = features[[row_of[text] for text in texts_of(test_set)]]
     evaluation = evaluate_features(ensemble, test_set, test_features)
+    learned_from = preferences.prompt_index[~test_rows]
     facts = {
         **ensemble.facts,
         "options": asdict(options),
-        "target": work.target if options.method == "joint" and options.level == "vote" else None,
+        "target": None,
         "history": [asdict(record) for record in history],
-        "bound": _bound(work, evaluation, test, size),
+        "bound": None,
         "baseline_seconds": {name: baseline.seconds for name, baseline in baselines.items()},
         "data": {
             "name": preferences.name,
             "fingerprint": preferences.fingerprint,
-            "train_pairs": len(train),
-            "train_prompts": len(np.unique(train.prompt)),
-            "test_pairs": len(test),
-            "test_prompts": len(np.unique(test.prompt)),
+            "train_pairs": len(learned_from),
+            "train_prompts": len(np.unique(learned_from)),
+            "test_pairs": len(test_set),
+            "test_prompts": len(np.unique(preferences.prompt_index[test_rows])),
         },
         "versions": {"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
         **evaluation_facts(evaluation),
     }
     evidence = Evidence(test_set, ensemble.members.rewards(test_features))
     return replace(ensemble, facts=without_nan(facts)), evidence
+
+
+# --- fine-tuned members ---------------------------------------------------------------------------------------------
+
+
+def _fit_tuned(
+    preferences: PreferenceSet,
+    test_rows: Mask,
+    options: FitOptions,
+    tuning: TuneOptions,
+    folder: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    watch: Watch,
+) -> RewardEnsemble:
+    """Learn an ensemble whose features are fine-tuned; every process of a launch calls it, the first one writes."""
+    size = _tuned_size(options, folder)
+    assert folder is not None  # noqa: S101 - refused above
+    try:
+        from pluralign import finetune
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    started = time.perf_counter()
+    texts, items = texts_of(preferences), preferences.items()
+    watch("floor", calibration.floor(preferences.prob_a[test_rows]))
+    validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
+    learned = ~test_rows & ~validation
+    voted = finetune.TextPairs(
+        texts, items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
+    )
+    # How many pairs are read at once decides nothing: a killed run goes on with fewer.
+    recipe = {key: value for key, value in asdict(tuning).items() if key not in ("micro_batch", "gradient_checkpointing")}
+    inputs = {"data": preferences.fingerprint, "options": asdict(options), "tuning": recipe, "version": __version__}
+    steps = Steps(folder, inputs)
+    assert steps.path is not None  # noqa: S101 - there is a folder
+    n_prompts = len(np.unique(preferences.prompt_index[learned]))
+    bound = training_bound(options.max_disagreement, n_prompts)
+    tuned = finetune.fine_tune(
+        voted, size, options, tuning, steps.path, bound=bound, progress=progress, watch=watch
+    )
+    reading = time.perf_counter()
+    features = tuned.features(texts)
+    outputs = as_they_are(tuned.features.outputs)
+    everything = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
+    train, check, test = everything[~test_rows], everything[validation], everything[test_rows]
+    theta, stages_found = _tuned_members(train, size, options.method, bound)
+    baselines = _tuned_baselines(train, check, tuned.features)
+    test_votes, test_ties = preferences.n_votes[test_rows], preferences.counted_ties[test_rows]
+    history = []
+    for weights in stages_found:
+        members = theta[:, : len(weights)]
+        share = hard_votes(test.difference, members) @ weights
+        corrected = calibration.brier_corrected(share, test.prob_a, test_votes, test_ties)
+        trained = calibration.brier(hard_votes(train.difference, members) @ weights, train.prob_a)
+        tested = calibration.brier(share, test.prob_a)
+        history.append(Record(len(weights), trained, tested, corrected, weights.tolist()))
+        watch("record", history[-1])
+    weights = stages_found[-1]
+    theta = theta / np.maximum(np.std(scores(train.difference, theta), axis=0), 1e-12)
+    beta = _best_beta(check, theta, weights)
+    ensemble = RewardEnsemble(LinearMembers(outputs, theta), weights, tuned.features, beta)
+    ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history)
+    now = time.perf_counter()
+    facts = {
+        "tuning": {
+            **asdict(tuning),
+            "steps": tuned.steps,
+            "batch_size": tuned.batch_size,
+            "learning_rate": tuned.learning_rate,
+            "max_length": tuned.features.max_length,
+            "validation_pairs": len(check),
+        },
+        "notes": tuned.notes,
+        "seconds_members": tuned.seconds,
+        "seconds": now - started,
+        "seconds_encoding": now - reading,
+    }
+    ensemble = replace(ensemble, facts={**ensemble.facts, **facts})
+    with finetune.only_the_first() as first:
+        if first:
+            _save(ensemble, evidence, folder, options)
+            steps.finish()
+    return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
+
+
+def _tuned_size(options: FitOptions, folder: str | os.PathLike[str] | None) -> int:
+    """Return k, unless these options make no sense with a backbone."""
+    if folder is None:
+        raise UsageError("a fine-tuned ensemble needs a folder for its models.")
+    frozen = [name for name in changed_options(options) if name in ("encoder", "layer", "pooling", "surface", "members")]
+    if frozen:
+        raise UsageError(f"{frozen[0]} is about frozen features and has no use beside --backbone.")
+    if options.level == "policy":
+        raise UsageError("fine-tuned members are trained for votes; leave --level out, both readings are reported.")
+    if options.target != "auto":
+        raise UsageError("target has no use beside --backbone: fine-tuned members learn from votes, then from a reward.")
+    if options.k == "auto":
+        raise UsageError("k cannot be auto beside --backbone, as every size is a training of its own; name a number.")
+    return int(options.k)
+
+
+def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
+    """Return the pairs of a tenth of the prompts that are not tested on: no model is tuned on them."""
+    names = np.unique(prompt[~test_rows])
+    if len(names) < MIN_PROMPTS:
+        raise DataError(
+            f"there are {len(names)} prompts to learn from, and {MIN_PROMPTS} are needed",
+            remedy="give votes on more prompts, so that some can be held out for choices",
+        )
+    order = np.random.default_rng([seed, 6]).permutation(names)
+    return np.isin(prompt, order[: max(1, len(names) // 10)])
+
+
+def _tuned_members(
+    train: Pairs, size: int, method: str, bound: float
+) -> tuple[FloatArray, list[FloatArray]]:
+    """Return each member as a mixture of outputs, ``(outputs, k)``, and the weights of every size of history."""
+    axes = np.eye(train.inputs.shape[1])
+    difference, prob_a = train.difference, train.prob_a
+    if method == "stagewise":
+        return axes, [solve_weights(difference, axes[:, :j], prob_a)[0] for j in range(1, size + 1)]
+    reward = axes[:, size]
+    if size == 1:
+        return reward[:, None], [np.ones(1)]
+    near = [keep_near_people(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
+    theta = np.column_stack(near)
+    target = (1 - VOTE_SHARE) * sigmoid(scores(difference, reward)) + VOTE_SHARE * prob_a
+    return theta, [simplex_least_squares(hard_votes(difference, theta), target)]
+
+
+def _tuned_baselines(train: Pairs, check: Pairs, features: TunedFeatures) -> dict[str, Baseline]:
+    """Return the single reward that was tuned beside the members, as it is, tempered, and with its opposite."""
+    reward = np.eye(features.outputs)[:, features.outputs - 1 if features.method == "joint" else 0]
+    z = scores(check.difference, reward)
+    errors = [calibration.brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
+    found = {
+        "soft_bt": {"theta": reward, "temperature": np.array(1.0)},
+        "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},
+        "pair": fit_pair(train, reward),
+    }
+    return {
+        name: Baseline(BASELINES[name], {part: np.asarray(array) for part, array in arrays.items()})
+        for name, arrays in found.items()
+    }
 
 
 def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
@@ -233,7 +408,7 @@ def _baselines(work: "_Work") -> dict[str, Baseline]:
     return kept
 
 
-def _bound(work: "_Work", evaluation: Evaluation, test: Pairs, size: int) -> dict[str, Any] | None:
+def _bound(work: "_Work", facts: Mapping[str, Any], test: Pairs, size: int) -> dict[str, Any] | None:
     """What keeping members near people cost: held-out Brier and worst member, with the bound and without."""
     if work.options.max_disagreement >= 1:
         return None
@@ -243,11 +418,18 @@ def _bound(work: "_Work", evaluation: Evaluation, test: Pairs, size: int) -> dic
     worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > 1e-6].max()
     return {
         "max_disagreement": work.options.max_disagreement,
-        "brier": evaluation.test.brier,
+        "brier": facts["test"]["brier"],
         "brier_without": calibration.brier(work.predict(test, theta, weights), test.prob_a),
-        "worst": max(member.disagreement for member in evaluation.members if member.weight > 1e-6),
+        "worst": max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6),
         "worst_without": float(worst),
     }
+
+
+def _best_beta(check: Pairs, theta: FloatArray, weights: FloatArray) -> float:
+    """Return the temperature at which the policy-level reading predicts validation votes best."""
+    difference = scores(check.difference, theta)
+    errors = [calibration.brier(calibration.policy_prob(difference, weights, beta), check.prob_a) for beta in BETAS]
+    return float(BETAS[int(np.argmin(errors))])
 
 
 @dataclass(frozen=True)
@@ -377,9 +559,7 @@ class _Work:
         learn, check = self._split
         theta, weights = self._validated(k)
         theta = theta / np.maximum(np.std(scores(learn.difference, theta), axis=0), 1e-12)
-        difference = scores(check.difference, theta)
-        errors = [calibration.brier(calibration.policy_prob(difference, weights, beta), check.prob_a) for beta in BETAS]
-        return float(BETAS[int(np.argmin(errors))])
+        return _best_beta(check, theta, weights)
 
     def _stagewise_l2(self) -> float:
         size = AUTO_SIZES[-1] if self.options.k == "auto" else int(self.options.k)

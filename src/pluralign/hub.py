@@ -1,12 +1,15 @@
-"""Files of the Hugging Face hub, as a local folder."""
+"""Files of the Hugging Face hub as a local folder, and a local folder as a repository there."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pluralign.errors import DataError, MissingExtraError
+from pluralign.errors import DataError, MissingExtraError, UsageError
 
 HUB_REASON_LENGTH = 200
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""Owner and name of a repository."""
 
 
 def hub_folder(
@@ -39,6 +42,34 @@ def hub_folder(
         problem = f"the hub did not give it ({hub_reason(error)})"
         raise DataError(problem, file=f"hf:{name}", remedy=remedy) from error
     return Path(folder)
+
+
+def check_upload(name: str) -> None:
+    """Refuse a name that no repository can have, and an upload that nobody is logged in for."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise MissingExtraError("huggingface-hub", "hf", f"uploading {name}") from None
+    if not HUB_ID.fullmatch(name):
+        raise UsageError(f"a hub repository is called OWNER/NAME, not {name!r}.")
+    if not huggingface_hub.get_token():
+        raise UsageError(f"uploading {name} needs a token: run  hf auth login  or set HF_TOKEN.")
+
+
+def upload_model(folder: Path, name: str, *, private: bool = True) -> str:
+    """Upload a model's folder to a hub repository, created where there is none; return its address."""
+    check_upload(name)
+    import huggingface_hub
+
+    try:
+        made = huggingface_hub.create_repo(name, repo_type="model", private=private, exist_ok=True)
+        huggingface_hub.upload_folder(
+            repo_id=made.repo_id, folder_path=folder, repo_type="model", commit_message="Export of pluralign"
+        )
+    except Exception as error:  # as above: a dozen unrelated types
+        remedy = f"check the name, the token's rights and the network; the export is whole in {folder}"
+        raise DataError(f"the hub did not take it ({hub_reason(error)})", file=name, remedy=remedy) from error
+    return str(made)
 
 
 def hub_reason(error: Exception) -> str:

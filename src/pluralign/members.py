@@ -5,7 +5,7 @@ Decided here: what a linear and a small neural reward are. How they are fitted i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ of those, and so one strength of regularisation serves both (docs/log.md)."""
 class FeatureMap:
     """From raw features to what rewards are linear in: scaled, clipped, and through one hidden layer if there is one.
 
-    inputs(φ) = gain · clip((φ − mean) / spread, ±CLIP), and with a hidden layer tanh(inputs(φ) W + b) beside them.
+    inputs(φ) = gain · clip((φ − mean) / spread, ±clip), and with a hidden layer tanh(inputs(φ) W + b) beside them.
     """
 
     mean: Array
@@ -38,10 +38,12 @@ class FeatureMap:
     """W, ``(d, h)``."""
     bias: Array | None = None
     """b, ``(h,)``."""
+    clip: Array = field(default_factory=lambda: np.array(CLIP, dtype=np.float32))
+    """A number; infinity clips nothing."""
 
     def __call__(self, features: Array) -> Array:
         """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32."""
-        inputs = (np.clip((features - self.mean) / self.spread, -CLIP, CLIP) * self.gain).astype(np.float32)
+        inputs = (np.clip((features - self.mean) / self.spread, -self.clip, self.clip) * self.gain).astype(np.float32)
         if self.hidden is None or self.bias is None:
             return inputs
         return np.hstack([inputs, np.tanh(inputs @ self.hidden + self.bias)]).astype(np.float32)
@@ -55,6 +57,12 @@ def fit_feature_map(features: Array, n_surface: int) -> FeatureMap:
         gain[-n_surface:] *= SURFACE_GAIN
     mean = features.mean(axis=0, dtype=np.float64)
     return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
+
+
+def as_they_are(dimension: int) -> FeatureMap:
+    """Return the map that leaves features as they are: the outputs of a fine-tuned backbone are rewards already."""
+    zeros, ones = np.zeros(dimension, dtype=np.float32), np.ones(dimension, dtype=np.float32)
+    return FeatureMap(zeros, ones, ones, clip=np.array(np.inf, dtype=np.float32))
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,15 @@ def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None
         progress: called with items done and in all.
     """
     reward_model_config(folder)
-    model, tokenizer = _load(folder, "AutoModelForSequenceClassification")
-    limit = _longest(model, tokenizer)
-    texts = [_classifier_tokens(tokenizer, item, limit) for item in items]
+    model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
+    return classifier_rewards(model, tokenizer, items, longest_text(model, tokenizer), progress)
+
+
+def classifier_rewards(
+    model: Any, tokenizer: Any, items: Sequence[Item], limit: int, progress: Progress | None = None
+) -> FloatArray:
+    """Return what ``model_rewards`` does, of a sequence classifier that is loaded and texts of at most some tokens."""
+    texts = [classifier_tokens(tokenizer, item, limit) for item in items]
     own_pad = model.config.get_text_config().pad_token_id
 
     def rewards(batch: Sequence[int]) -> Any:
@@ -82,12 +88,13 @@ def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None
         used = {token for index in batch for token in texts[index]["input_ids"]}
         pad = own_pad if own_pad is not None else next(token for token in range(len(used) + 1) if token not in used)
         model.config.get_text_config().pad_token_id = pad
-        return model(**_padded([texts[index] for index in batch], pad, model.device)).logits
+        return model(**padded([texts[index] for index in batch], pad, model.device)).logits.float()
 
     return _in_batches(texts, rewards, progress)
 
 
-def _classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
+def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
+    """Return what a sequence classifier reads of a prompt with a response: ids and masks of at most ``limit`` tokens."""
     prompt, response = item
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)
@@ -118,8 +125,8 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
         items: prompts with responses.
         progress: called with items done and in all.
     """
-    model, tokenizer = _load(folder, "AutoModelForCausalLM")
-    limit = _longest(model, tokenizer)
+    model, tokenizer = load_model(folder, "AutoModelForCausalLM")
+    limit = longest_text(model, tokenizer)
     texts, spoken = [], []
     for prompt, response in items:
         if tokenizer.chat_template:
@@ -144,7 +151,7 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
     def log_prob(batch: Sequence[int]) -> Any:
         import torch
 
-        inputs = _padded([texts[index] for index in batch], 0, model.device)
+        inputs = padded([texts[index] for index in batch], 0, model.device)
         length = inputs["input_ids"].shape[1]
         keep = length - min(len(texts[index]["input_ids"]) - spoken[index] for index in batch) + 1
         logits = model(**inputs, **({"logits_to_keep": keep} if keeps else {})).logits[:, -keep:]
@@ -162,8 +169,11 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
 # --- loading and batching -------------------------------------------------------------------------------------------
 
 
-def _load(folder: Path, kind: str) -> tuple[Any, Any]:
-    """Return a model in float32 on the best device, and its tokenizer, cutting texts from the left."""
+def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:
+    """Return a model on the best device, and its tokenizer, cutting texts from the left.
+
+    It is in float32 everywhere, unless a GPU may have it in bfloat16: half the memory, for what needs no last digits.
+    """
     try:
         import torch
         import transformers
@@ -172,7 +182,8 @@ def _load(folder: Path, kind: str) -> tuple[Any, Any]:
     load: Any = getattr(transformers, kind).from_pretrained
     try:
         with quiet_transformers():
-            model, told = load(folder, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+            dtype = torch.bfloat16 if bf16_on_gpu and torch.cuda.is_available() else torch.float32
+            model, told = load(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises for foreign folders
         reason = " ".join(str(error).split())[:200]
@@ -185,13 +196,13 @@ def _load(folder: Path, kind: str) -> tuple[Any, Any]:
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
-def _longest(model: Any, tokenizer: Any) -> int:
+def longest_text(model: Any, tokenizer: Any) -> int:
     """Return how many tokens a model reads."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(int(tokenizer.model_max_length), int(positions or BATCH_TOKENS), BATCH_TOKENS)
 
 
-def _padded(texts: Sequence[Tokens], pad: int, device: Any) -> dict[str, Any]:
+def padded(texts: Sequence[Tokens], pad: int, device: Any) -> dict[str, Any]:
     """Return token ids and masks of some texts as tensors, padded on the right."""
     import torch
 

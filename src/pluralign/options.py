@@ -18,6 +18,7 @@ Level: TypeAlias = Literal["vote", "policy"]
 Target: TypeAlias = Literal["auto", "teacher", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Pooling: TypeAlias = Literal["mean", "last"]
+Optimizer: TypeAlias = Literal["soap", "adamw"]
 MAX_MEMBERS = 256
 TIE_RULES: tuple[TieRule, ...] = ("drop", "half")
 
@@ -109,7 +110,76 @@ _CHOICES = {
     "pooling": Pooling,
 }  # fmt: skip
 
-Options = TypeVar("Options", "LoadOptions", "FitOptions")
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How responses are sampled from a language model."""
+
+    temperature: float = field(
+        default=1.2, metadata={"help": "Above 1 responses differ more than the model was trained to make them."}
+    )
+    top_p: float = field(
+        default=1.0, metadata={"help": "Sample from the likeliest tokens that make up this share; 1 leaves none out."}
+    )
+    max_new_tokens: int = field(default=256, metadata={"help": "Longest response, in tokens."})
+    seed: int = field(default=0, metadata={"help": "Seed of everything random; each prompt has its own from it."})
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature <= 10:
+            raise UsageError(f"temperature must be above 0 and at most 10, not {self.temperature:g}.")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top_p must be above 0 and at most 1, not {self.top_p:g}.")
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
+        if self.seed < 0:
+            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How a language model is fine-tuned; the defaults are the paper's recipe (App. Training Pipeline)."""
+
+    backbone: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this model instead: a model folder, a hub id, smollm2 or minilm."},
+    )
+    lora: bool = field(default=False, metadata={"help": "Backbone: train LoRA adapters and the head, not all weights."})
+    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the adapters."})
+    optimizer: Optimizer = field(default="soap", metadata={"help": "Backbone: soap (the paper) or adamw."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Backbone: 2e-5 unless given, 2e-4 with --lora; ten times that for the head."}
+    )
+    epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
+    batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Backbone: pairs a step, all devices together: up to 512, fewer where pairs are few."},
+    )
+    micro_batch: int = field(default=8, metadata={"help": "Backbone: most pairs a device reads at once."})
+    max_length: int = field(
+        default=1024, metadata={"help": "Backbone: tokens of a text that are read; the prompt's beginning is cut."}
+    )
+    gradient_checkpointing: bool = field(
+        default=False, metadata={"help": "Backbone: save memory by computing activations twice."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in get_args(Optimizer):
+            raise UsageError(f"optimizer cannot be {self.optimizer!r}; {did_you_mean(self.optimizer, get_args(Optimizer))}.")
+        numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "micro_batch", "max_length")
+        for name in numbers:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise UsageError(f"{name} must be above 0, not {value:g}.")
+        if self.backbone is None and (changed := changed_options(self)):
+            raise UsageError(f"{changed[0]} is about fine-tuning: name a model to tune with --backbone.")
+
+
+def changed_options(options: Any) -> list[str]:
+    """Return the names of the options that differ from their defaults."""
+    return [dial.name for dial in fields(options) if getattr(options, dial.name) != dial.default]
+
+
+Options = TypeVar("Options", "LoadOptions", "FitOptions", "SamplingOptions", "TuneOptions")
 
 
 def with_changes(options: Options, changes: Mapping[str, Any]) -> Options:

@@ -58,6 +58,8 @@ def draw_figures(study: Study) -> dict[str, Figure]:
         drawn["sizes"] = figures.brier_by_size(study.facts)
     if study.diversity:
         drawn["tau"] = figures.tau_heat_map(without_nan(study.diversity.tau))
+    if study.best_of_n:
+        drawn["best_of_n"] = figures.best_of_n_curves(study.best_of_n)
     return drawn
 
 
@@ -112,6 +114,7 @@ def page(ensemble: RewardEnsemble, study: Study, *, name: str = "", commands: Se
         groups=values["groups"],
         worst_group=values["worst_group"],
         diversity=values["diversity"],
+        best_of_n=values["best_of_n"],
         profiles=cards,
         certificate=[
             {"name": title, "says": values["certificate"][key]["states"], "here": values["certificate"][key]["here"]}
@@ -134,6 +137,7 @@ ALT = {
     "sizes": "Held-out Brier score against the number of members, with floor, constant one half, soft BT and noise",
     "reliability": "Observed against predicted shares",
     "tau": "Heat map of Kendall's tau between members",
+    "best_of_n": "Reward of each member's best-of-N policy against its divergence from the base",
 }
 
 

@@ -30,7 +30,8 @@ class Steps:
         self._done: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     @property
-    def _path(self) -> Path | None:
+    def path(self) -> Path | None:
+        """The folder of this piece of work, where there is one."""
         if self.folder is None:
             return None
         key = hashlib.sha256(json.dumps(self.inputs, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -43,9 +44,9 @@ class Steps:
         return self._done[name]
 
     def _read_or_compute(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-        if self._path is None:
+        if self.path is None:
             return dict(compute())
-        file = self._path / f"{name}.safetensors"
+        file = self.path / f"{name}.safetensors"
         if file.is_file():
             return dict(safetensors.numpy.load_file(file))
         arrays = {key: np.asarray(array, order="C") for key, array in compute().items()}

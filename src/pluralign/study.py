@@ -26,6 +26,7 @@ from pluralign.ensemble import RewardEnsemble
 from pluralign.evidence import Evidence
 from pluralign.groups import DEFAULT_GROUPINGS, Group, MajorityShare, WorstGroup, judge_groups, majority_shares
 from pluralign.inspection import Inspection, inspect
+from pluralign.policies import BestOfN, best_of_n
 from pluralign.profiles import Profile, member_profiles
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -46,6 +47,7 @@ class Study:
     worst_group: WorstGroup | None
     diversity: Diversity | None
     """None where no prompt has enough responses to rank."""
+    best_of_n: BestOfN | None
     profiles: list[Profile]
     certificate: Certificate
     cases: list[CaseStudy]
@@ -91,6 +93,7 @@ def study(
         groups=groups,
         worst_group=worst,
         diversity=measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence) if ranked else None,
+        best_of_n=best_of_n(rewards),
         profiles=member_profiles(ensemble.weights, evidence),
         certificate=certify(ensemble, evidence),
         cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],

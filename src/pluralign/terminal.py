@@ -4,6 +4,7 @@ Draws what other modules returned and computes no result of its own. Text from d
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -22,6 +23,7 @@ from pluralign.choices import CaseStudy, Diversity
 from pluralign.demo import TownHall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.inspection import Inspection, Truth
+from pluralign.pluralism import Answer
 from pluralign.profiles import Profile
 from pluralign.pruning import Pruning
 from pluralign.theory import outlier_weight_bound
@@ -567,6 +569,91 @@ def _case_panel(case: CaseStudy) -> Panel:
     return Panel(Text("\n\n".join(body)), title=title, title_align="left", width=PANEL_WIDTH)
 
 
+def generation_page(facts: Mapping[str, Any], n: int) -> Iterator[RenderableType]:
+    """What ``pluralign generate`` shows: what was sampled, what was left out, and which prompts failed."""
+    yield Text(f"\n{facts['file']}", style="bold")
+    yield Text(
+        f"{facts['responses']:,} responses to {facts['lines']:,} of {facts['prompts']:,} prompts, "
+        f"{facts['model']}, {facts['seconds']:.0f} s"
+    )
+    remarks = (
+        (facts["resumed"], "prompts were there from an earlier run"),
+        (facts["repeats"], "responses came again and count once"),
+        (facts["empty"], "responses had no text and are left out"),
+        (facts["short"], f"prompts have fewer than {n} different responses, however often they were sampled"),
+        (len(facts["failed"]), f"prompts failed; they are in {facts['file']}.failed, and the same command tries again"),
+    )
+    for count, what in remarks:
+        if count:
+            yield Text(f"· {count:,} {what}", style="dim")
+    for failure in facts["failed"][:3]:
+        yield Text(f"  {failure['error']}", style="red")
+    yield Text()
+
+
+def plan_page(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What ``pluralign reproduce --dry-run`` shows: steps, needs, and what it is reckoned to cost."""
+    recipe, cost = plan["recipe"], plan["cost"]
+    yield Text(f"\n{recipe['title']}: what would be done", style="bold")
+    for position, step in enumerate(plan["steps"], 1):
+        yield Text(f"{position}. {step['does']}")
+        yield Text(f"   {shlex.join(step['command'])}", style="dim")
+    yield Text("\nIt needs", style="bold")
+    for line in plan["needs"]:
+        yield Text(f"· {line}")
+    yield Text()
+    table = figures(f"Reckoned for Meta-Llama-3-8B, {recipe['fit']['k']} members, one H100", "", "GPU-hours", "train")
+    for heading in ("score", "sample", "rank", "memory GB", "disk GB"):
+        table.add_column(heading, justify="right")
+    first = f"{'LoRA' if cost['lora'] else 'full'}, {cost['optimizer']}"
+    names = [f"{part}_hours" for part in ("gpu", "training", "scoring", "generation", "ranking")]
+    names += ["memory_gb", "disk_gb"]
+    for way, of_way in {first: cost, **plan["alternatives"]}.items():
+        table.add_row(way, *(f"{of_way[name]:.{0 if name.endswith('gb') else 1}f}" for name in names))
+    yield table
+    size, sampled = recipe["size"], recipe["candidates"]
+    text = size["prompt_tokens"] + size["response_tokens"]
+    flops = cost["training_flops"] + cost["optimizer_flops"]
+    share = cost["optimizer_flops"] / cost["training_flops"]
+    for line in (
+        f"{size['train_pairs']:,} training pairs × 2 texts × {text:,} tokens (assumed) = {cost['train_tokens']:,} "
+        f"tokens a member, in {cost['steps']:,} steps",
+        f"training {flops:.1e} operations, of which {cost['optimizer']} adds {share:.1%}; scoring all texts "
+        f"{cost['scoring_flops']:.1e}",
+        f"{sampled['limit']} prompts × {sampled['n']} = {cost['continuations']:,} continuations of at most "
+        f"{sampled['max_new_tokens']} tokens",
+        f"memory and disk with what is trained in FP32, as fit does it; all in BF16 it were "
+        f"{cost['bf16_memory_gb']:.0f} GB of memory",
+        *recipe["notes"],
+    ):
+        yield Text(f"· {line}", style="dim")
+    yield Text("Formulas and assumptions: docs/reproduce.md\n", style="dim")
+
+
+def reproduction_page(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What ``pluralign reproduce`` shows in the end: the paper's table and its two figures, as found here."""
+    yield Text(f"\n{facts['name']} in {facts['folder']}", style="bold")
+    if facts["tiny"]:
+        yield Text("A rehearsal: votes and model are made up, and no figure means anything.", style="yellow")
+    table = figures("Table 1", "", "paper", "here", "")
+    for row in facts["table"]:
+        paper, here = (f"{value:,.2f}" if value % 1 else f"{value:,.0f}" for value in (row["paper"], row["here"]))
+        table.add_row(row["name"], paper, here, "as in the paper" if row["close"] else "")
+    yield table
+    table = figures("Figure 2: squared error by size", "k", "train", "held out")
+    for stage in facts["history"]:
+        table.add_row(str(stage["k"]), number(stage["train_brier"]), number(stage["test_brier"]))
+    table.add_row("floor", "", number(facts["floor"]))
+    yield table
+    below = facts["members_below_floor"]
+    yield Text(f"The floor is passed with {below} members." if below else "No size passes the floor.")
+    tau = float("nan") if facts["mean_tau"] is None else facts["mean_tau"]
+    yield Text(f"Figure 3: Kendall's τ between members is {number(tau)} on average.")
+    if facts["skipped"]:
+        yield Text(f"Done in an earlier run: {', '.join(facts['skipped'])}.", style="dim")
+    yield Text(f"Report: {facts['report']}\n")
+
+
 def profile_page(cards: Sequence[Profile], title: str) -> Iterator[RenderableType]:
     """What ``pluralign profile`` shows: a card for each member."""
     yield Text(f"\n{title}\n", style="bold")
@@ -638,4 +725,38 @@ def _names(cards: Sequence[Profile]) -> Table:
         numbers = (f"{card.weight:.3f}", f"{card.disagreement:.3f}")
         table.add_row(f"member {card.member}", *numbers, Text(card.name), style=style)
     table.caption = "disagreement: how often it and a random person prefer different responses; a coin has .500"
+    return table
+
+
+def answer_page(found: Answer, prompt: str, names: Mapping[int, str]) -> Iterator[RenderableType]:
+    """What ``pluralign answer`` shows: each answer with who stands behind it, and why."""
+    yield Text(f"\n“{prompt}”", style="bold")
+    for note in found.notes:
+        yield Text(f"· {note}", style="dim")
+    if found.steering:
+        yield Text(f"Member {found.steering.member}, {found.steering.sure:.0%} sure: {found.steering.why}.")
+        if found.steering.path:
+            yield _sharpening(found.steering.path)
+    for given in found.answers:
+        if given.member is None:
+            yield Panel(Text(given.text), title="refused", title_align="left", width=PANEL_WIDTH)
+            continue
+        who = "; ".join(f"{j} {names[j]}" if j in names else f"member {j}" for j in given.members)
+        bar = "█" * round(BAR_WIDTH / 2 * given.weight)
+        body = Text.assemble((f"{bar} {given.weight:.0%} of the weight · {who}\n\n", "dim"), given.text)
+        title = "answer" if found.mode != "balanced" else f"member {given.member}'s pick"
+        yield Panel(body, title=title, title_align="left", width=PANEL_WIDTH)
+    if found.consensus:
+        one = found.consensus
+        support = (
+            f"by {one.rule}: {one.least_support:.0%} of the weight prefer it to its strongest rival, "
+            f"{one.mean_support:.0%} to a rival on average, {one.favourite_of:.0%} have it as their favourite\n\n"
+        )
+        yield Panel(Text.assemble((support, "dim"), one.text), title="consensus", title_align="left", width=PANEL_WIDTH)
+
+
+def _sharpening(path: Sequence[Sequence[float]]) -> Table:
+    table = figures("Whose taste is yours? By your choices so far", "choices", *(str(j) for j in range(len(path[0]))))
+    for count, row in enumerate(path):
+        table.add_row(str(count), *(f"{value:.2f}" for value in row))
     return table

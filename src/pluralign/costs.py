@@ -1,0 +1,206 @@
+"""What fine-tuning and sampling cost before they are run: tokens, operations, hours, memory, disk.
+
+Arithmetic on published sizes and stated assumptions; nothing is measured. Attention's own operations are left out: at
+500 tokens a text they are under 2 % of an 8B model's. The formulas in words: docs/reproduce.md.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+H100_FLOPS = 989.4e12
+"""Operations a second of one H100 SXM in dense BF16, by its data sheet."""
+H100_FP32_FLOPS = 66.9e12
+"""The same in FP32, which its tensor cores do not do."""
+H100_BANDWIDTH = 3.35e12
+"""Bytes a second that it reads from its memory."""
+TRAINING_UTILISATION = 0.35
+"""Share of the peak that training and scoring reach; recomputed activations are in it, not in the operations."""
+DECODING_UTILISATION = 0.2
+"""Share of the bandwidth that transformers' own sampling loop reaches, which waits for Python at every token."""
+H100_MEMORY = 80e9
+BF16_BYTES, FP32_BYTES = 2, 4
+ACTIVATION_BYTES = 6e9
+"""Room for activations with gradient checkpointing and a micro-batch of a few texts."""
+SOAP_LARGEST_SIDE = 10_000
+"""Longer sides of a matrix have no preconditioner: the default of pytorch-optimizer's SOAP."""
+SOAP_EVERY = 10
+"""Steps between two updates of SOAP's eigenbases: its default too."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a Llama-like decoder."""
+
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+
+    @property
+    def linear_layers(self) -> list[tuple[int, int]]:
+        """(rows, columns) of the seven matrices of one layer."""
+        kv = self.hidden * self.key_value_heads // self.heads
+        attention = [(self.hidden, self.hidden), (kv, self.hidden), (kv, self.hidden), (self.hidden, self.hidden)]
+        return [*attention, *[(self.intermediate, self.hidden)] * 2, (self.hidden, self.intermediate)]
+
+    @property
+    def matrices(self) -> list[tuple[int, int]]:
+        """(rows, columns) of every matrix of a reward model: embeddings, layers, the one-node head."""
+        return [(self.vocabulary, self.hidden), *self.linear_layers * self.layers, (1, self.hidden)]
+
+
+LLAMA_3_8B = Architecture(128_256, 4096, 14_336, 32, 32, 8)
+
+
+def reward_parameters(architecture: Architecture) -> int:
+    """Parameters of a reward model: the token head dropped, a one-node head in its place.
+
+    Example:
+        >>> reward_parameters(LLAMA_3_8B)
+        7504928768
+    """
+    norms = (2 * architecture.layers + 1) * architecture.hidden
+    return sum(rows * columns for rows, columns in architecture.matrices) + norms
+
+
+def language_model_parameters(architecture: Architecture) -> int:
+    """Parameters of the language model, its token head apart from its embeddings.
+
+    Example:
+        >>> language_model_parameters(LLAMA_3_8B)
+        8030261248
+    """
+    return reward_parameters(architecture) + (architecture.vocabulary - 1) * architecture.hidden
+
+
+def lora_matrices(architecture: Architecture, rank: int) -> list[tuple[int, int]]:
+    """(rows, columns) of what LoRA trains: two thin factors for every matrix of every layer, and the head."""
+    factors = [pair for rows, columns in architecture.linear_layers for pair in ((rank, columns), (rows, rank))]
+    return [*factors * architecture.layers, (1, architecture.hidden)]
+
+
+def lora_parameters(architecture: Architecture, rank: int) -> int:
+    """Parameters that LoRA trains: Σ r (rows + columns) over the matrices of all layers, and the head.
+
+    Example:
+        >>> lora_parameters(LLAMA_3_8B, 16)
+        41947136
+    """
+    return sum(rows * columns for rows, columns in lora_matrices(architecture, rank))
+
+
+def training_flops(parameters: int, tokens: float, *, lora: bool = False) -> float:
+    """Operations of one epoch: 6 N T; 4 N T with LoRA, where no gradient of the frozen weights is formed.
+
+    Example:
+        >>> training_flops(7_504_928_768, 1e6)
+        4.5029572608e+16
+
+    Reference: Kaplan et al., "Scaling laws for neural language models" (2020), Section 2.1.
+    """
+    return (4.0 if lora else 6.0) * parameters * tokens
+
+
+def scoring_flops(parameters: int, tokens: float) -> float:
+    """Operations of one pass forward: 2 N T.
+
+    Example:
+        >>> scoring_flops(1_000, 10)
+        20000.0
+    """
+    return 2.0 * parameters * tokens
+
+
+def soap_flops(matrices: Iterable[tuple[int, int]], steps: int) -> float:
+    """What SOAP adds to the operations of training.
+
+    A side of length d of a matrix with s entries costs 4 · 2 s d a step (three projections and one update of the
+    covariance), and a product and a QR decomposition, (2 + 8/3) d³, every ten steps.
+
+    Example:
+        >>> f"{soap_flops(LLAMA_3_8B.matrices, 1):.2e}"
+        '2.93e+14'
+
+    Reference: Vyas et al., "SOAP" (2024), Algorithm 3; pytorch-optimizer 4.1, ``SOAP.step``.
+    """
+    sides = [(rows * columns, d) for rows, columns in matrices for d in _preconditioned(rows, columns)]
+    return steps * sum(8.0 * entries * d + (14.0 / 3.0) * d**3 / SOAP_EVERY for entries, d in sides)
+
+
+def soap_bases(matrices: Iterable[tuple[int, int]]) -> int:
+    """Numbers that SOAP keeps beside two moments: d² covariances and d² eigenvectors for each side d that is not long.
+
+    Example:
+        >>> soap_bases([(3, 10_001), (4, 5)])
+        100
+    """
+    return sum(2 * d * d for rows, columns in matrices for d in _preconditioned(rows, columns))
+
+
+def _preconditioned(rows: int, columns: int) -> list[int]:
+    return [side for side in (rows, columns) if side <= SOAP_LARGEST_SIDE]
+
+
+def gpu_hours(flops: float, peak: float = H100_FLOPS) -> float:
+    """Hours on one H100 that reaches a stated share of its peak.
+
+    Example:
+        >>> round(gpu_hours(H100_FLOPS * 0.35 * 3600), 9)
+        1.0
+    """
+    return flops / (peak * TRAINING_UTILISATION) / 3600
+
+
+def decoding_hours(parameters: int, prompts: int, samples: int, tokens: int, at_once: int) -> float:
+    """Hours to sample on one H100: each token of a batch reads all weights once.
+
+      prompts · ceil(samples / at_once) · tokens · (2 N bytes) / (bandwidth · utilisation)
+
+    Example:
+        >>> round(decoding_hours(8_030_261_248, 50, 100, 256, 32), 3)
+        0.341
+    """
+    passes = prompts * math.ceil(samples / at_once) * tokens
+    return passes * BF16_BYTES * parameters / (H100_BANDWIDTH * DECODING_UTILISATION) / 3600
+
+
+def training_memory(
+    architecture: Architecture, optimizer: str = "soap", *, lora_rank: int | None = None, number_bytes: int = FP32_BYTES
+) -> float:
+    """Bytes on the GPU while a member is trained: weights, gradients, the optimizer's state and activations.
+
+    Args:
+        architecture: of the backbone.
+        optimizer: ``soap`` or ``adamw``, which keeps two moments only.
+        lora_rank: of an adapter; then only it has gradients and moments.
+        number_bytes: of what is trained and its state: 4 in FP32, as ``fit`` does it, 2 if all were in BF16.
+
+    Example:
+        >>> [round(training_memory(LLAMA_3_8B, number_bytes=size) / 1e9) for size in (4, 2)]
+        [166, 86]
+        >>> round(training_memory(LLAMA_3_8B, "adamw", lora_rank=16) / 1e9, 1)
+        21.7
+    """
+    frozen = 0 if lora_rank is None else BF16_BYTES * reward_parameters(architecture)
+    trained = trained_numbers(architecture, optimizer, lora_rank) + trained_parameters(architecture, lora_rank)
+    return frozen + number_bytes * trained + ACTIVATION_BYTES
+
+
+def trained_parameters(architecture: Architecture, lora_rank: int | None = None) -> int:
+    """Parameters that one member trains: all, or those of an adapter of some rank."""
+    return reward_parameters(architecture) if lora_rank is None else lora_parameters(architecture, lora_rank)
+
+
+def trained_numbers(architecture: Architecture, optimizer: str = "soap", lora_rank: int | None = None) -> int:
+    """Numbers in a checkpoint of an unfinished training: what is trained, two moments of it, and SOAP's bases.
+
+    Example:
+        >>> [round(4 * trained_numbers(LLAMA_3_8B, optimizer) / 1e9) for optimizer in ("soap", "adamw")]
+        [130, 90]
+    """
+    matrices = architecture.matrices if lora_rank is None else lora_matrices(architecture, lora_rank)
+    bases = soap_bases(matrices) if optimizer == "soap" else 0
+    return 3 * trained_parameters(architecture, lora_rank) + bases

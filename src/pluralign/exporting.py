@@ -1,0 +1,320 @@
+"""Export: a fine-tuned ensemble, or one of its members, as a folder that plain transformers loads as a reward model.
+
+Decided here: what such a folder holds. Weights are safetensors, LoRA adapters are merged, the head is kept, and a model
+card says what was measured. A folder is written whole or not at all. Nothing is measured here but the members' names.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+
+from pluralign import __version__
+from pluralign.encoders import quiet_transformers
+from pluralign.ensemble import RewardEnsemble
+from pluralign.errors import DataError, UsageError, did_you_mean
+from pluralign.evidence import REWARDS_FILE, load_evidence
+from pluralign.hub import HUB_ID, check_upload, upload_model
+from pluralign.jsonable import without_nan
+from pluralign.model_card import Kind, ModelCard, Reads
+from pluralign.models import WEIGHTS_KEY, classifier_tokens
+from pluralign.profiles import member_profiles
+from pluralign.tuned import TunedFeatures, load_tuned, model_folders
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+INDEX_FILE = "pluralign.json"
+"""What every export has beside its model: the members, their weights, and how it was made."""
+KNOWN_BASES = {
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+}
+"""Hub ids of the models that we call by a name of our own."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written, and where."""
+
+    folder: str
+    models: list[str]
+    """Every folder that ``from_pretrained`` loads: one, or one a member."""
+    members: list[int]
+    """Which members of the ensemble they are."""
+    names: list[str]
+    weights: list[float]
+    """Of these members in the ensemble; they sum to 1 where all are exported."""
+    base: str
+    hub: str | None
+    """Address on the hub, where it was pushed."""
+
+
+def export(
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    member: int | None = None,
+    separate: bool = False,
+    dtype: Precision = "float32",
+    overwrite: bool = False,
+    push_to_hub: str | None = None,
+    public: bool = False,
+    commands: Sequence[Sequence[str]] = (),
+) -> Export:
+    """Write a fine-tuned ensemble as transformers reward models.
+
+    Without ``member`` and ``separate`` the ensemble becomes one model with an output a member; its configuration holds
+    their weights and names. The members of a stagewise ensemble have bodies of their own and cannot share a model.
+
+    Args:
+        folder: what ``fit`` wrote.
+        output: the folder to write.
+        member: export this one alone, as a model with one output.
+        separate: export every member as a model with one output, each in a folder ``member-J``.
+        dtype: of the weights; float32 gives the ensemble's rewards, half precision is half as large.
+        overwrite: replace an earlier export.
+        push_to_hub: upload the export to this repository of the Hugging Face hub.
+        public: whether a repository that is created there is public.
+        commands: the commands that lead here, each as a list of words, for the model card.
+    """
+    folder, output = Path(folder), Path(output)
+    ensemble = RewardEnsemble.load(folder)
+    features = _tuned(ensemble, folder)
+    if member is not None and not 0 <= member < ensemble.k:
+        raise UsageError(f"there is no member {member}: members are counted from 0 to {ensemble.k - 1}.")
+    if member is not None and separate:
+        raise UsageError("--member and --all exclude each other: export one member, or each.")
+    if features.method == "stagewise" and member is None and not separate:
+        raise UsageError(
+            "the members of a stagewise ensemble have bodies of their own and cannot share one model: "
+            "export one with --member J, or each into a folder of its own with --all."
+        )
+    if dtype not in get_args(Precision):
+        raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
+    _refuse_place(folder, output, overwrite)
+    if push_to_hub:
+        check_upload(push_to_hub)
+    members = list(range(ensemble.k)) if member is None else [member]
+    names = member_names(folder, ensemble)
+    base = base_id(features.base) or PurePath(features.base).name
+    card = ModelCard(ensemble, names, base, base_id(features.base), output.resolve().name, push_to_hub or "", commands)
+    groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
+    with _whole_folder(output) as partial:
+        for place, chosen in groups.items():
+            kind: Kind = "ensemble" if member is None and not separate else "member"
+            model, tokenizer = _model_of(features, ensemble.members.theta[:, chosen])
+            reads = reads_of(tokenizer)
+            _describe(model.config, ensemble, names, chosen, kind, reads)
+            _save(model, tokenizer, partial / place, dtype, features.max_length)
+            text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer))
+            (partial / place / "README.md").write_text(text, encoding="utf-8")
+        if separate:
+            (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
+        rows = [card.member_row(j) | {"folder": place} for place, chosen in groups.items() for j in chosen]
+        index = {"format": "pluralign-export", "pluralign": __version__, "base": base, "members": rows}
+        (partial / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), "utf-8")
+    return Export(
+        folder=str(output),
+        models=[str(output / place) for place in groups],
+        members=members,
+        names=[names[j] for j in members],
+        weights=ensemble.weights[members].tolist(),
+        base=base,
+        hub=upload_model(output, push_to_hub, private=not public) if push_to_hub else None,
+    )
+
+
+def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
+    """Return what each member is called on its card where held-out votes were kept, else its number."""
+    if not (Path(folder) / REWARDS_FILE).is_file():
+        return [f"member {j}" for j in range(ensemble.k)]
+    return [card.name for card in member_profiles(ensemble.weights, load_evidence(folder))]
+
+
+def base_id(base: str) -> str | None:
+    """Return the hub id of a base model. A local folder has none, and its path is nobody's business.
+
+    Example:
+        >>> base_id("smollm2"), base_id("my-org/model"), base_id("/home/me/models/mine")
+        ('HuggingFaceTB/SmolLM2-135M-Instruct', 'my-org/model', None)
+    """
+    return KNOWN_BASES.get(base) or (base if HUB_ID.fullmatch(base) and not Path(base).exists() else None)
+
+
+def _tuned(ensemble: RewardEnsemble, folder: Path) -> TunedFeatures:
+    """Return the fine-tuned models of an ensemble, checked to be those it was saved with."""
+    features = ensemble.features
+    if not isinstance(features, TunedFeatures):
+        raise UsageError(
+            f"{folder} has linear heads on frozen features (encoder {features.encoder}), scaled and clipped, which no "
+            "transformers classifier computes: score with pluralign, or fit with --backbone."
+        )
+    if features.identified().identity != features.identity:
+        remedy = "copy the folder again, or fit anew"
+        raise DataError("a fine-tuned model is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+    return features
+
+
+def _refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
+    inside, outside = folder.resolve(), output.resolve()
+    if inside == outside or inside in outside.parents or outside in inside.parents:
+        raise UsageError(f"{output} and the ensemble's folder {folder} must lie apart; name another folder.")
+    if output.is_dir() and any(output.iterdir()):
+        if not overwrite:
+            raise UsageError(
+                f"{output} is not empty; name another folder, or replace an earlier export by --overwrite."
+            )
+        if not (output / INDEX_FILE).is_file():
+            raise UsageError(f"{output} holds no earlier export ({INDEX_FILE} is missing); name another folder.")
+    elif output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file; name a folder.")
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
+    """Return one model with an output for each column of θ, and its tokenizer."""
+    places = model_folders(features)
+    if features.method == "stagewise":
+        (own,) = np.flatnonzero(theta[:, 0])
+        places, theta = [places[own]], theta[own : own + 1]
+    model, tokenizer = load_tuned(places[0], features.base, len(theta))
+    if features.lora:
+        refuse_without_head(places[0], _head(model.get_base_model())[0])
+        model = model.merge_and_unload()
+    keep_outputs(model, theta)
+    return model, tokenizer
+
+
+def _describe(
+    config: Any, ensemble: RewardEnsemble, names: Sequence[str], chosen: Sequence[int], kind: Kind, reads: Reads
+) -> None:
+    """Say in a model's configuration what its outputs are."""
+    own = [names[j] for j in chosen]
+    config.id2label, config.label2id = dict(enumerate(own)), {name: i for i, name in enumerate(own)}
+    # Rewards are not probabilities: this keeps vLLM and pipelines from a softmax, and what scores pairs of texts
+    # (vLLM's /score, CrossEncoder of sentence-transformers) from a sigmoid.
+    config.problem_type = "regression"
+    if reads == "pair":
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    config.pluralign, config.pluralign_names = __version__, own
+    if kind == "ensemble":
+        setattr(config, WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
+        config.pluralign_temperature = ensemble.temperature
+    else:
+        config.pluralign_member, config.pluralign_member_weight = chosen[0], float(ensemble.weights[chosen[0]])
+
+
+def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length: int) -> None:
+    import torch
+
+    place.mkdir(exist_ok=True)
+    size, free = sum(part.numel() for part in model.parameters()) * BYTES[dtype], shutil.disk_usage(place).free
+    if size > free:
+        raise UsageError(f"a model of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB are free; make room.")
+    # A text that is too long loses the beginning of the prompt, as it did when the ensemble was fitted.
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # else they are not saved
+    tokenizer.model_max_length = min(int(tokenizer.model_max_length), max_length)
+    with quiet_transformers():
+        model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+    for path in place.glob("*.safetensors"):  # written for their owner alone
+        path.chmod((place / "config.json").stat().st_mode)
+
+
+def reads_of(tokenizer: Any) -> Reads:
+    """Say how a prompt and a response become one input: see ``models.model_rewards``."""
+    return "chat" if tokenizer.chat_template else "pair" if tokenizer.sep_token else "text"
+
+
+def ends_in_padding(model: Any, tokenizer: Any) -> bool:
+    """Say whether a decoder's texts end in what it takes for padding, so that it reads the token before.
+
+    So it is where the token that ends a turn also pads. vLLM knows no padding and reads the last token.
+    """
+    last = classifier_tokens(tokenizer, ("Tea?", "Yes."), tokenizer.model_max_length)["input_ids"][-1]
+    return bool(reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
+
+
+def refuse_without_head(adapter: Path, head: str) -> None:
+    """Refuse an adapter that was saved without its head.
+
+    Merging is where a reward model loses its head: the base has none, so transformers makes one of random numbers, and
+    peft puts nothing in its place where ``modules_to_save`` did not name it.
+    """
+    weights = adapter / "adapter_model.safetensors"
+    name = head.removesuffix(".modules_to_save.default")
+    with safe_open(weights, framework="numpy") as file:
+        if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
+            remedy = "fit anew; its rewards cannot be brought back"
+            raise DataError(f"the adapter was saved without its head, {name}", file=str(weights), remedy=remedy)
+
+
+def keep_outputs(model: Any, theta: FloatArray) -> None:
+    """Make a sequence classifier give θᵀ·outputs instead of its outputs; for one-hot columns, some of them.
+
+    Args:
+        model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.
+        theta: ``(outputs, k)``.
+    """
+    import torch
+
+    name, head = _head(model)
+    mix = torch.as_tensor(np.ascontiguousarray(theta.T), dtype=torch.float64, device=head.weight.device)
+    kept = torch.nn.Linear(head.in_features, len(mix), bias=head.bias is not None, device=mix.device)
+    with torch.no_grad():
+        kept.weight.copy_(mix @ head.weight.double())
+        if head.bias is not None:
+            kept.bias.copy_(mix @ head.bias.double())
+    model.set_submodule(name, kept)
+    model.num_labels = model.config.num_labels = len(mix)
+
+
+def _head(model: Any) -> tuple[str, Any]:
+    """The last linear layer outside the body: ``score`` of decoders, ``classifier`` or the like of encoders."""
+    import torch
+
+    outside = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != model.base_model_prefix
+    ]
+    return outside[-1]
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``target``; it takes the place of ``target`` only if the block succeeds."""
+    parent = target.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}.", suffix=".partial"))
+    try:
+        inner = partial / "new"
+        inner.mkdir()
+        yield inner
+        if target.exists():
+            target.rename(partial / "old")
+        try:
+            inner.rename(target)
+        except OSError:
+            with suppress(OSError):
+                (partial / "old").rename(target)
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

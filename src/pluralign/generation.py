@@ -1,0 +1,414 @@
+"""Candidates from a language model: several distinct responses to each prompt, sampled at a high temperature.
+
+Decided here: where prompts come from, what one sampled response is, and that a file of candidates is always complete up
+to its last line: an interrupted run goes on where it stopped, and a prompt that fails costs only itself. Who samples is
+a ``Sampler``; a model in this process is one, a server could be another.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeAlias
+
+from pluralign.comparisons import BadRows, RowError, check_text
+from pluralign.encoders import Progress, plain_prompt
+from pluralign.ensemble import ENSEMBLE_FILE
+from pluralign.errors import DataError, UsageError
+from pluralign.evidence import VOTES_FILE
+from pluralign.files import write_whole
+from pluralign.known_sets import KNOWN_SETS, prism_prompts
+from pluralign.models import load_model, longest_text, reference_folder
+from pluralign.options import SamplingOptions, with_changes
+from pluralign.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
+from pluralign.records import read_records
+from pluralign.shapes import read_prompt
+from pluralign.sources import load_preferences
+
+SAMPLES_AT_ONCE = 32
+"""Responses to one prompt that are sampled in one batch; halved where memory does not suffice."""
+ROUNDS = 5
+"""How often a prompt is sampled in all where responses repeat each other."""
+FAILED_SUFFIX = ".failed"
+
+Failure: TypeAlias = dict[str, Any]
+
+
+class Sampler(Protocol):
+    """What answers prompts."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called; kept with each line of a file."""
+        ...
+
+    def prepare(self) -> None:
+        """Load or reach the model; called once, and only where something is to be sampled."""
+        ...
+
+    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a run of ``generate`` did; ``lines`` and ``responses`` are of this run and those it went on from."""
+
+    file: str
+    model: str
+    prompts: int
+    """Distinct prompts asked for."""
+    lines: int
+    """Prompts that have candidates in the file."""
+    resumed: int
+    """Of them, those that an earlier run had finished."""
+    responses: int
+    """Distinct responses to these prompts."""
+    repeats: int
+    """Responses sampled once more and left out."""
+    empty: int
+    """Responses without any text, left out."""
+    short: int
+    """Prompts with fewer distinct responses than asked for after all rounds."""
+    failed: list[Failure]
+    """Prompts without candidates, each with the reason."""
+    seconds: float
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _BadPrompts(BadRows):
+    """Rows that hold no prompt: kept as failures, so that they do not lose the rest."""
+
+    failures: list[Failure] = field(default_factory=list)
+
+    def report(self, row: int | None, error: RowError) -> None:
+        self.failures.append({"row": row, "error": str(DataError(error.problem, file=self.file, row=row))})
+
+
+def load_prompts(
+    source: str | os.PathLike[str] | IO[bytes], *, limit: int | None = None, seed: int = 0
+) -> tuple[list[Prompt], list[Failure]]:
+    """Return distinct prompts in their order, and the rows that hold none.
+
+    Args:
+        source: a JSON Lines, CSV or Parquet file with a column ``prompt`` (prompts, candidates and votes have one),
+            ``-``, an open binary file, ``prism`` or ``prism:FOLDER`` (what the paper uses), a set of votes as
+            ``load_preferences`` takes it, or an ensemble's folder: the prompts that ``fit`` held out.
+        limit: take only so many, drawn by a hash of prompt and seed: the same ones whatever the order.
+        seed: of that draw.
+
+    Example:
+        >>> import io
+        >>> load_prompts(io.BytesIO(b'{"prompt": "Tea?"}\\n{"prompt": "Rum?"}\\n{"prompt": "Tea?"}'))
+        (['Tea?', 'Rum?'], [])
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"the limit must be at least one prompt, not {limit}.")
+    given, failures = _read_prompts(source)
+    prompts = list(dict.fromkeys(given))
+    if limit is not None and limit < len(prompts):
+        drawn = set(sorted(prompts, key=lambda prompt: prompt_hash(prompt, seed))[:limit])
+        prompts = [prompt for prompt in prompts if prompt in drawn]
+    return prompts, failures
+
+
+def _read_prompts(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Prompt], list[Failure]]:
+    if not isinstance(source, str | os.PathLike):
+        return _prompts_of(source, getattr(source, "name", "a stream"))
+    name, _, rest = str(source).partition(":")
+    path = Path(source)
+    if path.is_dir() and (path / ENSEMBLE_FILE).is_file():
+        if not (path / VOTES_FILE).is_file():
+            remedy = "name a file of prompts, or fit again"
+            raise DataError("no held-out votes were kept in it", file=str(path), remedy=remedy)
+        return list(PreferenceSet.load(path / VOTES_FILE).prompts), []
+    if name == "prism" and not path.exists():
+        return list(prism_prompts(rest)), []
+    if name in ("hf", "demo", *KNOWN_SETS) and not path.exists():
+        return list(load_preferences(str(source)).prompts), []
+    if str(source) == "-":
+        return _prompts_of(sys.stdin.buffer, "standard input")
+    if not path.is_file():
+        problem = "this folder holds no ensemble" if path.is_dir() else "there is no such file"
+        remedy = "name a file with a column prompt, prism, a set of votes or an ensemble's folder"
+        raise DataError(problem, file=str(path), remedy=remedy)
+    with path.open("rb") as stream:
+        return _prompts_of(stream, str(path))
+
+
+def _prompts_of(stream: Any, name: str) -> tuple[list[Prompt], list[Failure]]:
+    bad, prompts = _BadPrompts(name), []
+    for row, record in read_records(stream, bad):
+        try:
+            prompt = read_prompt(record.get("prompt"))
+            for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+                check_text(text, "prompt")
+            prompts.append(prompt)
+        except RowError as error:
+            bad.report(row, error)
+    if not prompts:
+        problem = (
+            f"no row holds a prompt ({bad.failures[0]['error']})" if bad.failures else "there are no prompts in it"
+        )
+        raise DataError(problem, file=name, remedy='write lines of {"prompt": "…"}')
+    return prompts, bad.failures
+
+
+# --- a model in this process ----------------------------------------------------------------------------------------
+
+
+class LocalModel:
+    """A transformers causal language model: ``smollm2`` from its wheel, a folder, or a hub id.
+
+    Each prompt is answered by itself, its samples side by side, so nothing is padded on the left and no prompt changes
+    another's responses. The model's own generation settings are set aside but for the tokens that end a text.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._loaded: tuple[Any, Any] | None = None
+        self._at_once = SAMPLES_AT_ONCE
+
+    def prepare(self) -> None:
+        """Load model and tokenizer: float32 on a CPU, bfloat16 on a GPU."""
+        self._loaded = load_model(reference_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
+
+    def _model(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            self.prepare()
+        assert self._loaded is not None  # noqa: S101 - it was prepared
+        return self._loaded
+
+    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        """Return n responses, sampled with a generator of their own."""
+        import torch
+
+        model, tokenizer = self._model()
+        tokens = self._tokens(prompt, options.max_new_tokens).to(model.device)
+        responses: list[str] = []
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(seed)
+            while len(responses) < n:
+                try:
+                    written = self._continue(tokens, min(self._at_once, n - len(responses)), options)
+                except torch.OutOfMemoryError:
+                    if self._at_once == 1:
+                        remedy = "use a shorter prompt, fewer --max-new-tokens or a smaller model"
+                        raise DataError("one sample does not fit into the GPU's memory", remedy=remedy) from None
+                    self._at_once //= 2
+                    torch.cuda.empty_cache()
+                    continue
+                responses += tokenizer.batch_decode(written[:, tokens.shape[1] :], skip_special_tokens=True)
+        return responses
+
+    def _tokens(self, prompt: Prompt, new: int) -> Any:
+        import torch
+
+        model, tokenizer = self._model()
+        if tokenizer.chat_template:
+            try:
+                text = tokenizer.apply_chat_template(
+                    prompt_messages(prompt), tokenize=False, add_generation_prompt=True
+                )
+            except Exception as error:  # templates raise jinja2's errors, and whatever their authors thought of
+                reason = " ".join(str(error).split())[:200]
+                raise DataError(f"the model's chat template refuses the prompt ({reason})") from None
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"]
+        limit = longest_text(model, tokenizer)
+        if len(ids) + new > limit:
+            problem = f"the prompt has {len(ids):,} tokens and {new:,} are to follow, but the model reads {limit:,}"
+            raise DataError(problem, remedy="shorten it or lower --max-new-tokens")
+        return torch.tensor([ids])
+
+    def _continue(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
+        import torch
+
+        transformers: Any = importlib.import_module("transformers")
+        model, tokenizer = self._model()
+        end = model.generation_config.eos_token_id
+        end = tokenizer.eos_token_id if end is None else end
+        first_end = end[0] if isinstance(end, list) else end
+        config = transformers.GenerationConfig(
+            do_sample=True,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=0,
+            repetition_penalty=1.0,
+            max_new_tokens=options.max_new_tokens,
+            num_return_sequences=n,
+            eos_token_id=end,
+            pad_token_id=next((t for t in (tokenizer.pad_token_id, first_end) if t is not None), 0),
+        )
+        return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def generate(
+    prompts: Sequence[Prompt] | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    model: str | Sampler,
+    n: int,
+    options: SamplingOptions | None = None,
+    *,
+    limit: int | None = None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Generation:
+    """Sample n distinct responses to each prompt into a candidates file, one line a prompt.
+
+    A line is written whole, with the settings it came from. The same call goes on with an unfinished file; a file of
+    other settings is refused. The responses to a prompt depend on it, the model and the settings, and not on the other
+    prompts. Prompts that fail are listed in ``OUTPUT.failed`` and tried again by the next call.
+
+    Args:
+        prompts: prompts, or where to read them (``load_prompts``).
+        output: the candidates file, JSON Lines of {prompt, responses}.
+        model: ``smollm2``, a folder or a hub id of a causal language model, or a ``Sampler``.
+        n: distinct responses to a prompt.
+        options: how to sample; ``changes`` are its fields by name.
+        limit: take only so many prompts, drawn by the seed.
+        progress: called with prompts done and in all.
+
+    Reference: the paper's Section 5, "Do the reward models capture distinct preferences?".
+    """
+    options = with_changes(options or SamplingOptions(), changes)
+    if n < 1:
+        raise UsageError(f"n must be at least one response a prompt, not {n}.")
+    started, output = time.perf_counter(), Path(output)
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name the file to write, such as {output / 'candidates.jsonl'}.")
+    failed: list[Failure] = []
+    if isinstance(prompts, str | os.PathLike):
+        prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
+    else:
+        prompts = list(dict.fromkeys(prompts))[:limit]
+    sampler: Sampler = LocalModel(model) if isinstance(model, str) else model
+    settings = {"model": sampler.name, "n": n, **asdict(options)}
+    done = _finished(output, settings)
+    resumed = sum(prompt_key(prompt) in done for prompt in prompts)
+    if resumed < len(prompts):
+        sampler.prepare()
+    for position, prompt in enumerate(prompts):
+        if prompt_key(prompt) not in done:
+            try:
+                line = _candidates(sampler, prompt, n, options)
+            except DataError as error:
+                failed.append({"prompt": _as_json(prompt), "error": str(error)})
+            else:
+                done[prompt_key(prompt)] = line | {"responses": len(line["responses"])}
+                _append(output, line | {"sampled": {**line["sampled"], **settings}})
+        if progress:
+            progress(position + 1, len(prompts))
+    _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
+    lines = [done[prompt_key(prompt)] for prompt in prompts if prompt_key(prompt) in done]
+    return Generation(
+        file=str(output),
+        model=sampler.name,
+        prompts=len(prompts),
+        lines=len(lines),
+        resumed=resumed,
+        responses=sum(line["responses"] for line in lines),
+        repeats=sum(line["sampled"]["repeats"] for line in lines),
+        empty=sum(line["sampled"]["empty"] for line in lines),
+        short=sum(line["responses"] < n for line in lines),
+        failed=failed,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _candidates(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptions) -> dict[str, Any]:
+    """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds."""
+    found: dict[str, None] = {}
+    repeats = empty = 0
+    for attempt in range(ROUNDS):
+        for text in map(
+            str.strip, sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt))
+        ):
+            empty += not text
+            repeats += text in found
+            if text:
+                found.setdefault(text)
+        if len(found) == n:
+            break
+    if not found:
+        raise DataError("the model wrote nothing, however often it was asked", remedy="check its chat template")
+    return {
+        "prompt": _as_json(prompt),
+        "responses": list(found),
+        "sampled": {"repeats": repeats, "empty": empty},
+    }
+
+
+def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
+    """Return the seed of one prompt's samples, which depends on nothing but these.
+
+    Example:
+        >>> prompt_seed("Tea?", 0) == prompt_seed("Tea?", 0), prompt_seed("Tea?", 0) == prompt_seed("Rum?", 0)
+        (True, False)
+    """
+    key = json.dumps([prompt_key(prompt), isinstance(prompt, str), seed, attempt])
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
+
+
+def _as_json(prompt: Prompt) -> Any:
+    return prompt if isinstance(prompt, str) else prompt_messages(prompt)
+
+
+def _append(path: Path, line: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as stream:
+        stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _finished(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what is known of the prompts that a file has candidates for; a line that a kill cut short is removed."""
+    if not path.is_file():
+        return {}
+    whole, done = 0, {}
+    with path.open("rb") as stream:
+        for row, raw in enumerate(stream, 1):
+            if not raw.endswith(b"\n"):
+                break
+            whole += len(raw)
+            try:
+                line = json.loads(raw)
+                sampled, responses = dict(line["sampled"]), len(line["responses"])
+                counts = {name: int(sampled.pop(name)) for name in ("repeats", "empty")}
+                key = prompt_key(read_prompt(line["prompt"]))
+            except (ValueError, KeyError, TypeError, RowError):
+                remedy = "name another file, or remove this one"
+                raise DataError(
+                    "pluralign generate did not write this line", file=str(path), row=row, remedy=remedy
+                ) from None
+            if other := [name for name in settings if sampled.get(name) != settings[name]]:
+                was = ", ".join(f"{name} {sampled.get(name)}" for name in other)
+                remedy = "name another file, or use these settings to go on with it"
+                raise DataError(f"its candidates were sampled with {was}", file=str(path), row=row, remedy=remedy)
+            done[key] = {"responses": responses, "sampled": counts}
+    if whole < path.stat().st_size:
+        with path.open("r+b") as stream:
+            stream.truncate(whole)
+    return done
+
+
+def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
+    if not failed:
+        path.unlink(missing_ok=True)
+        return
+    with write_whole(path) as partial:
+        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in failed), encoding="utf-8")

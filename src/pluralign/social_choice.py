@@ -1,0 +1,135 @@
+"""One answer for all: rules that choose among candidates by the pairwise support that weighted members give them.
+
+Weights are real numbers, which the voting libraries we looked at do not take (they count ballots), so the rules are
+written here; each is a few lines over the matrix of pairwise support. Arrays in, numbers out.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+
+from pluralign.errors import UsageError, did_you_mean
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+_EQUAL = 1e-9
+
+
+def pairwise_support(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
+    """The share of weight that prefers each candidate to each other: s_ab = Σ_j α_j 1[r_j(a) > r_j(b)], ½ for a tie.
+
+    Args:
+        rewards: of the candidates of one prompt, ``(n_candidates, n_members)``.
+        weights: of the members, ``(n_members,)``.
+
+    Returns:
+        Support, ``(n_candidates, n_candidates)``; s_ab + s_ba = 1, and ½ on the diagonal.
+
+    Example:
+        >>> pairwise_support([[2.0, 1.0], [1.0, 3.0]], [0.75, 0.25])
+        array([[0.5 , 0.75],
+               [0.25, 0.5 ]])
+
+    Reference: the paper's p̂ for one context (App. C.2).
+    """
+    r, alpha = np.asarray(rewards, dtype=np.float64), np.asarray(weights, dtype=np.float64)
+    difference = r[:, None] - r[None]
+    return np.asarray((0.5 * (difference > 0) + 0.5 * (difference >= 0)) @ alpha)
+
+
+def maximin(support: FloatArray) -> FloatArray:
+    """The support each candidate has against its strongest rival, min_b s_ab (Simpson, Kramer).
+
+    Example:
+        >>> maximin(np.array([[0.5, 0.6, 0.7], [0.4, 0.5, 0.9], [0.3, 0.1, 0.5]]))
+        array([0.6, 0.4, 0.1])
+    """
+    others = np.where(np.eye(len(support), dtype=bool), np.inf, support)
+    return np.asarray(others.min(axis=1))
+
+
+def borda(support: FloatArray) -> FloatArray:
+    """The mean support of each candidate over all rivals: its weighted Borda score, scaled to [0, 1].
+
+    Example:
+        >>> borda(np.array([[0.5, 0.6, 0.7], [0.4, 0.5, 0.9], [0.3, 0.1, 0.5]])).round(3)
+        array([0.65, 0.65, 0.2 ])
+    """
+    n = len(support)
+    return np.asarray((support.sum(axis=1) - 0.5) / (n - 1))
+
+
+def schulze(support: FloatArray) -> FloatArray:
+    """How many rivals each candidate beats by Schulze's method; a Condorcet winner beats all.
+
+    The strength of a path of victories (s > ½) is its weakest link; a beats b if the strongest path from a to b is
+    stronger than any from b to a.
+
+    Example:
+        >>> schulze(np.array([[0.5, 0.6, 0.3], [0.4, 0.5, 0.8], [0.7, 0.2, 0.5]]))
+        array([0., 2., 1.])
+
+    Reference: Schulze, "A new monotonic, clone-independent, reversal symmetric, and Condorcet-consistent
+    single-winner election method", Social Choice and Welfare 36 (2011).
+    """
+    path = np.where(support > 0.5 + _EQUAL, support, 0.0)
+    for middle in range(len(path)):
+        path = np.maximum(path, np.minimum(path[:, [middle]], path[[middle]]))
+    return np.asarray((path > path.T + _EQUAL).sum(axis=1), dtype=np.float64)
+
+
+def maximal_lottery(support: FloatArray) -> FloatArray:
+    """The lottery that no other lottery beats in expectation: optimal play of the game with payoff s − ½.
+
+    max_p min_b Σ_a p_a (s_ab − ½), a linear programme. Its value is 0, and a Condorcet winner gets all of it.
+
+    Example:
+        >>> maximal_lottery(np.array([[0.5, 0.6, 0.4], [0.4, 0.5, 0.6], [0.6, 0.4, 0.5]])).round(3)
+        array([0.333, 0.333, 0.333])
+
+    Reference: Fishburn, "Probabilistic social choice based on simple voting comparisons", Review of Economic Studies
+    51 (1984).
+    """
+    n = len(support)
+    found = linprog(
+        np.append(np.zeros(n), -1.0),  # maximise the value v
+        A_ub=np.column_stack([-(support - 0.5).T, np.ones(n)]),
+        b_ub=np.zeros(n),
+        A_eq=np.append(np.ones(n), 0.0)[None],
+        b_eq=[1.0],
+        bounds=[(0, None)] * n + [(None, None)],
+    )
+    lottery = np.clip(found.x[:n], 0.0, None)
+    return np.asarray(lottery / lottery.sum())
+
+
+RULES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
+    "maximin": maximin,
+    "borda": borda,
+    "schulze": schulze,
+    "lottery": maximal_lottery,
+}
+"""Each gives every candidate a score; the highest is chosen, and of the lottery one is drawn."""
+
+
+def choose(support: FloatArray, rule: str, seed: npt.ArrayLike = 0) -> int:
+    """Return the candidate that a rule chooses; ties go by mean support, then by lot.
+
+    Example:
+        >>> choose(np.array([[0.5, 0.6], [0.4, 0.5]]), "maximin")
+        0
+    """
+    if rule not in RULES:
+        raise UsageError(f"there is no rule {rule!r}; {did_you_mean(rule, RULES)}.")
+    if len(support) == 1:
+        return 0
+    random = np.random.default_rng(np.atleast_1d(seed))
+    scores = RULES[rule](support)
+    if rule == "lottery":
+        return int(random.choice(len(support), p=scores))
+    best = np.flatnonzero(scores >= scores.max() - _EQUAL)
+    mean = borda(support)[best]
+    return int(random.choice(best[mean >= mean.max() - _EQUAL]))

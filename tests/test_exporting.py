@@ -1,0 +1,529 @@
+"""Exports are what plain transformers, TRL and people read: the same rewards, the same head, a card that is true."""
+
+import importlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+from safetensors.numpy import load_file
+from test_encoders import WORDS
+from test_models import ITEMS, SIZES, alone, write_bert, write_llama
+
+from pluralign import evaluate, export, hub, load_preferences
+from pluralign.ensemble import RewardEnsemble, TextFeatures
+from pluralign.errors import DataError, UsageError
+from pluralign.evidence import gather_evidence, save_evidence
+from pluralign.exporting import keep_outputs
+from pluralign.fitting import evaluation_facts
+from pluralign.jsonable import without_nan
+from pluralign.members import LinearMembers, as_they_are
+from pluralign.model_card import escaped
+from pluralign.models import model_rewards
+from pluralign.preferences import PreferenceSet
+from pluralign.tuned import TunedFeatures
+
+WEIGHTS = [0.5, 0.2, 0.3]
+NASTY = "votes](x) <b>|`*_#.jsonl"
+"""Characters that would be markup in the card if they were not escaped."""
+
+
+def some_votes(folder: Path, prompts: int = 12) -> PreferenceSet:
+    random = np.random.default_rng(0)
+    rows = [
+        {
+            "prompt": f"{WORDS[i % len(WORDS)]} ?",
+            **{f"response_{side}": " ".join(random.choice(WORDS, size=random.integers(2, 9))) for side in "ab"},
+            "votes_a": int(random.integers(0, 6)),
+            "votes_b": int(random.integers(2, 6)),
+        }
+        for i in range(prompts)
+        for _ in range(4)
+    ]
+    path = folder / "votes.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return load_preferences(str(path))
+
+
+def write_adapter(folder: Path, base: Path, outputs: int, seed: int, keeps_head: bool = True) -> None:
+    """A LoRA adapter that changes what it is put on, with its head unless that is left out."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    peft = importlib.import_module("peft")
+    torch.manual_seed(seed)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = load(base, num_labels=outputs, dtype=torch.float32)
+    torch.nn.init.normal_(model.score.weight)
+    head = {"modules_to_save": ["score"], "task_type": "SEQ_CLS"} if keeps_head else {}
+    lora = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["q_proj", "v_proj"], **head)
+    peft.get_peft_model(model, lora).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+
+
+def pad_as_fit_does(folder: Path) -> Path:
+    """Where there is no padding token, the token that ends a text pads."""
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int) -> RewardEnsemble:
+    """An ensemble of some outputs of the models that lie in ``folder``."""
+    described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
+    features = TunedFeatures(**described, folder=folder).identified()
+    weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
+    ensemble = RewardEnsemble(LinearMembers(as_they_are(outputs), np.eye(outputs)[:, kept]), weights, features)
+    ensemble.save(folder)
+    return ensemble
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pad_as_fit_does(write_llama(tmp_path_factory.mktemp("base") / "tiny-llama", "CausalLM"))
+
+
+@pytest.fixture(scope="module")
+def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three members and a baseline that is none, as outputs of one model; held-out votes and figures beside them."""
+    folder = tmp_path_factory.mktemp("joint")
+    pad_as_fit_does(write_llama(folder / "backbone", num_labels=4))
+    ensemble = save_ensemble(folder, Path("my-org/my-llama"), "joint", False, [0, 1, 2], 4)
+    votes = some_votes(folder)
+    save_evidence(gather_evidence(ensemble, votes), folder)
+    facts = without_nan(evaluation_facts(evaluate(ensemble, votes, groups=[])))
+    data = {"name": f"/secret/{NASTY}", "fingerprint": "ab12", "train_pairs": 100, "train_prompts": 25}
+    facts |= {"data": data | {"test_pairs": 48, "test_prompts": 12}, "options": {"backbone": "/secret/llama"}}
+    replace(ensemble, facts=facts).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def joint_lora(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    folder = tmp_path_factory.mktemp("joint-lora")
+    write_adapter(folder / "backbone", base, 4, seed=1)
+    save_ensemble(folder, base, "joint", True, [0, 1, 2], 4)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["full", "lora"])
+def stagewise(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+    """Three members with a body each, the second of which was pruned."""
+    folder = tmp_path_factory.mktemp("stagewise")
+    for j in range(3):
+        if request.param:
+            write_adapter(folder / "backbone" / f"member-{j}", base, 1, seed=j)
+        else:
+            pad_as_fit_does(write_llama(folder / "backbone" / f"member-{j}", initializer_range=0.3 + j / 10))
+    save_ensemble(folder, base, "stagewise", request.param, [0, 2], 3)
+    return folder
+
+
+def chats_of_items() -> list[list[dict[str, str]]]:
+    chats = []
+    for prompt, response in ITEMS:
+        before = [("user", prompt)] if isinstance(prompt, str) else [(turn.role, turn.content) for turn in prompt]
+        chats.append([{"role": role, "content": text} for role, text in [*before, ("assistant", response)]])
+    return chats
+
+
+def plain_rewards(folder: Path) -> Any:
+    """What a user of plain transformers gets: the chat template, one text at a time."""
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats_of_items()]
+    return np.stack([alone(folder, text, special=False) for text in texts])
+
+
+# --- the same rewards -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_ensemble_with_one_body_becomes_one_model_with_an_output_a_member(joint: Path, tmp_path: Path) -> None:
+    done = export(joint, tmp_path / "out")
+    expected = RewardEnsemble.load(joint).rewards(ITEMS)
+    rewards = plain_rewards(tmp_path / "out")
+    np.testing.assert_allclose(rewards, expected, atol=1e-4)
+    assert rewards.shape == (4, 3)
+    assert np.ptp(rewards, axis=0).min() > 0.1
+    assert done.models == [str(tmp_path / "out")]
+    assert done.weights == pytest.approx(WEIGHTS)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["pluralign_weights"] == pytest.approx(WEIGHTS)
+    assert config["pluralign_names"] == done.names == list(config["id2label"].values())
+    assert config["problem_type"] == "regression"
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert {path.suffix for path in (tmp_path / "out").iterdir()} <= {".json", ".safetensors", ".md", ".jinja"}
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, "whoever reads one reads all"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_member_becomes_a_reward_model_with_one_output(joint: Path, tmp_path: Path, member: int) -> None:
+    export(joint, tmp_path / "out", member=member)
+    expected = RewardEnsemble.load(joint).rewards(ITEMS)[:, [member]]
+    np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, tmp_path: Path) -> None:
+    expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)
+    saved = load_file(joint_lora / "backbone" / "adapter_model.safetensors")
+    (head,) = [array for name, array in saved.items() if ".score." in name]
+    for member in (None, 1):
+        place = tmp_path / f"out-{member}"
+        export(joint_lora, place, member=member)
+        rows = [0, 1, 2] if member is None else [member]
+        np.testing.assert_allclose(plain_rewards(place), expected[:, rows], atol=1e-4)
+        exported = load_file(place / "model.safetensors")
+        np.testing.assert_array_equal(exported["score.weight"], head[rows])
+        assert not any("lora" in name for name in exported)
+    bare = load_file(base / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    assert np.abs(exported["model.layers.0.self_attn.q_proj.weight"] - bare).max() > 0.01, "LoRA was merged"
+
+
+@pytest.mark.slow
+def test_an_adapter_that_lost_its_head_is_refused(base: Path, tmp_path: Path) -> None:
+    write_adapter(tmp_path / "dir" / "backbone", base, 3, seed=1, keeps_head=False)
+    save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3)
+    with pytest.raises(DataError, match=r"the adapter was saved without its head, score; fit anew"):
+        export(tmp_path / "dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"bodies of their own .* --member J, or each .* --all"):
+        export(stagewise, tmp_path / "out")
+    ensemble = RewardEnsemble.load(stagewise)
+    done = export(stagewise, tmp_path / "out", separate=True)
+    rewards = np.hstack([plain_rewards(tmp_path / "out" / f"member-{j}") for j in range(2)])
+    np.testing.assert_allclose(rewards, ensemble.rewards(ITEMS), atol=1e-4)
+    assert np.abs(rewards[:, 0] - rewards[:, 1]).max() > 0.1
+    index = json.loads((tmp_path / "out" / "pluralign.json").read_text())
+    assert [row["folder"] for row in index["members"]] == ["member-0", "member-1"]
+    assert [row["weight"] for row in index["members"]] == pytest.approx([5 / 7, 2 / 7])
+    assert [Path(place).name for place in done.models] == ["member-0", "member-1"]
+    assert all(Path(place, "README.md").is_file() for place in (*done.models, done.folder))
+
+
+@pytest.mark.slow
+def test_a_pruned_ensemble_exports_the_members_that_stayed(joint: Path, tmp_path: Path) -> None:
+    whole = RewardEnsemble.load(joint)
+    replace(whole.take([2, 0], [0.75, 0.25]), facts={}).save(tmp_path / "pruned")
+    export(tmp_path / "pruned", tmp_path / "out")
+    np.testing.assert_allclose(plain_rewards(tmp_path / "out"), whole.rewards(ITEMS)[:, [2, 0]], atol=1e-4)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["pluralign_weights"] == [0.75, 0.25]
+    assert config["id2label"] == {"0": "member 0", "1": "member 1"}, "no held-out votes, no names"
+
+
+@pytest.mark.slow
+def test_a_classifier_of_pairs_keeps_its_bias_and_gives_raw_scores_to_cross_encoders(tmp_path: Path) -> None:
+    sentence_transformers = importlib.import_module("sentence_transformers")
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    write_bert(tmp_path / "dir" / "backbone", 3)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    model = load(tmp_path / "dir" / "backbone")
+    torch.nn.init.normal_(model.classifier.bias)
+    model.save_pretrained(tmp_path / "dir" / "backbone")
+    ensemble = save_ensemble(tmp_path / "dir", Path("minilm"), "joint", False, [0, 1], 3)
+    export(tmp_path / "dir", tmp_path / "out", member=1)
+    pairs = [(str(prompt), response) for prompt, response in ITEMS[:3]]
+    expected = ensemble.rewards(pairs)[:, 1]
+    np.testing.assert_allclose([alone(tmp_path / "out", *pair)[0] for pair in pairs], expected, atol=1e-4)
+    scores = sentence_transformers.CrossEncoder(str(tmp_path / "out")).predict(pairs)
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "/score" in card
+    assert 'base_model: "sentence-transformers/all-MiniLM-L6-v2"' in card
+
+
+@pytest.mark.slow
+def test_texts_that_are_too_long_are_cut_as_they_were_in_training(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "out")
+    long = [("tea ? rum ? " * 30, "no , never .")]
+    expected = RewardEnsemble.load(joint).rewards(long)
+    np.testing.assert_allclose(model_rewards(tmp_path / "out", long), expected, atol=1e-4)
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (tokenizer.model_max_length, tokenizer.truncation_side) == (32, "left")
+
+
+@pytest.mark.slow
+def test_evaluate_gives_an_export_the_figures_of_its_ensemble(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "out")
+    votes = load_preferences(str(joint / "votes.jsonl"))
+    ours, theirs = (evaluate(str(place), votes, groups=[]) for place in (joint, tmp_path / "out"))
+    assert theirs.levels["vote"].brier == pytest.approx(ours.levels["vote"].brier, abs=1e-9)
+    assert [m.weight for m in theirs.members] == pytest.approx([m.weight for m in ours.members])
+    assert [m.disagreement for m in theirs.members] == pytest.approx([m.disagreement for m in ours.members])
+
+
+def test_a_head_may_mix_outputs() -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=32, num_labels=3, max_position_embeddings=32, **SIZES)
+    model = transformers.BertForSequenceClassification(config).eval()
+    torch.nn.init.normal_(model.classifier.bias)
+    theta = np.array([[0.5, 0.0], [0.5, -1.0], [0.0, 2.0]])
+    with torch.no_grad():
+        tokens = torch.tensor([[2, 5, 7, 3]])
+        before = model(tokens).logits.numpy()
+        keep_outputs(model, theta)
+        np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
+
+
+# --- TRL ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def member(joint_lora: Path, tmp_path: Path) -> Path:
+    export(joint_lora, tmp_path / "member", member=1)
+    return tmp_path / "member"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trl_tunes_a_policy_to_a_member(member: Path, base: Path, joint_lora: Path, tmp_path: Path) -> None:
+    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
+    chats = [[{"role": "user", "content": f"{word} ?"}] for word in WORDS[:4]]
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path / "policy"), max_steps=1, per_device_train_batch_size=2, num_generations=2,
+        max_completion_length=4, report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1,
+    )  # fmt: skip
+    prompts = datasets.Dataset.from_dict({"prompt": chats})
+    trainer = trl.GRPOTrainer(model=str(base), reward_funcs=str(member), args=config, train_dataset=prompts)
+    trainer.train()
+    (logged,) = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    assert np.isfinite(logged)
+    reward, tokenizer = trainer.reward_funcs[0], trainer.reward_processing_classes[0]
+    texts = [trl.apply_chat_template({"messages": chat}, tokenizer)["text"] for chat in chats_of_items()]
+    inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+    rewards = reward(**inputs).logits.detach().numpy()
+    np.testing.assert_allclose(rewards, RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]], atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_trl_trains_a_member_further(member: Path, tmp_path: Path) -> None:
+    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
+    ask = {"role": "user", "content": "tea ?"}
+    rows = {
+        side: [[ask, {"role": "assistant", "content": text}]] * 2
+        for side, text in (("chosen", "yes ."), ("rejected", "no , never ."))
+    }
+    config = trl.RewardConfig(
+        output_dir=str(tmp_path / "further"), max_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True,
+        save_strategy="no", bf16=False, logging_steps=1,
+    )  # fmt: skip
+    trainer = trl.RewardTrainer(model=str(member), args=config, train_dataset=datasets.Dataset.from_dict(rows))
+    trainer.train()
+    assert any("loss" in row for row in trainer.state.log_history)
+
+
+# --- the card -------------------------------------------------------------------------------------------------------
+
+
+def front_matter(card: str) -> Any:
+    return importlib.import_module("yaml").safe_load(card.split("---\n")[1])
+
+
+@pytest.mark.slow
+def test_the_card_tells_what_was_measured_and_its_code_runs(
+    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = [["pluralign", "fit", "/secret/votes.jsonl", "-o", "dir"]]
+    export(joint, tmp_path / "out", commands=commands)
+    card, facts = (tmp_path / "out" / "README.md").read_text(), RewardEnsemble.load(joint).facts
+    about = front_matter(card)
+    assert about["library_name"] == "transformers"
+    assert about["pipeline_tag"] == "text-classification"
+    assert about["base_model"] == "my-org/my-llama"
+    assert {"pluralign", "reward-model"} <= set(about["tags"])
+    for figure in (facts["test"]["brier"], facts["test"]["noise"], facts["baselines"]["floor"]["brier"]):
+        assert f"{figure:.4f}" in card
+    for row in facts["members"]:
+        assert f"| {row['weight']:.4f} | {row['disagreement']:.4f}" in card
+    far = [row for row in facts["members"] if row["disagreement"] > 0.5]
+    assert card.count("disagrees with people more often than a coin") == len(far)
+    assert "/secret" not in card
+    assert "pluralign fit votes.jsonl -o dir" in card
+    assert "--pooler-config '{\"use_activation\": false}'" in card
+    loading, for_vllm = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)
+    exec(loading + for_vllm, scope)
+    expected = RewardEnsemble.load(joint).rewards([("Tea?", "Yes, please.")])[0]
+    np.testing.assert_allclose(scope["rewards"].numpy(), expected, atol=1e-4)
+    # vLLM reads the last token of what it is sent: here that is what transformers reads too.
+    torch, model = scope["torch"], scope["model"]
+    with torch.no_grad():
+        states = model.model(torch.tensor([scope["ids"]])).last_hidden_state[0, -1]
+        np.testing.assert_allclose(model.score(states).numpy(), expected, atol=1e-4)
+        whole = model.model(**scope["inputs"]).last_hidden_state[0, -1]
+    assert np.abs((model.score(whole) - model.score(states)).detach().numpy()).max() > 0.01, "else nothing to mind"
+
+
+@pytest.mark.slow
+def test_text_from_data_is_not_markup_on_a_card(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "out", member=0)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "<b>" not in card
+    (row,) = [line for line in card.splitlines() if line.startswith("| votes |")]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3, "a bar in a name makes no column"
+    assert not re.search(r"(?<!\\)[\]()`*_#]", row)
+    render = importlib.import_module("markdown_it").MarkdownIt("commonmark").enable("table").render
+    assert "votes](x) &lt;b&gt;|`*_#.jsonl</td>" in render(card.split("---\n", 2)[2]), "and it reads as it was"
+
+
+def test_escaping_leaves_plain_words_alone() -> None:
+    assert escaped("Prefers longer answers, is drawn to “tax”") == "Prefers longer answers, is drawn to “tax”"
+    assert "\n" not in escaped("a\n# b\n---\nc: d")
+
+
+@pytest.mark.slow
+def test_no_text_of_the_data_is_on_a_card(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    votes = load_preferences(str(joint / "votes.jsonl"))
+    assert not [text for text in votes.responses if len(text.split()) > 2 and text in card]
+
+
+# --- where it is written --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
+    for member in (3, -1):
+        with pytest.raises(UsageError, match=rf"there is no member {member}: members are counted from 0 to 2"):
+            export(joint, tmp_path / "out", member=member)
+    with pytest.raises(UsageError, match="exclude each other"):
+        export(joint, tmp_path / "out", member=0, separate=True)
+    with pytest.raises(UsageError, match="did you mean 'float16'"):
+        export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
+    for place in (joint, joint / "out", joint.parent):
+        with pytest.raises(UsageError, match="must lie apart"):
+            export(joint, place, overwrite=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        export(joint, tmp_path / "file")
+    features = TextFeatures("hashing", surface=False)
+    frozen = RewardEnsemble(LinearMembers(as_they_are(1024), np.zeros((1024, 1))), np.ones(1), features)
+    frozen.save(tmp_path / "frozen")
+    with pytest.raises(UsageError, match=r"frozen features \(encoder hashing\).* fit with --backbone"):
+        export(tmp_path / "frozen", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_an_export_is_written_whole_and_replaces_only_another(
+    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    export(joint, out, member=0)
+    with pytest.raises(UsageError, match=r"is not empty; .* --overwrite"):
+        export(joint, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr("pluralign.model_card.ModelCard.text", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            export(joint, out, overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing half-written is left"
+    export(joint, out, overwrite=True)
+    assert "pluralign_weights" in json.loads((out / "config.json").read_text())
+    (out / "pluralign.json").unlink()
+    with pytest.raises(UsageError, match="holds no earlier export"):
+        export(joint, out, overwrite=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_before_anything_is_written(
+    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = importlib.import_module("shutil").disk_usage(tmp_path)
+    monkeypatch.setattr("pluralign.exporting.shutil.disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(UsageError, match=r"does not fit: 0 MB are free; make room"):
+        export(joint, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_changed_model_is_refused(joint_lora: Path, tmp_path: Path) -> None:
+    importlib.import_module("shutil").copytree(joint_lora, tmp_path / "dir")
+    weights = tmp_path / "dir" / "backbone" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(DataError, match="its hash differs"):
+        export(tmp_path / "dir", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_half_precision_is_half_the_size_and_nearly_the_same(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "whole")
+    export(joint, tmp_path / "half", dtype="bfloat16")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert 0.4 < sizes[1] / sizes[0] < 0.75
+    np.testing.assert_allclose(model_rewards(tmp_path / "half", ITEMS), plain_rewards(tmp_path / "whole"), atol=0.3)
+
+
+# --- the hub and the command ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_push_creates_a_private_repository_and_uploads_the_folder(
+    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hugging_face = importlib.import_module("huggingface_hub")
+    calls: list[tuple[str, Any]] = []
+
+    def create(name: str, **options: Any) -> Any:
+        calls.append(("create", {"name": name, **options}))
+        return hugging_face.RepoUrl(f"https://huggingface.co/{name}")
+
+    monkeypatch.setattr(hugging_face, "create_repo", create)
+    monkeypatch.setattr(hugging_face, "upload_folder", lambda **options: calls.append(("upload", options)))
+    monkeypatch.setattr(hugging_face, "get_token", lambda: "token")
+    done = export(joint, tmp_path / "out", push_to_hub="my-org/rewards")
+    assert done.hub == "https://huggingface.co/my-org/rewards"
+    assert [kind for kind, _ in calls] == ["create", "upload"]
+    assert calls[0][1]["name"] == "my-org/rewards"
+    assert calls[0][1]["private"] is True
+    assert calls[1][1]["repo_id"] == "my-org/rewards"
+    assert Path(calls[1][1]["folder_path"]) == tmp_path / "out"
+    assert 'where = "my-org/rewards"' in (tmp_path / "out" / "README.md").read_text()
+    export(joint, tmp_path / "public", push_to_hub="my-org/rewards", public=True)
+    assert calls[2][1]["private"] is False
+
+    def fail(**_: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(hugging_face, "upload_folder", fail)
+    with pytest.raises(DataError, match=r"did not take it \(ConnectionError: no route to host\).*is whole in"):
+        export(joint, tmp_path / "kept", push_to_hub="my-org/rewards")
+    assert (tmp_path / "kept" / "model.safetensors").is_file()
+
+
+def test_a_push_needs_a_token_and_a_name_with_an_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("huggingface_hub"), "get_token", lambda: None)
+    with pytest.raises(UsageError, match=r"needs a token: run  hf auth login  or set HF_TOKEN"):
+        hub.check_upload("my-org/rewards")
+    with pytest.raises(UsageError, match="OWNER/NAME, not 'rewards'"):
+        hub.check_upload("rewards")
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_the_function_does(joint_lora: Path, tmp_path: Path) -> None:
+    done = run("export", joint_lora, "-o", tmp_path / "out", "--member", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["members"] == [1]
+    assert told["models"] == [str(tmp_path / "out")]
+    expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]]
+    np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
+    again = run("export", joint_lora, "-o", tmp_path / "out")
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1
+    assert "--overwrite" in again.stderr

@@ -1,0 +1,360 @@
+"""Candidates from a language model: distinct, reproducible prompt by prompt, resumed, not lost to one bad prompt."""
+
+import importlib
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import WriteLines, run, run_in_terminal, wide
+
+from pluralign import generation
+from pluralign.candidates import load_candidates
+from pluralign.errors import DataError, UsageError
+from pluralign.generation import LocalModel, generate, load_prompts, prompt_seed
+from pluralign.options import SamplingOptions
+from pluralign.preferences import Message, PreferenceSet, Prompt
+from pluralign.rehearsal import write_prism, write_tiny_model
+
+WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
+PROMPTS = ["tea ?", "rum ?", "water with milk ?"]
+CHAT = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
+SHORT: dict[str, Any] = {"max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", [WORDS]))
+
+
+class Script:
+    """A sampler that says what it is told to, and notes what it was asked."""
+
+    name = "script"
+    prepared = False
+
+    def __init__(self, *rounds: Sequence[str], refuse: str = "") -> None:
+        self.rounds, self.refuse = rounds, refuse
+        self.asked: list[tuple[Prompt, int, int]] = []
+        self.turns: dict[Prompt, int] = {}
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        assert self.prepared
+        if prompt == self.refuse:
+            raise DataError("this prompt is refused")
+        self.asked.append((prompt, n, seed))
+        turn = self.turns.setdefault(prompt, 0)
+        self.turns[prompt] += 1
+        return list(self.rounds[min(turn, len(self.rounds) - 1)])[:n]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- the model ------------------------------------------------------------------------------------------------------
+
+
+def test_every_prompt_gets_its_distinct_responses(model: str, tmp_path: Path) -> None:
+    done = generate([*PROMPTS, CHAT], tmp_path / "c.jsonl", model, 5, **SHORT)
+    found = load_candidates(tmp_path / "c.jsonl")
+    assert [one.prompt for one in found] == [*PROMPTS, CHAT]
+    assert [len(one.responses) for one in found] == [5] * 4
+    assert not any(one.repeats for one in found)
+    assert (done.lines, done.responses, done.short, done.failed) == (4, 20, 0, [])
+    assert {word for one in found for text in one.responses for word in text.split()} <= {*WORDS.split()}
+
+
+def test_the_responses_to_a_prompt_do_not_depend_on_the_others(model: str, tmp_path: Path) -> None:
+    generate(PROMPTS, tmp_path / "all.jsonl", model, 4, **SHORT)
+    generate([PROMPTS[2]], tmp_path / "one.jsonl", model, 4, **SHORT)
+    assert lines(tmp_path / "all.jsonl")[2] == lines(tmp_path / "one.jsonl")[0]
+
+
+def test_another_seed_samples_other_responses(model: str, tmp_path: Path) -> None:
+    generate(PROMPTS[:1], tmp_path / "a.jsonl", model, 4, **SHORT)
+    generate(PROMPTS[:1], tmp_path / "b.jsonl", model, 4, seed=1, **SHORT)
+    assert lines(tmp_path / "a.jsonl")[0]["responses"] != lines(tmp_path / "b.jsonl")[0]["responses"]
+
+
+def test_sampling_leaves_the_random_state_of_the_caller_alone(model: str) -> None:
+    torch = importlib.import_module("torch")
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    LocalModel(model).sample("tea ?", 2, SamplingOptions(max_new_tokens=3), seed=0)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_samples_follow_the_models_probabilities_at_the_temperature(model: str) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    network = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+    ids = tokenizer("<|user|> tea ? <|end|> <|assistant|> ", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        expected = torch.softmax(network(ids).logits[0, -1] / 0.05, dim=-1)
+    n = 1500
+    said = LocalModel(model).sample("tea ?", n, SamplingOptions(temperature=0.05, max_new_tokens=1), seed=5)
+    assert len(said) == n
+    for token, share in enumerate(expected.tolist()):
+        word = tokenizer.decode([token], skip_special_tokens=True)
+        if word:
+            error = (share * (1 - share) / n) ** 0.5
+            assert abs(said.count(word) / n - share) <= 4.5 * error + 1e-9, word
+
+
+def test_top_p_leaves_unlikely_tokens_out(model: str) -> None:
+    said = LocalModel(model).sample("tea ?", 40, SamplingOptions(top_p=1e-6, max_new_tokens=2), seed=5)
+    assert len(set(said)) == 1
+
+
+def test_the_models_own_sampling_settings_are_set_aside(model: str, tmp_path: Path) -> None:
+    transformers = importlib.import_module("transformers")
+    folder = tmp_path / "greedy"
+    network = transformers.AutoModelForCausalLM.from_pretrained(model)
+    network.generation_config = transformers.GenerationConfig(do_sample=True, top_k=1, repetition_penalty=3.0)
+    network.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    options = SamplingOptions(max_new_tokens=4)
+    assert LocalModel(str(folder)).sample("tea ?", 6, options, 1) == LocalModel(model).sample("tea ?", 6, options, 1)
+
+
+def test_running_out_of_memory_halves_the_batch_and_goes_on(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = importlib.import_module("torch")
+    local, sizes, whole = LocalModel(model), [], LocalModel._continue
+
+    def limited(self: LocalModel, tokens: Any, n: int, options: SamplingOptions) -> Any:
+        sizes.append(n)
+        if n > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return whole(self, tokens, n, options)
+
+    monkeypatch.setattr(LocalModel, "_continue", limited)
+    monkeypatch.setattr(generation, "SAMPLES_AT_ONCE", 8)
+    local._at_once = 8
+    assert len(local.sample("tea ?", 7, SamplingOptions(max_new_tokens=2), seed=0)) == 7
+    assert sizes == [7, 4, 2, 2, 2, 1]
+
+
+def test_a_prompt_longer_than_the_window_fails_alone(model: str, tmp_path: Path) -> None:
+    long = "tea " * 600
+    done = generate([long, "tea ?"], tmp_path / "c.jsonl", model, 2, **SHORT)
+    assert [one["prompt"] for one in done.failed] == [long]
+    assert "603 tokens and 6 are to follow, but the model reads 512" in done.failed[0]["error"]
+    assert [one.prompt for one in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
+
+
+def test_a_chat_template_that_refuses_a_prompt_costs_that_prompt(model: str, tmp_path: Path) -> None:
+    transformers = importlib.import_module("transformers")
+    folder = tmp_path / "strict"
+    transformers.AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    refusal = "{% if messages|length > 1 %}{{ raise_exception('one turn only') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
+    assert "chat template refuses the prompt (one turn only)" in done.failed[0]["error"]
+    assert done.lines == 1
+
+
+# --- distinct responses ---------------------------------------------------------------------------------------------
+
+
+def test_repeats_and_empty_texts_are_left_out_counted_and_sampled_again(tmp_path: Path) -> None:
+    sampler = Script(["yes", " yes ", "", "no"], ["no", "never"], ["rum"])
+    done = generate(["tea ?"], tmp_path / "c.jsonl", sampler, 4)
+    assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["yes", "no", "never", "rum"]
+    assert [n for _, n, _ in sampler.asked] == [4, 2, 1]
+    assert len({seed for *_, seed in sampler.asked}) == 3
+    assert (done.repeats, done.empty, done.short) == (2, 1, 0)
+
+
+def test_a_model_that_repeats_itself_is_asked_a_bounded_number_of_times(tmp_path: Path) -> None:
+    sampler = Script(["yes"] * 3)
+    done = generate(["tea ?"], tmp_path / "c.jsonl", sampler, 3)
+    assert len(sampler.asked) == generation.ROUNDS
+    assert (done.short, done.responses, done.repeats) == (1, 1, 2 + 2 * (generation.ROUNDS - 1))
+
+
+def test_a_prompt_answered_with_silence_fails(tmp_path: Path) -> None:
+    done = generate(["tea ?"], tmp_path / "c.jsonl", Script(["", " \n"]), 2)
+    assert done.lines == 0
+    assert "wrote nothing" in done.failed[0]["error"]
+
+
+def test_the_seed_of_a_prompt_tells_chats_from_their_text_and_rounds_apart() -> None:
+    assert len({prompt_seed(p, s, a) for p in ("x", (Message("user", "x"),)) for s in (0, 1) for a in (0, 1)}) == 8
+
+
+# --- interruptions --------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_file_is_gone_on_with_and_ends_the_same(model: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
+    generate(PROMPTS, whole, model, 3, **SHORT)
+    full = whole.read_bytes()
+    first = full.index(b"\n") + 1
+    for cut in (0, 1, first - 1, first, first + 10, len(full) - 1):
+        broken.write_bytes(full[:cut])
+        done = generate(PROMPTS, broken, model, 3, **SHORT)
+        assert broken.read_bytes() == full
+        assert done.resumed == full[:cut].count(b"\n")
+        assert (done.lines, done.responses) == (3, 9)
+
+
+def test_a_finished_file_loads_no_model(tmp_path: Path) -> None:
+    generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
+    again = Script()
+    assert generate(PROMPTS, tmp_path / "c.jsonl", again, 2).resumed == 3
+    assert not again.prepared
+
+
+def test_a_kill_in_the_middle_keeps_the_finished_prompts(tmp_path: Path) -> None:
+    class Killed(Script):
+        def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+            if prompt == PROMPTS[1]:
+                raise KeyboardInterrupt
+            return super().sample(prompt, n, options, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(PROMPTS, tmp_path / "c.jsonl", Killed(["yes", "no"]), 2)
+    assert [line["prompt"] for line in lines(tmp_path / "c.jsonl")] == PROMPTS[:1]
+    done = generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
+    assert (done.resumed, done.lines) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "was"), [({"n": 3}, "n 2"), ({"temperature": 2.0}, "temperature 1.2"), ({"seed": 4}, "seed 0")]
+)
+def test_a_file_of_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], was: str) -> None:
+    generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
+    before = (tmp_path / "c.jsonl").read_bytes()
+    with pytest.raises(DataError, match=f"row 1: its candidates were sampled with {was}; name another file"):
+        generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), **({"n": 2} | changes))
+    assert (tmp_path / "c.jsonl").read_bytes() == before
+
+
+def test_a_file_that_is_not_ours_is_not_appended_to(write_jsonl: WriteLines) -> None:
+    path = write_jsonl([{"prompt": "tea ?", "responses": ["yes"]}])
+    with pytest.raises(DataError, match="row 1: pluralign generate did not write this line; name another file"):
+        generate(PROMPTS, path, Script(["yes"]), 1)
+
+
+def test_failed_prompts_are_listed_and_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    done = generate(PROMPTS, path, Script(["yes"], refuse=PROMPTS[1]), 1)
+    assert done.failed == [{"prompt": PROMPTS[1], "error": "this prompt is refused."}]
+    assert lines(Path(f"{path}.failed")) == done.failed
+    assert generate(PROMPTS, path, Script(["yes"]), 1).lines == 3
+    assert not Path(f"{path}.failed").exists()
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_come_from_prompts_candidates_and_votes(write_jsonl: WriteLines, tmp_path: Path) -> None:
+    messages = [turn._asdict() for turn in CHAT]
+    records = [
+        {"prompt": "tea ?"},
+        {"prompt": "rum ?", "responses": ["no"]},
+        wide(prompt=messages),
+        {"prompt": "tea ?"},
+    ]
+    assert load_prompts(write_jsonl(records)) == (["tea ?", "rum ?", CHAT], [])
+    (tmp_path / "p.csv").write_text("prompt,other\ntea ?,1\n")
+    assert load_prompts(tmp_path / "p.csv") == (["tea ?"], [])
+    prism = [line["opening_prompt"] for line in lines(write_prism(tmp_path / "prism") / "conversations.jsonl")]
+    assert load_prompts(f"prism:{tmp_path / 'prism'}") == (prism, [])
+    assert len(load_prompts("demo:300")[0]) == 38
+
+
+def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
+    (tmp_path / "ensemble.json").write_text("{}")
+    with pytest.raises(DataError, match="no held-out votes were kept in it"):
+        load_prompts(tmp_path)
+    PreferenceSet.from_columns(["tea ?"], ["yes"], ["no"], [1], [2]).save(tmp_path / "held_out.parquet")
+    assert load_prompts(tmp_path) == (["tea ?"], [])
+
+
+def test_rows_without_a_prompt_are_failures_and_lose_no_other() -> None:
+    text = b'{"prompt": "tea ?"}\n{"prompt": " "}\n{not json\n{"other": 1}\n{"prompt": "rum ?"}\n'
+    prompts, failures = load_prompts(io.BytesIO(text))
+    assert prompts == ["tea ?", "rum ?"]
+    assert [one["row"] for one in failures] == [2, 3, 4]
+    assert "row 2: the prompt is empty" in failures[0]["error"]
+
+
+def test_a_limit_draws_the_same_prompts_whatever_their_order() -> None:
+    many = [f"prompt {i} ?" for i in range(40)]
+    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in many)
+    back = "\n".join(json.dumps({"prompt": prompt}) for prompt in reversed(many))
+    drawn = [load_prompts(io.BytesIO(part.encode()), limit=7)[0] for part in (text, back)]
+    assert len(drawn[0]) == 7
+    assert drawn[0] == drawn[1][::-1] == [prompt for prompt in many if prompt in drawn[0]]
+    assert load_prompts(io.BytesIO(text.encode()), limit=7, seed=1)[0] != drawn[0]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_candidates_and_says_what_failed(
+    model: str, write_jsonl: WriteLines, tmp_path: Path
+) -> None:
+    path, out = write_jsonl([{"prompt": "tea ?"}, {"prompt": ""}, {"prompt": "rum ?"}]), tmp_path / "c.jsonl"
+    arguments: list[str | Path] = ["generate", path, "-o", out, "--model", model, "-n", "3", "--max-new-tokens", "5"]
+    done = run(*arguments, "--json")
+    assert done.returncode == 1, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["lines"], facts["responses"], len(facts["failed"])) == (2, 6, 1)
+    assert [one.prompt for one in load_candidates(out)] == ["tea ?", "rum ?"]
+    code, shown, bar = run_in_terminal(*arguments)
+    assert code == 1
+    assert "6 responses to 2 of 2 prompts" in shown
+    assert "2 prompts were there from an earlier run" in shown
+    assert "the prompt is empty" in shown
+    assert "Sampling from" in bar
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"n": 0}, "n must be at least one response a prompt, not 0."),
+        ({"temperature": 0}, "temperature must be above 0 and at most 10, not 0."),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5."),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0."),
+        ({"seed": -1}, "seed must not be negative, but it is -1."),
+        ({"limit": 0}, "the limit must be at least one prompt, not 0."),
+        ({"output": "."}, ". is a folder; name the file to write, such as candidates.jsonl."),
+        ({"tempreture": 1}, "there is no option 'tempreture'; did you mean 'temperature'?"),
+    ],
+)
+def test_bad_settings_are_answered_in_one_sentence(
+    changes: dict[str, Any], sentence: str, tmp_path: Path, write_jsonl: WriteLines
+) -> None:
+    given = {"prompts": write_jsonl([{"prompt": "tea ?"}]), "output": tmp_path / "c.jsonl", "n": 2} | changes
+    with pytest.raises(UsageError) as caught:
+        generate(**given, model=Script(["yes", "no"]))
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sentence"),
+    [
+        ("nowhere.jsonl", "nowhere.jsonl: there is no such file; name a file with a column prompt"),
+        ("-", "standard input: there are no prompts in it; write lines of"),
+    ],
+)
+def test_prompts_that_are_not_there_are_one_sentence(prompts: str, sentence: str, tmp_path: Path) -> None:
+    done = run("generate", prompts, "-o", tmp_path / "c.jsonl")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: {sentence}"), done.stderr
+
+
+def test_a_folder_without_a_language_model_is_named_before_any_prompt_is_blamed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="transformers cannot load it"):
+        generate(["tea ?"], tmp_path / "c.jsonl", str(tmp_path), 2)
+    assert not (tmp_path / "c.jsonl.failed").exists()

@@ -1,0 +1,243 @@
+"""Slates, one chosen voice, answers in proportion."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import run
+from scipy import stats
+
+from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
+from pluralign.ensemble import RewardEnsemble
+from pluralign.errors import UsageError
+from pluralign.evidence import load_evidence
+from pluralign.pluralism import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.profiles import Profile
+
+PROMPT = "Should the town plant more trees?"
+CANDIDATES = [
+    "Yes. Trees cool the streets, and children love them; please let us plant them together, dear neighbours!",
+    "No.",
+    "Perhaps. It may depend on the cost, and I am not sure that we can afford it.",
+    "1. Plant ten oaks.\n2. Water them.\n3. Report in June.",
+    "The council must plant trees now. There is no doubt about it.",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensemble")
+    fit(town_hall(900).preferences, k=4, encoder="none", folder=path, test_fraction=0.4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ensemble(folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(folder)
+
+
+@pytest.fixture(scope="module")
+def cards(folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
+    return member_profiles(ensemble.weights, load_evidence(folder))
+
+
+def pick(ensemble: RewardEnsemble, member: int) -> str:
+    return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
+
+
+# --- balanced -------------------------------------------------------------------------------------------------------
+
+
+def test_the_slate_holds_every_members_pick_with_the_weight_behind_it(ensemble: RewardEnsemble) -> None:
+    found = answer(ensemble, PROMPT, CANDIDATES)
+    for given in found.answers:
+        assert {pick(ensemble, j) for j in given.members} == {given.text}
+        assert given.weight == pytest.approx(sum(ensemble.weights[list(given.members)]))
+    assert sorted(j for given in found.answers for j in given.members) == list(range(ensemble.k))
+    weights = [given.weight for given in found.answers]
+    assert weights == sorted(weights, reverse=True)
+
+
+def test_near_duplicates_are_one_entry() -> None:
+    texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
+    entries = slate(texts, np.array([0, 1, 2]), np.array([0.3, 0.4, 0.3]))
+    assert [(entry.text, entry.members) for entry in entries] == [(texts[1], (0, 1)), ("No.", (2,))]
+    assert similarity(texts[0], texts[2]) == 0
+
+
+def test_the_consensus_has_the_support_it_claims(ensemble: RewardEnsemble) -> None:
+    rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])
+    for rule in ("maximin", "borda", "schulze", "lottery"):
+        found = answer(ensemble, PROMPT, CANDIDATES, rule=rule).consensus
+        assert found is not None
+        winner = CANDIDATES.index(found.text)
+        against = [
+            float((rewards[winner] > rewards[other]) @ ensemble.weights) for other in range(5) if other != winner
+        ]
+        assert found.least_support == pytest.approx(min(against))
+        assert found.mean_support == pytest.approx(np.mean(against))
+    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin").consensus
+    assert best is not None
+    every = [min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(5) if b != a) for a in range(5)]
+    assert best.least_support == pytest.approx(max(every))
+
+
+# --- distributional -------------------------------------------------------------------------------------------------
+
+
+def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemble) -> None:
+    drawn = [answer(ensemble, f"{PROMPT} {i}", ["Yes."], "distributional").answers[0].member for i in range(600)]
+    counts = np.bincount([member for member in drawn if member is not None], minlength=ensemble.k)
+    assert stats.chisquare(counts, ensemble.weights * 600).pvalue > 1e-4
+
+
+def test_the_answers_to_a_pair_come_in_the_share_that_the_ensemble_predicts(ensemble: RewardEnsemble) -> None:
+    pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[2]], [1], [1])
+    for level in ("vote", "policy"):
+        leveled = replace(ensemble, facts={**ensemble.facts, "level": level})
+        share = float(leveled.prob_hat(pair, level)[0])
+        said = [
+            answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text
+            for seed in range(400)
+        ]
+        assert stats.binomtest(said.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
+
+
+def test_the_same_request_gets_the_same_answer_and_another_seed_another_draw(ensemble: RewardEnsemble) -> None:
+    first, again = (answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=3) for _ in range(2))
+    assert first == again
+    drawn = {answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=seed).answers[0].member for seed in range(40)}
+    assert len(drawn) > 1
+
+
+# --- steerable ------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
+    found = answer(ensemble, PROMPT, CANDIDATES, "steerable", member=2)
+    assert found.answers[0].text == pick(ensemble, 2)
+    assert found.steering is not None
+    assert found.steering.posterior == (0.0, 0.0, 1.0, 0.0)
+    with pytest.raises(UsageError, match="numbered from 0 to 3; there is no member 4"):
+        answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
+
+
+def test_choices_that_follow_a_member_find_it(ensemble: RewardEnsemble, folder: Path) -> None:
+    votes = load_evidence(folder).preferences
+    for member in range(ensemble.k):
+        own = ensemble.votes(votes)[:, member]
+        choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
+        found = steer_by_choices(ensemble, choices[:60])
+        assert found.member == member
+        assert found.path[0] == pytest.approx(ensemble.weights)
+        assert found.path[-1][member] > 0.9 > found.path[1][member], "it sharpens"
+
+
+def test_the_posterior_is_bayes_rule(ensemble: RewardEnsemble) -> None:
+    pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[1]], [1], [0])
+    reward_a, reward_b = ensemble.pair_rewards(pair)
+    likelihood = 0.05 + 0.9 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
+    expected = ensemble.weights * likelihood
+    assert steer_by_choices(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
+
+
+def test_words_find_the_member_that_leans_that_way(cards: list[Profile]) -> None:
+    lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
+    for words, wanted in (("long answers", np.argmax(lengths)), ("brief, please", np.argmin(lengths))):
+        if (max(lengths) if "long" in words else -min(lengths)) > 0:
+            assert steer_by_words(words, cards).member == wanted
+
+
+def test_negation_turns_what_is_wanted() -> None:
+    assert wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
+
+
+def test_words_that_say_nothing_are_refused_with_words_that_would(cards: list[Profile]) -> None:
+    with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
+        steer_by_words("purple", cards)
+    with pytest.raises(UsageError, match="need held-out votes"):
+        steer_by_words("short", [])
+
+
+def test_steering_needs_exactly_one_way(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="needs one of"):
+        answer(ensemble, PROMPT, CANDIDATES, "steerable")
+    with pytest.raises(UsageError, match="mode balanced takes none"):
+        answer(ensemble, PROMPT, CANDIDATES, member=1)
+
+
+# --- odd input ------------------------------------------------------------------------------------------------------
+
+
+def test_no_one_or_repeated_candidates(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="no candidates"):
+        answer(ensemble, PROMPT, [])
+    one = answer(ensemble, PROMPT, ["Yes.", "Yes."])
+    assert [given.text for given in one.answers] == ["Yes."]
+    assert one.answers[0].weight == pytest.approx(1)
+    assert one.consensus is not None
+    assert len(one.notes) == 2
+
+
+def test_equal_rewards_are_broken_by_lot() -> None:
+    rewards = np.array([[1.0], [1.0], [0.0]])
+    picked = np.bincount([int(favourites(rewards, np.random.default_rng(seed))[0]) for seed in range(200)], minlength=3)
+    assert picked[2] == 0
+    assert min(picked[:2]) > 60
+
+
+def test_a_refusal_policy_answers_before_any_mode(ensemble: RewardEnsemble) -> None:
+    for mode in ("balanced", "distributional"):
+        found = answer(ensemble, PROMPT, [], mode, refusal=lambda _: "We do not speak of trees.")
+        assert found.refused
+        assert found.answers[0].text == "We do not speak of trees."
+    assert not answer(ensemble, PROMPT, CANDIDATES, refusal=lambda _: None).refused
+
+
+def test_an_unknown_mode_is_answered_with_the_nearest(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="did you mean 'balanced'"):
+        answer(ensemble, PROMPT, CANDIDATES, "balance")
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("candidates") / "candidates.jsonl"
+    path.write_text(json.dumps({"prompt": PROMPT, "responses": CANDIDATES}))
+    return path
+
+
+def test_the_command_prints_what_the_function_returns(folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
+    done = run("answer", folder, PROMPT, "--candidates", lines, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    expected = answer(ensemble, PROMPT, CANDIDATES)
+    assert facts["mode"] == "balanced"
+    assert [(one["text"], one["member"]) for one in facts["answers"]] == [(g.text, g.member) for g in expected.answers]
+    assert expected.consensus is not None
+    assert facts["consensus"]["text"] == expected.consensus.text
+    page = run("answer", folder, PROMPT, "--candidates", lines)
+    for words in ("of the weight", "consensus", "strongest rival"):
+        assert words in page.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "name candidates to choose from"),
+        (["--candidates", "nowhere.jsonl"], "there is no such file"),
+        (["--candidates", "LINES", "--mode", "steerable"], "needs one of"),
+        (["--candidates", "LINES", "--rule", "plurality"], "there is no rule 'plurality'"),
+        (["--candidates", "LINES", "--mode", "steerable", "--like", "purple"], "nothing in 'purple'"),
+    ],
+    ids=str,
+)
+def test_bad_usage_is_one_sentence(folder: Path, lines: Path, arguments: list[str], sentence: str) -> None:
+    done = run("answer", folder, PROMPT, *[str(lines) if word == "LINES" else word for word in arguments])
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr

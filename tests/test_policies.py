@@ -1,0 +1,74 @@
+"""Best-of-N policies."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from pluralign.policies import best_of_n, best_of_n_kl, expected_best
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_the_expected_best_is_the_mean_over_all_subsets(n: int) -> None:
+    rewards = np.random.default_rng(n).standard_normal((6, 2))
+    subsets = [rewards[list(chosen)].max(axis=0) for chosen in itertools.combinations(range(6), n)]
+    assert np.allclose(expected_best(rewards, n), np.mean(subsets, axis=0))
+
+
+def test_it_is_unbiased_for_fresh_samples() -> None:
+    random = np.random.default_rng(0)
+    estimates = [float(expected_best(random.random(10), 4)) for _ in range(4000)]
+    error = np.std(estimates) / len(estimates) ** 0.5
+    assert abs(np.mean(estimates) - 4 / 5) < 4 * error  # the best of four uniform numbers
+
+
+def test_many_samples_do_not_overflow() -> None:
+    assert float(expected_best(np.arange(5000.0), 2500)) == pytest.approx(4998, abs=1)
+
+
+def test_more_samples_than_there_are_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 1 and the 3 samples"):
+        expected_best([1.0, 2.0, 3.0], 4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_kl_is_that_of_the_best_of_n_distribution(n: int) -> None:
+    # In the base's quantile u best of n has density n u^(n−1), and KL = ∫ n u^(n−1) log(n u^(n−1)) du (midpoint rule).
+    u = (np.arange(200_000) + 0.5) / 200_000
+    density = n * u ** (n - 1)
+    assert best_of_n_kl(n) == pytest.approx(float(np.mean(density * np.log(density))), abs=1e-4)
+    assert best_of_n_kl(n) <= math.log(n) + 1e-12
+
+
+def test_no_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        best_of_n_kl(0)
+
+
+def test_a_policy_earns_in_its_own_eyes_what_the_expected_best_says() -> None:
+    random = np.random.default_rng(5)
+    lists = [random.standard_normal((5, 3)) * [1.0, 4.0, 0.5] + [0.0, 7.0, -2.0] for _ in range(30)]
+    found = best_of_n(lists)
+    assert found is not None
+    assert found.n == [1, 2, 3, 4, 5]
+    everything = np.concatenate(lists)
+    for j in range(3):
+        for place, n in enumerate(found.n):
+            expected = np.mean([float(expected_best(one[:, j], n)) for one in lists]) - everything[:, j].mean()
+            assert found.own[j][place] == pytest.approx(expected / everything[:, j].std())
+
+
+def test_a_copy_earns_the_same_in_the_others_eyes_and_an_opposite_loses_it() -> None:
+    rewards = np.random.default_rng(6).standard_normal((40, 4, 1))
+    same = best_of_n([np.hstack([one, one]) for one in rewards])
+    opposed = best_of_n([np.hstack([one, -one]) for one in rewards])
+    assert same is not None
+    assert opposed is not None
+    assert np.allclose(same.others[0], same.own[0])
+    assert np.allclose(opposed.others[0], np.negative(opposed.own[0]))
+
+
+def test_lists_of_one_response_have_no_curve() -> None:
+    assert best_of_n([np.zeros((1, 2))]) is None
+    assert best_of_n([]) is None

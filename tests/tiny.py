@@ -1,0 +1,53 @@
+"""Tiny language models and votes that they can learn, for tests of fine-tuning."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from test_encoders import CHAT_TEMPLATE
+
+WORDS = ["tea", "rum", "yes", "no", "never", "thank", "you", "so", "well", "fine", "?", ".", "user", "assistant"]
+
+
+def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eos: bool = True, **config: Any) -> Path:
+    """A causal model of two layers, as it would come from a hub: no reward head, no padding token."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizers = importlib.import_module("tokenizers")
+    names = ["<unk>", "<s>", *(["</s>"] if eos else []), *(["<pad>"] if pad else []), *WORDS]
+    model = tokenizers.models.WordLevel({word: index for index, word in enumerate(names)}, unk_token="<unk>")
+    words = tokenizers.Tokenizer(model)
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    special = {"bos_token": "<s>"} | ({"eos_token": "</s>"} if eos else {}) | ({"pad_token": "<pad>"} if pad else {})
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special)
+    tokenizer.chat_template = CHAT_TEMPLATE if template else None
+    tokenizer.save_pretrained(folder)
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "intermediate_size": 64, "max_position_embeddings": 64, "attention_dropout": 0.1, "vocab_size": 32,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        options = {**sizes, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None, **config}
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**options)).save_pretrained(folder)
+    return folder
+
+
+def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, Any]]:
+    """Rows of votes: six of ten people like tea, the others like rum; other words mean nothing to anybody.
+
+    One response has tea and one has rum, perhaps the same, so shares are 0, .4, .6 or 1.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(prompts):
+        texts = [list(rng.choice(WORDS[2:10], size=rng.integers(3, 7))) for _ in range(2)]
+        tea, rum = rng.integers(2, size=2)
+        texts[tea].insert(rng.integers(3), "tea")
+        texts[rum].insert(rng.integers(3), "rum")
+        for_a = round(people * (0.6 * (tea == 0) + 0.4 * (rum == 0)))
+        rows.append(
+            {"prompt": f"so {number} ?", "response_a": " ".join(texts[0]), "response_b": " ".join(texts[1]),
+             "votes_a": for_a, "votes_b": people - for_a}
+        )  # fmt: skip
+    return rows
