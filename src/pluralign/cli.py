@@ -486,8 +486,9 @@ def _reporting() -> Any:
 def _fit_command(facts: Mapping[str, Any], folder: Path) -> list[str]:
     """The command that fits such an ensemble again."""
     words = ["pluralign", "fit", facts["data"]["name"], "-o", str(folder)]
-    defaults = dataclasses.asdict(FitOptions())
-    for name, value in facts["options"].items():
+    defaults = dataclasses.asdict(FitOptions()) | dataclasses.asdict(TuneOptions())
+    chosen = {**facts["options"], **facts.get("tuning", {})}
+    for name, value in ((name, value) for name, value in chosen.items() if name in defaults):
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words += [f"--{flag}" if value else f"--no-{flag}"] if value != defaults[name] else []
@@ -569,9 +570,11 @@ def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: 
     "  pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'"
     "\n\n  pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7"
 )
+@with_options(SamplingOptions)
 def answer(
     ensemble: Ensemble,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What is asked.")],
+    sampling_options: SamplingOptions,
     mode: Annotated[str, typer.Option(help="balanced, steerable or distributional.")] = "balanced",
     candidates: Annotated[
         str | None, typer.Option(help="JSON Lines of {prompt, responses}, or - for standard input; its line is used.")
@@ -581,13 +584,15 @@ def answer(
     ] = None,
     n: Annotated[int, typer.Option("-n", help="How many to sample.", min=1, max=1000)] = 8,
     rule: Annotated[str, typer.Option(help="Balanced: maximin, borda, schulze or lottery.")] = "maximin",
+    distill: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Balanced: let this model write a statement from the slate.")
+    ] = None,
     member: Annotated[int | None, typer.Option(help="Steerable: this member answers.")] = None,
     like: Annotated[str, typer.Option(help="Steerable: what you like, in words.")] = "",
     choices: Annotated[
         str | None, typer.Option(help="Steerable: your own choices, pairs with votes like any DATA.")
     ] = None,
     as_json: Json = False,
-    seed: Seed = 0,
 ) -> None:
     """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
     from pluralign import pluralism, terminal
@@ -600,7 +605,7 @@ def answer(
     loaded = RewardEnsemble.load(ensemble)
     kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
     cards = member_profiles(loaded.weights, kept) if kept else []
-    texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, seed)
+    texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, sampling_options)
     own = _load(choices, LoadOptions(min_votes=1)) if choices else None
     with _progress("Encoding texts") as progress:
         found = pluralism.answer(
@@ -609,11 +614,12 @@ def answer(
             texts,
             mode,  # type: ignore[arg-type]  # checked there
             rule=rule,
+            writer=(lambda instruction, count: _sampled(instruction, distill, count, sampling_options)) if distill else None,
             member=member,
             like=like,
             choices=own,
             profiles=cards,
-            seed=seed,
+            seed=sampling_options.seed,
             progress=progress,
         )
     if as_json:
@@ -632,11 +638,11 @@ def _candidates_for(prompt: str, file: str) -> list[str]:
     return list((found or lists)[0].responses)
 
 
-def _sampled(prompt: str, model: str, n: int, seed: int) -> list[str]:
+def _sampled(prompt: str, model: str, n: int, options: SamplingOptions) -> list[str]:
     from pluralign.generation import LocalModel
 
     with _working(f"Sampling from {model}"):
-        return [text.strip() for text in LocalModel(model).sample(prompt, n, SamplingOptions(seed=seed), seed)]
+        return [text.strip() for text in LocalModel(model).sample(prompt, n, options, options.seed)]
 
 
 @app.command(

@@ -22,7 +22,7 @@ from pluralign.errors import DataError, UsageError
 from pluralign.files import write_whole
 from pluralign.members import LinearMembers
 from pluralign.options import Level, Pooling
-from pluralign.preferences import PreferenceSet
+from pluralign.preferences import PreferenceSet, Prompt
 from pluralign.theory import members_to_keep
 from pluralign.tuned import KIND, TunedFeatures, tuned_features
 
@@ -137,6 +137,12 @@ class RewardEnsemble:
         """
         kept = members_to_keep(self.votes(preferences), self.weights, beta)
         return self.take(kept.tolist(), self.weights[kept] / self.weights[kept].sum())
+
+    def answer(self, prompt: Prompt, candidates: Sequence[str], mode: str = "balanced", **options: Any) -> Any:
+        """Answer a prompt from candidates: ``pluralign.answer``, which has the modes and options."""
+        import pluralign  # the front of the package: answering is above this layer
+
+        return pluralign.answer(self, prompt, candidates, mode, **options)
 
     # --- on disk ----------------------------------------------------------------------------------------------------
 

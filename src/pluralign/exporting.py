@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, get_args
@@ -301,20 +301,17 @@ def _head(model: Any) -> tuple[str, Any]:
 @contextmanager
 def _whole_folder(target: Path) -> Iterator[Path]:
     """Yield a new folder beside ``target``; it takes the place of ``target`` only if the block succeeds."""
-    parent = target.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=parent, prefix=f".{target.name}.", suffix=".partial"))
+    target = target.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
+    new, old = partial / "new", partial / "old"
+    new.mkdir()  # with the permissions that any folder gets, which a temporary one does not
     try:
-        inner = partial / "new"
-        inner.mkdir()
-        yield inner
-        if target.exists():
-            target.rename(partial / "old")
-        try:
-            inner.rename(target)
-        except OSError:
-            with suppress(OSError):
-                (partial / "old").rename(target)
-            raise
-    finally:
+        yield new
+    except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if target.exists():
+        target.rename(old)
+    new.rename(target)  # should this fail, old and new stay in the temporary folder: nothing is lost
+    shutil.rmtree(partial, ignore_errors=True)

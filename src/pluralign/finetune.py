@@ -33,7 +33,14 @@ from pluralign.joint import EXTREME_PRICE, VOTE_SHARE
 from pluralign.models import Tokens, classifier_tokens, longest_text, padded
 from pluralign.options import FitOptions, TuneOptions
 from pluralign.simplex import simplex_least_squares
-from pluralign.tuned import BACKBONE_FOLDER, TunedFeatures, backbone_folder, forget_models, model_folders, model_identity
+from pluralign.tuned import (
+    BACKBONE_FOLDER,
+    TunedFeatures,
+    backbone_folder,
+    forget_models,
+    model_folders,
+    model_identity,
+)
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -107,9 +114,12 @@ def fine_tune(
         q_j = σ(Δ_j / (s_j τ)),   p̂ = 1/k Σ_j q_j,   t = (1 − v) σ(Δ_bt) + v p,
 
     with s_j the running spread of Δ_j, τ falling, and v = 1 in the beginning. The second term makes it the expected
-    error of votes drawn with chances q_j: members that stay undecided, which hard votes cannot be, cost something. ``stagewise``: k models with one output,
-    each from the same checkpoint with a fresh head, fitted to what the hard votes of those before it get wrong (§4). In
-    both a member whose running disagreement with people is above the bound pays for it.
+    error of votes drawn with chances q_j: members that stay undecided, which hard votes cannot be, cost something.
+
+    ``stagewise``: k models with one output, each from the same checkpoint with a fresh head, fitted to what the hard
+    votes of those before it get wrong (§4).
+
+    In both, a member whose running disagreement with people is above the bound pays for it.
 
     Args:
         pairs: the training pairs.
@@ -151,9 +161,7 @@ def fine_tune(
     return work.result(features, seconds)
 
 
-def stage_targets(
-    prob_a: FloatArray, prob_hat: FloatArray, variant: str, loss: str = "mse"
-) -> dict[str, FloatArray]:
+def stage_targets(prob_a: FloatArray, prob_hat: FloatArray, variant: str, loss: str = "mse") -> dict[str, FloatArray]:
     """Return what one stage is fitted to, and each pair's weight in it.
 
     With ε = p − p̂ the residual of the ensemble so far: ``printed`` ε, ``symmetric`` ½ + ε, and ``weighted`` 1[ε > 0]
@@ -296,6 +304,8 @@ class _Work:
         self.batch, self.steps = batch_and_steps(len(pairs.prob_a), tuning)
         if self.batch % self.state.num_processes:
             raise UsageError(f"{self.batch} pairs a step cannot be dealt out to {self.state.num_processes} processes.")
+        if self.state.distributed_type == accelerate.DistributedType.FSDP and tuning.optimizer == "soap":
+            raise UsageError("SOAP needs whole matrices, which FSDP deals out to devices: use --optimizer adamw.")
         self.learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
         self.micro = tuning.micro_batch
         self.notes: list[str] = []
@@ -365,9 +375,7 @@ class _Work:
 
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(
-        self, name: str, target: Path, outputs: int, loss: Any, of_pairs: Mapping[str, FloatArray]
-    ) -> float:
+    def train(self, name: str, target: Path, outputs: int, loss: Any, of_pairs: Mapping[str, FloatArray]) -> float:
         """Train one model into ``target``, unless it is there; return the seconds it took.
 
         Memory that runs out halves the micro-batch: the pairs of a step stay the same, and so does the result.
@@ -388,11 +396,10 @@ class _Work:
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
-                trainer = None
                 self._halve()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            finally:
+                trainer = None
+                _free_memory()
         seconds = time.perf_counter() - started
         if self.state.is_main_process:
             with write_whole(told) as partial:
@@ -573,7 +580,7 @@ class _Configured:
 # --- what transformers' Trainer is given ----------------------------------------------------------------------------
 
 
-class _PairTrainer(transformers.Trainer):  # type: ignore[misc]
+class _PairTrainer(transformers.Trainer):
     """A Trainer whose batches are pairs: the first half of the texts are responses a, the second responses b."""
 
     loss_is_scaled_for_ga = False
@@ -583,7 +590,11 @@ class _PairTrainer(transformers.Trainer):  # type: ignore[misc]
     head: str
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None  # noqa: ARG002
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: ARG002
+        num_items_in_batch: Any = None,  # noqa: ARG002
     ) -> Any:
         of_pairs = {name: inputs.pop(name) for name in ("prob_a", "target", "weight")}
         rewards = model(**inputs).logits.float()
@@ -593,15 +604,17 @@ class _PairTrainer(transformers.Trainer):  # type: ignore[misc]
         done = self.state.global_step / max(1, self.state.max_steps - 1)
         return self.pair_loss(difference, of_pairs, self.running, done)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return torch.utils.data.SequentialSampler(train_dataset or self.train_dataset)
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:  # noqa: ARG002
+        ordered: Any = self.train_dataset
+        return torch.utils.data.SequentialSampler(ordered)
 
     def create_optimizer(self, model: Any = None) -> Any:
         if self.optimizer is not None:
             return self.optimizer
-        decayed = set(self.get_decay_parameter_names(model or self.model))
+        trained: Any = model or self.model
+        decayed = set(self.get_decay_parameter_names(trained))
         groups: dict[tuple[bool, bool], list[Any]] = {}
-        for name, parameter in (model or self.model).named_parameters():
+        for name, parameter in trained.named_parameters():
             if parameter.requires_grad:
                 in_head = f".{self.head}." in f".{name}" or ".modules_to_save." in name
                 groups.setdefault((in_head, name in decayed), []).append(parameter)
@@ -625,7 +638,7 @@ class _PairTrainer(transformers.Trainer):  # type: ignore[misc]
         return self.optimizer
 
 
-class _Watch(transformers.TrainerCallback):  # type: ignore[misc]
+class _Watch(transformers.TrainerCallback):
     """Ends each step for the running figures, reports it, and marks checkpoints that are whole."""
 
     def __init__(self, running: _Running, progress: Progress | None, first: bool) -> None:
@@ -651,7 +664,7 @@ def _sum_over_processes(sums: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Ordered(torch.utils.data.Dataset):  # type: ignore[misc]
+class _Ordered(torch.utils.data.Dataset[Any]):
     """The pairs in the order of training."""
 
     order: npt.NDArray[np.int64]
@@ -691,6 +704,12 @@ def only_the_first() -> Iterator[bool]:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

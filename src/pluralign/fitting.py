@@ -100,9 +100,9 @@ def fit(
     tuning = with_changes(tuning or TuneOptions(), of_tuning)
     options = with_changes(options or FitOptions(), changes)
     started = time.perf_counter()
-    test_rows = held_out(preferences, options)
     if tuning.backbone is not None:
-        return _fit_tuned(preferences, test_rows, options, tuning, folder, progress, watch)
+        return _fit_tuned(preferences, options, tuning, folder, progress, watch)
+    test_rows = held_out(preferences, options)
     text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
     texts = texts_of(preferences)
     watch("encode", len(texts))
@@ -122,9 +122,7 @@ def fit(
     return ensemble
 
 
-def _save(
-    ensemble: RewardEnsemble, evidence: Evidence, folder: str | os.PathLike[str], options: FitOptions
-) -> None:
+def _save(ensemble: RewardEnsemble, evidence: Evidence, folder: str | os.PathLike[str], options: FitOptions) -> None:
     if options.keep_held_out:
         save_evidence(evidence, folder)
     else:
@@ -246,7 +244,6 @@ def _judged(
 
 def _fit_tuned(
     preferences: PreferenceSet,
-    test_rows: Mask,
     options: FitOptions,
     tuning: TuneOptions,
     folder: str | os.PathLike[str] | None,
@@ -261,6 +258,7 @@ def _fit_tuned(
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()
+    test_rows = held_out(preferences, options)
     texts, items = texts_of(preferences), preferences.items()
     watch("floor", calibration.floor(preferences.prob_a[test_rows]))
     validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
@@ -269,15 +267,15 @@ def _fit_tuned(
         texts, items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
     )
     # How many pairs are read at once decides nothing: a killed run goes on with fewer.
-    recipe = {key: value for key, value in asdict(tuning).items() if key not in ("micro_batch", "gradient_checkpointing")}
+    recipe = {
+        key: value for key, value in asdict(tuning).items() if key not in ("micro_batch", "gradient_checkpointing")
+    }
     inputs = {"data": preferences.fingerprint, "options": asdict(options), "tuning": recipe, "version": __version__}
     steps = Steps(folder, inputs)
     assert steps.path is not None  # noqa: S101 - there is a folder
     n_prompts = len(np.unique(preferences.prompt_index[learned]))
     bound = training_bound(options.max_disagreement, n_prompts)
-    tuned = finetune.fine_tune(
-        voted, size, options, tuning, steps.path, bound=bound, progress=progress, watch=watch
-    )
+    tuned = finetune.fine_tune(voted, size, options, tuning, steps.path, bound=bound, progress=progress, watch=watch)
     reading = time.perf_counter()
     features = tuned.features(texts)
     outputs = as_they_are(tuned.features.outputs)
@@ -327,13 +325,17 @@ def _tuned_size(options: FitOptions, folder: str | os.PathLike[str] | None) -> i
     """Return k, unless these options make no sense with a backbone."""
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
-    frozen = [name for name in changed_options(options) if name in ("encoder", "layer", "pooling", "surface", "members")]
+    frozen = [
+        name for name in changed_options(options) if name in ("encoder", "layer", "pooling", "surface", "members")
+    ]
     if frozen:
         raise UsageError(f"{frozen[0]} is about frozen features and has no use beside --backbone.")
     if options.level == "policy":
         raise UsageError("fine-tuned members are trained for votes; leave --level out, both readings are reported.")
     if options.target != "auto":
-        raise UsageError("target has no use beside --backbone: fine-tuned members learn from votes, then from a reward.")
+        raise UsageError(
+            "target has no use beside --backbone: fine-tuned members learn from votes, then from a reward."
+        )
     if options.k == "auto":
         raise UsageError("k cannot be auto beside --backbone, as every size is a training of its own; name a number.")
     return int(options.k)
@@ -351,9 +353,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
     return np.isin(prompt, order[: max(1, len(names) // 10)])
 
 
-def _tuned_members(
-    train: Pairs, size: int, method: str, bound: float
-) -> tuple[FloatArray, list[FloatArray]]:
+def _tuned_members(train: Pairs, size: int, method: str, bound: float) -> tuple[FloatArray, list[FloatArray]]:
     """Return each member as a mixture of outputs, ``(outputs, k)``, and the weights of every size of history."""
     axes = np.eye(train.inputs.shape[1])
     difference, prob_a = train.difference, train.prob_a

@@ -87,12 +87,13 @@ class ModelCard:
             far=[row["member"] for row in rows if (row["disagreement"] or 0) > 0.5 and row["member"] in members],
             data=data,
             data_name=PurePath(str(data.get("name", ""))).name,
+            notes=[without_path(note) for note in facts.get("notes") or []],
             test=facts.get("test") or {},
             pairs=facts.get("pairs"),
             prompts=facts.get("prompts"),
             table=list(calibration_rows(facts)),
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
-            settings=without_path({key: facts[key] for key in ("options", "versions") if facts.get(key)}),
+            settings=without_path({key: facts[key] for key in ("options", "tuning", "versions") if facts.get(key)}),
             version=__version__,
         )
         return card
@@ -117,13 +118,13 @@ def without_path(value: Any) -> Any:
     """Return plain values with every absolute path in them cut to its last name.
 
     Example:
-        >>> without_path({"backbone": "/home/me/models/mine", "k": 4})
-        {'backbone': 'mine', 'k': 4}
+        >>> without_path({"backbone": "/home/me/models/mine", "note": "in ~/models/mine 1/2 is cut"})
+        {'backbone': 'mine', 'note': 'in mine 1/2 is cut'}
     """
     if isinstance(value, Mapping):
         return {key: without_path(item) for key, item in value.items()}
-    if isinstance(value, str) and value.startswith(("/", "~")):
-        return PurePath(value).name
+    if isinstance(value, str):
+        return PurePath(value).name if value.startswith(("/", "~")) else re.sub(r"(?<=\s)[~/]\S*/", "", value)
     return [without_path(item) for item in value] if isinstance(value, list) else value
 
 

@@ -94,7 +94,7 @@ def classifier_rewards(
 
 
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
-    """Return what a sequence classifier reads of a prompt with a response: ids and masks of at most ``limit`` tokens."""
+    """Return what a sequence classifier reads of a prompt with a response: at most ``limit`` ids and masks."""
     prompt, response = item
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)

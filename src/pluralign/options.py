@@ -164,8 +164,8 @@ class TuneOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.optimizer not in get_args(Optimizer):
-            raise UsageError(f"optimizer cannot be {self.optimizer!r}; {did_you_mean(self.optimizer, get_args(Optimizer))}.")
+        if self.optimizer not in (known := get_args(Optimizer)):
+            raise UsageError(f"optimizer cannot be {self.optimizer!r}; {did_you_mean(self.optimizer, known)}.")
         numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "micro_batch", "max_length")
         for name in numbers:
             if (value := getattr(self, name)) is not None and not value > 0:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from pluralign import calibration
 from pluralign.bradley_terry import sigmoid
+from pluralign.candidates import prompt_text
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
 from pluralign.errors import UsageError, did_you_mean
@@ -29,6 +30,8 @@ from pluralign.traits import TRAITS
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
+Writer: TypeAlias = Callable[[str, int], Sequence[str]]
+"""Given an instruction and how many, texts that a language model writes."""
 RefusalPolicy: TypeAlias = Callable[[Prompt], str | None]
 """Given a prompt, the answer that is given instead of any member's, or None to go on."""
 
@@ -89,6 +92,20 @@ class Consensus:
 
 
 @dataclass(frozen=True)
+class Distilled:
+    """A statement that a language model wrote from the slate, and whether it may stand for it."""
+
+    text: str
+    least_support: float
+    """Share of the weight that prefers it to the candidate that most prefer to it."""
+    to_reach: float
+    """The same of the best candidate: what the statement must have to be used."""
+    used: bool
+    drafts: int
+    """How many were written; this is the best supported."""
+
+
+@dataclass(frozen=True)
 class Steering:
     """Which member was chosen, why, and how sure that is."""
 
@@ -109,6 +126,7 @@ class Answer:
     mode: Mode
     answers: tuple[Given, ...]
     consensus: Consensus | None = None
+    distilled: Distilled | None = None
     steering: Steering | None = None
     refused: bool = False
     candidates: int = 0
@@ -122,6 +140,7 @@ def answer(
     mode: Mode = "balanced",
     *,
     rule: str = "maximin",
+    writer: Writer | None = None,
     member: int | None = None,
     like: str = "",
     choices: PreferenceSet | None = None,
@@ -138,6 +157,7 @@ def answer(
         candidates: responses to choose from.
         mode: ``balanced``, ``steerable`` or ``distributional``.
         rule: balanced: how the consensus is chosen, one of ``social_choice.RULES``.
+        writer: balanced: writes statements from the slate; the best takes the consensus's place if it has its support.
         member: steerable: this one answers.
         like: steerable: a preference in words, matched to ``profiles``.
         choices: steerable: pairs on which the user has voted.
@@ -169,8 +189,9 @@ def answer(
     favourite = favourites(rewards, random)
     if mode == "balanced":
         entries = slate(texts, favourite, ensemble.weights)
-        return Answer(mode, entries, consensus(texts, rewards, ensemble.weights, rule, random), None, False, len(texts),
-                      notes)  # fmt: skip
+        found = consensus(texts, rewards, ensemble.weights, rule, random)
+        statement = distil(ensemble, prompt, texts, rewards, entries, writer, progress) if writer else None
+        return Answer(mode, entries, found, statement, candidates=len(texts), notes=notes)
     if mode == "distributional":
         chosen = int(random.choice(ensemble.k, p=ensemble.weights / ensemble.weights.sum()))
         if ensemble.facts.get("level") == "policy":
@@ -178,7 +199,7 @@ def answer(
         return Answer(mode, (_given(texts, favourite, ensemble.weights, chosen),), candidates=len(texts), notes=notes)
     steering = steer(ensemble, member=member, like=like, choices=choices, profiles=profiles, seed=seed)
     given = _given(texts, favourite, ensemble.weights, steering.member)
-    return Answer(mode, (given,), None, steering, False, len(texts), notes)
+    return Answer(mode, (given,), steering=steering, candidates=len(texts), notes=notes)
 
 
 def _notes(candidates: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
@@ -272,6 +293,43 @@ def consensus(
     if len(texts) == 1:
         return Consensus(texts[0], rule, 1.0, 1.0, 1.0)
     return Consensus(texts[winner], rule, float(maximin(support)[winner]), float(borda(support)[winner]), favourite_of)
+
+
+DRAFTS = 4
+INSTRUCTION = """People were asked: {prompt}
+
+These are their answers:
+{answers}
+
+Write one short statement that all of them could accept. Take up what they have in common, be fair to each, and add
+nothing of your own. Write only the statement."""
+
+
+def distil(
+    ensemble: RewardEnsemble,
+    prompt: Prompt,
+    texts: Sequence[str],
+    rewards: FloatArray,
+    entries: Sequence[Given],
+    writer: Writer,
+    progress: Progress | None = None,
+) -> Distilled | None:
+    """Let a language model write a statement from the slate, and judge it by the ensemble (Habermas-style).
+
+    A text's support is the share of weight that prefers it to its strongest rival among the candidates, min_b s_ab. The
+    best supported draft is used if it has at least the support of the best candidate. None where nothing was written.
+    """
+    listed = "\n".join(f"- ({entry.weight:.0%}) {entry.text}" for entry in entries)
+    written = writer(INSTRUCTION.format(prompt=prompt_text(prompt), answers=listed), DRAFTS)
+    drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in texts]
+    if not drafts:
+        return None
+    weights = ensemble.weights / ensemble.weights.sum()
+    own = ensemble.rewards([(prompt, draft) for draft in drafts], progress)
+    against = pairwise_support(np.vstack([own, rewards]), weights)[: len(drafts), len(drafts) :].min(axis=1)
+    best = int(against.argmax())
+    to_reach = float(maximin(pairwise_support(rewards, weights)).max()) if len(texts) > 1 else 0.5
+    return Distilled(drafts[best], float(against[best]), to_reach, bool(against[best] >= to_reach), len(drafts))
 
 
 # --- steerable ------------------------------------------------------------------------------------------------------

@@ -565,7 +565,7 @@ def shrunk(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         fit={**recipe.fit, "k": 2},
-        tune={**recipe.tune, "batch_size": 16, "max_length": 128, "learning_rate": 1e-3},
+        tune={**recipe.tune, "batch_size": 16, "max_length": 256, "learning_rate": 1e-3},
         candidates={**recipe.candidates, "limit": 4, "n": 5, "max_new_tokens": 12},
     )
 

@@ -747,12 +747,18 @@ def answer_page(found: Answer, prompt: str, names: Mapping[int, str]) -> Iterato
         title = "answer" if found.mode != "balanced" else f"member {given.member}'s pick"
         yield Panel(body, title=title, title_align="left", width=PANEL_WIDTH)
     if found.consensus:
-        one = found.consensus
+        chosen = found.consensus
         support = (
-            f"by {one.rule}: {one.least_support:.0%} of the weight prefer it to its strongest rival, "
-            f"{one.mean_support:.0%} to a rival on average, {one.favourite_of:.0%} have it as their favourite\n\n"
+            f"by {chosen.rule}: {chosen.least_support:.0%} of the weight prefer it to its strongest rival, "
+            f"{chosen.mean_support:.0%} to a rival on average; it is the favourite of {chosen.favourite_of:.0%}\n\n"
         )
-        yield Panel(Text.assemble((support, "dim"), one.text), title="consensus", title_align="left", width=PANEL_WIDTH)
+        body = Text.assemble((support, "dim"), chosen.text)
+        yield Panel(body, title="consensus", title_align="left", width=PANEL_WIDTH)
+    if found.distilled:
+        one, verdict = found.distilled, "used in its place" if found.distilled.used else "not used: too little support"
+        support = f"{one.least_support:.0%} prefer it to its strongest rival; {one.to_reach:.0%} needed; {verdict}\n\n"
+        title = "a statement written from the slate"
+        yield Panel(Text.assemble((support, "dim"), one.text), title=title, title_align="left", width=PANEL_WIDTH)
 
 
 def _sharpening(path: Sequence[Sequence[float]]) -> Table:

@@ -62,7 +62,9 @@ class TunedFeatures:
     def parts(self) -> list["Backbone"]:
         """Return the models, which are loaded when they first meet a new text."""
         models = _models_of(self)
-        return [Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)]
+        return [
+            Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
+        ]
 
     def described(self) -> dict[str, Any]:
         """Return what an ensemble's JSON says of them."""
@@ -204,12 +206,15 @@ def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") 
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
             config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
-            model: Any = load(
-                source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted
-            )
+            model: Any = load(source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted)
             if adapted:
                 model = _with_adapter(model, folder, adapter)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:  # what transformers and peft raise for foreign folders
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+    ) as error:  # what transformers and peft raise for foreign folders
         reason = " ".join(str(error).split())[:200]
         remedy = "copy the ensemble's folder again, or fit anew"
         raise DataError(f"transformers cannot load it ({reason})", file=str(folder), remedy=remedy) from error

@@ -1,0 +1,323 @@
+"""Recipes: what they say is what the paper says, what they cost is what the formulas give, and all of them run."""
+
+import importlib
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+from conftest import run
+
+from pluralign import costs, reproduction
+from pluralign.cli import app
+from pluralign.costs import LLAMA_3_8B, Architecture
+from pluralign.errors import DataError, UsageError
+from pluralign.preferences import PreferenceSet
+from pluralign.rehearsal import SAMPLES, write_sample
+from pluralign.reproduction import RECIPES, compare_table, load_recipe, plan, reckon, reproduce
+from pluralign.sources import load_preferences
+
+TABLE_1 = {
+    "multipref": (9413, 4791, 532, 4.0, 0.63),
+    "personalllm": (263256, 9402, 1000, 10, 0.76),
+    "helpsteer2": (21000, 10000, 1000, 3.5, 0.74),
+    "tldr": (3217, 729, 845, 7.56, 0.84),
+}
+SMALL = Architecture(vocabulary=50, hidden=16, intermediate=32, layers=2, heads=4, key_value_heads=2)
+
+
+def small_llama(kind: str, **config: Any) -> Any:
+    transformers = importlib.import_module("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    options = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **config}
+    return getattr(transformers, f"LlamaFor{kind}")(transformers.LlamaConfig(**options))
+
+
+def parameters_of(model: Any, trained: bool = False) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
+
+
+# --- costs against real models --------------------------------------------------------------------------------------
+
+
+def test_parameters_are_those_that_transformers_counts() -> None:
+    assert costs.reward_parameters(SMALL) == parameters_of(small_llama("SequenceClassification", num_labels=1))
+    assert costs.language_model_parameters(SMALL) == parameters_of(small_llama("CausalLM"))
+
+
+def test_lora_parameters_are_those_that_peft_counts() -> None:
+    peft = importlib.import_module("peft")
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, target_modules="all-linear", modules_to_save=["score"])
+    adapted = peft.get_peft_model(small_llama("SequenceClassification", num_labels=1), config)
+    assert costs.lora_parameters(SMALL, 3) == parameters_of(adapted, trained=True)
+
+
+@pytest.mark.parametrize("largest", [10_000, 20])
+def test_a_checkpoint_holds_what_soap_keeps(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, optimizers = importlib.import_module("torch"), importlib.import_module("pytorch_optimizer")
+    model = small_llama("SequenceClassification", num_labels=1)
+    soap = optimizers.SOAP(model.parameters(), lr=1e-3, max_precondition_dim=largest)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        soap.step()
+    kept = parameters_of(model)
+    for state in soap.state.values():
+        tensors = [state["exp_avg"], state["exp_avg_sq"], *state["GG"], *(state["Q"] or [])]
+        kept += sum(tensor.numel() for tensor in tensors if hasattr(tensor, "numel"))
+    monkeypatch.setattr(costs, "SOAP_LARGEST_SIDE", largest)
+    assert costs.trained_numbers(SMALL) == kept
+
+
+def test_soaps_operations_are_those_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, optimizers = importlib.import_module("torch"), importlib.import_module("pytorch_optimizer")
+    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
+    weight = torch.nn.Parameter(torch.randn(24, 16))
+    soap = optimizers.SOAP([weight], lr=1e-3)
+    for step in range(3):
+        weight.grad = torch.randn_like(weight)
+        with counter if step == 2 else torch.no_grad():
+            soap.step()
+    monkeypatch.setattr(costs, "SOAP_EVERY", math.inf)  # this step is none of those that renew the bases
+    assert counter.get_total_flops() == costs.soap_flops([(24, 16)], 1)
+
+
+# --- recipes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_what_the_paper_says(name: str) -> None:
+    recipe = load_recipe(name)
+    paper = recipe.paper
+    found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
+    assert found == TABLE_1[name]
+    assert recipe.fit == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}
+    assert (recipe.tune["optimizer"], recipe.tune["epochs"]) == ("soap", 1)
+    assert 1e-5 <= recipe.tune["learning_rate"] <= 5e-5
+    assert recipe.tune["batch_size"] <= 512
+    assert (recipe.candidates["limit"], recipe.candidates["n"]) == (50, 100)
+    assert recipe.candidates["prompts"] == ("held-out" if name == "tldr" else "prism")
+    assert ("RLHF" if name == "tldr" else "supervised") in recipe.starts_from
+
+
+def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
+    finetune = importlib.import_module("pluralign.finetune")
+    for name in RECIPES:
+        noted = load_recipe(name).paper_training
+        assert (noted["warmup"], noted["weight_decay"]) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_cost_is_what_the_formulas_give(name: str, lora: bool) -> None:
+    cost, recipe = reckon(load_recipe(name), lora=lora), load_recipe(name)
+    n, whole, adapter = 7_504_928_768, 8_030_261_248, 41_947_136  # of Meta-Llama-3-8B, by hand
+    size = recipe.size
+    per_text = size.prompt_tokens + size.response_tokens
+    tokens = size.train_pairs * 2 * per_text
+    texts = 8 * 10_402 if name == "personalllm" else 2 * (size.train_pairs + size.test_pairs)
+    assert (cost.train_tokens, cost.scored_tokens) == (tokens, texts * per_text)
+    assert cost.training_flops == pytest.approx(8 * (4 if lora else 6) * n * tokens)
+    assert cost.steps == -(-size.train_pairs // (64 if name == "tldr" else 512))
+    assert 0 < cost.optimizer_flops < 0.15 * cost.training_flops
+    flops = cost.training_flops + cost.optimizer_flops
+    assert cost.training_hours == pytest.approx(flops / (0.35 * 989.4e12) / 3600)
+    assert cost.scoring_hours == pytest.approx(8 * 2 * n * texts * per_text / (0.35 * 66.9e12) / 3600)
+    new = recipe.candidates["max_new_tokens"]
+    assert cost.continuations == 5000
+    assert cost.generation_hours == pytest.approx(50 * 4 * new * 2 * whole / (0.2 * 3.35e12) / 3600)
+    assert cost.ranking_hours == pytest.approx(8 * 2 * n * 5000 * (size.prompt_tokens + new) / (0.35 * 66.9e12) / 3600)
+    hours = (cost.training_hours, cost.scoring_hours, cost.generation_hours, cost.ranking_hours)
+    assert cost.gpu_hours == pytest.approx(sum(hours))
+    assert cost.member_gb == pytest.approx(4 * (adapter if lora else n) / 1e9)
+    assert cost.disk_gb == pytest.approx(2 * whole / 1e9 + 8 * cost.member_gb + 2 * cost.checkpoint_gb)
+    bases = cost.checkpoint_gb - 3 * cost.member_gb
+    frozen = 2 * n / 1e9 if lora else 0.0
+    assert cost.memory_gb == pytest.approx(frozen + 4 * cost.member_gb + bases + 6)
+
+
+def test_adamw_costs_no_more_operations_and_less_memory() -> None:
+    soap, adamw = (reckon(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
+    assert adamw.optimizer_flops == 0
+    assert adamw.memory_gb == pytest.approx(4 * 4 * costs.reward_parameters(LLAMA_3_8B) / 1e9 + 6)
+    assert adamw.memory_gb < soap.memory_gb
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{}, {"backbone": "b", "lora": True}, {"encoder": "minilm"}])
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_of_a_plan_are_commands(name: str, given: dict[str, Any]) -> None:
+    """Every word is parsed by the command line itself, which runs nothing here."""
+    group: Any = typer.main.get_command(app)
+    for step in plan(name, "OUT", **given).steps:
+        assert step.command[0] == "pluralign"
+        command = group.commands[step.command[1]]
+        assert step.name == command.name
+        with command.make_context(command.name, list(step.command[2:])) as context:
+            values = context.params
+        if step.name == "fit":
+            assert (values["k"], values["method"], values["variant"]) == ("8", "stagewise", "printed")
+            assert values["backbone"] == (None if "encoder" in given else given.get("backbone", "BACKBONE"))
+            assert values["lora"] == bool(given.get("lora"))
+        if step.name == "generate":
+            assert (values["n"], values["limit"]) == (100, 50)
+            assert values["prompts"] == ("OUT/ensemble" if name == "tldr" else "prism")
+
+
+def test_the_dry_run_shows_steps_needs_and_costs_and_writes_nothing(tmp_path: Path) -> None:
+    arguments = ["reproduce", "multipref", "--dry-run", "-o", str(tmp_path / "out"), "--lora"]
+    shown = run(*arguments)
+    assert shown.returncode == 0, shown.stderr
+    planned = json.loads(run(*arguments, "--json").stdout)
+    for step in planned["steps"]:
+        assert shlex.join(step["command"]) in " ".join(shown.stdout.split())
+    assert f"{planned['cost']['gpu_hours']:.1f}" in shown.stdout
+    assert set(planned["alternatives"]) == {"full, soap", "full, adamw", "LoRA, adamw"}
+    assert planned["cost"]["lora"]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"name": "multiprefs"}, "there is no recipe 'multiprefs'; did you mean 'multipref'?"),
+        ({}, "the members of MultiPref start from a supervised fine-tuned checkpoint of Meta-Llama-3-8B: name one"),
+        ({"backbone": "b", "encoder": "minilm"}, "a backbone is fine-tuned and an encoder is frozen: name one of"),
+        ({"encoder": "minilm", "lora": True}, "lora is about fine-tuning: name a backbone, not an encoder."),
+        ({"backbone": "b", "data": "tldr:x"}, "the recipe multipref needs its own votes: multipref:FOLDER, not 'tl"),
+        ({"tiny": True, "backbone": "b"}, "--tiny writes its own votes, prompts and model: leave the others out."),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_one_sentence(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"name": "multipref", "folder": tmp_path / "out"}
+    with pytest.raises(UsageError) as caught:
+        reproduce(**(arguments | given))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_the_command_asks_for_a_folder() -> None:
+    done = run("reproduce", "tldr")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pluralign: name a folder with -o, or use --dry-run to see what would be done.\n"
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_votes_are_put_beside_the_papers_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    votes = PreferenceSet.from_columns(
+        ["a", "b", "b", "c"], ["1", "2", "3", "4"], ["5", "6", "7", "8"], [3, 1, 2, 0], [1, 1, 2, 4], ties=[0, 2, 0, 0],
+        columns={"split": np.array(["train", "train", "train", "test"], dtype=object)},
+    )  # fmt: skip
+    here = {figure.name: figure.here for figure in compare_table(load_recipe("multipref"), votes)}
+    share = (3 / 4 + 1 / 4 + 2 / 4 + 4 / 4) / 4  # ties in the denominator
+    assert here == {"training pairs": 3, "training prompts": 2, "test prompts": 1, "annotators a pair": 4.0} | {
+        "majority share": share
+    }
+    without = {figure.name: figure for figure in compare_table(load_recipe("helpsteer2"), votes)}
+    assert without["responses"].here == 8
+    assert without["majority share"].here == (3 / 4 + 1 / 2 + 2 / 4 + 4 / 4) / 4
+    assert [figure.name for figure in compare_table(load_recipe("multipref"), votes) if figure.close] == [
+        "annotators a pair", "majority share"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_sample_rows_are_in_the_published_layout(name: str, tmp_path: Path) -> None:
+    votes = load_preferences(f"{name}:{write_sample(name, tmp_path)}")
+    train, test = votes.split()
+    assert len(votes) >= 48
+    assert len(train.prompts) > len(test.prompts) >= 4
+    assert ("split" in votes.columns) == (name != "multipref")
+    assert 0 < ((votes.prob_a > 0) & (votes.prob_a < 1)).mean() < 1
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reproduce") / "multipref"
+    done = run("reproduce", "multipref", "--tiny", "-o", folder, "--json")
+    assert done.returncode == 0, done.stderr
+    (folder / "said.json").write_text(done.stdout)
+    assert [line.split(":")[0] for line in done.stderr.splitlines() if ": pluralign" in line] == [
+        "inspect", "fit", "generate", "diversity", "report"
+    ]  # fmt: skip
+    return folder
+
+
+def test_a_rehearsal_runs_from_votes_to_report(rehearsal: Path) -> None:
+    said = json.loads((rehearsal / "said.json").read_text())
+    assert said["tiny"]
+    assert said["skipped"] == []
+    assert [stage["k"] for stage in said["history"]] == [1, 2]
+    ensemble = json.loads((rehearsal / "ensemble" / "ensemble.json").read_text())
+    assert ensemble["facts"]["baselines"]["floor"]["brier"] == said["floor"]
+    assert ensemble["facts"]["tuning"]["optimizer"] == "soap"
+    below = [stage["k"] for stage in said["history"] if stage["test_brier"] < said["floor"]]
+    assert said["members_below_floor"] == (below[0] if below else None)
+    assert (said["candidates"]["lines"], said["candidates"]["responses"]) == (4, 20)
+    assert said["tau"][0][1] == pytest.approx(said["mean_tau"])
+    page = (rehearsal / "report.html").read_text()
+    assert "a rehearsal on made-up votes" in page
+    assert "pluralign generate" in page
+
+
+def test_a_finished_run_does_nothing_again_and_a_lost_part_is_made_again(rehearsal: Path) -> None:
+    before = (rehearsal / "candidates.jsonl").read_bytes()
+    (rehearsal / "report.html").unlink()
+    steps: list[str] = []
+    again = reproduce("multipref", rehearsal, tiny=True, say=steps.append)
+    assert again.skipped == ["inspect", "fit", "generate", "diversity"]
+    assert [step.split(":")[0] for step in steps] == ["report"]
+    assert (rehearsal / "report.html").is_file()
+    assert (rehearsal / "candidates.jsonl").read_bytes() == before
+    said = json.loads((rehearsal / "said.json").read_text())
+    assert again.history == said["history"]
+
+
+def test_a_folder_of_another_run_is_refused(rehearsal: Path) -> None:
+    with pytest.raises(UsageError, match="holds another run; name a new folder"):
+        reproduce("multipref", rehearsal, tiny=True, seed=1)
+    with pytest.raises(UsageError, match="holds another run"):
+        reproduce("tldr", rehearsal, tiny=True)
+
+
+def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / reproduction.STATE_FILE).write_text("{")
+    with pytest.raises(DataError, match=r"reproduce\.json: it cannot be read; use another folder"):
+        reproduce("multipref", tmp_path, encoder="none", data=f"multipref:{write_sample('multipref', tmp_path / 'v')}")
+
+
+def test_frozen_features_go_the_same_way_and_a_stopped_run_goes_on(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduction, "load_recipe", lambda name: reproduction.shrunk(load_recipe(name)))
+    made, later = rehearsal / "rehearsal", tmp_path / "later.jsonl"
+    given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
+    with pytest.raises(DataError, match=r"later\.jsonl: there is no such file"):
+        reproduce("multipref", tmp_path, **given, prompts=str(later))
+    later.write_text('{"prompt": "Should we?"}\n')
+    done = reproduce("multipref", tmp_path, **given, prompts=str(later))
+    assert done.skipped == ["inspect", "fit"]
+    assert json.loads((tmp_path / "ensemble" / "ensemble.json").read_text())["features"]["encoder"] == "none"
+    assert done.candidates["lines"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["personalllm", "helpsteer2", "tldr"])
+def test_every_recipe_can_be_rehearsed(name: str, tmp_path: Path) -> None:
+    done = reproduce(name, tmp_path, tiny=True)
+    assert len(done.history) == 2
+    assert done.candidates["lines"] == 4
+    assert Path(done.report).is_file()
+    held_out = set(PreferenceSet.load(tmp_path / "ensemble" / "held_out.parquet").prompts)
+    asked = {json.loads(line)["prompt"] for line in (tmp_path / "candidates.jsonl").read_text().splitlines()}
+    assert (asked <= held_out) == (name == "tldr")

@@ -1,0 +1,201 @@
+"""Fine-tuned backbones as features: rewards are what the models themselves give, files those that were saved."""
+
+import importlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from conftest import run
+from tiny import two_camps, write_backbone
+
+from pluralign import tuned
+from pluralign.certification import certify
+from pluralign.encoders import Item
+from pluralign.ensemble import RewardEnsemble
+from pluralign.errors import DataError
+from pluralign.evidence import load_evidence
+from pluralign.fitting import fit
+from pluralign.members import FeatureMap, LinearMembers, as_they_are
+from pluralign.preferences import PreferenceSet
+from pluralign.sources import load_preferences
+from pluralign.tuned import TunedFeatures, backbone_folder
+
+QUICK: dict[str, Any] = {
+    "k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "micro_batch": 32, "epochs": 1,
+}  # fmt: skip
+KINDS = [("joint", False), ("joint", True), ("stagewise", False), ("stagewise", True)]
+CHAT = "<s>user {} </s>assistant {} </s>"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    torch = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
+    path = tmp_path_factory.mktemp("votes") / "camps.jsonl"
+    path.write_text("\n".join(map(json.dumps, two_camps(150))))
+    return load_preferences(str(path))
+
+
+@pytest.fixture(scope="module")
+def towns(tmp_path_factory: pytest.TempPathFactory, votes: PreferenceSet) -> dict[tuple[str, bool], Path]:
+    """A folder of every kind, fitted once."""
+    folder = tmp_path_factory.mktemp("towns")
+    llama = write_backbone(folder / "llama")
+    for method, lora in KINDS:
+        fit(votes, folder=folder / f"{method}-{lora}", backbone=str(llama), method=method, lora=lora, **QUICK)
+    return {(method, lora): folder / f"{method}-{lora}" for method, lora in KINDS}
+
+
+def direct(folder: Path, outputs: int, items: list[Item]) -> npt.NDArray[Any]:
+    """What plain transformers and peft make of each text alone, LoRA merged into the base."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    load = transformers.AutoModelForSequenceClassification.from_pretrained
+    if (folder / "adapter_config.json").exists():
+        peft = importlib.import_module("peft")
+        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        model = peft.PeftModel.from_pretrained(load(base, num_labels=outputs), folder).merge_and_unload()
+        model.config.pad_token_id = tokenizer.pad_token_id
+    else:
+        model = load(folder)
+    texts = [CHAT.format(*item) for item in items]
+    with torch.no_grad():
+        rows = [model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0] for text in texts]
+    return np.stack([row.numpy() for row in rows])
+
+
+ITEMS: list[Item] = [("so ?", "tea yes no"), ("so ?", "rum well"), ("fine ?", "tea rum you thank you"), ("?", "no")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_rewards_are_those_of_a_direct_pass(towns: dict[Any, Path], kind: tuple[str, bool]) -> None:
+    folder, (method, lora) = towns[kind], kind
+    ensemble = RewardEnsemble.load(folder)
+    assert isinstance(ensemble.features, TunedFeatures)
+    assert ensemble.features.lora == lora
+    if method == "joint":
+        expected = direct(folder / "backbone", 4, ITEMS)
+    else:
+        expected = np.hstack([direct(folder / "backbone" / f"member-{j}", 1, ITEMS) for j in range(3)])
+    np.testing.assert_allclose(ensemble.features(ITEMS), expected, atol=1e-5)
+    np.testing.assert_allclose(ensemble.rewards(ITEMS), expected @ ensemble.members.theta, atol=1e-4)
+    assert np.ptp(ensemble.rewards(ITEMS), axis=0).min() > 0.01
+    assert not list(folder.rglob("*.bin")), "safetensors only"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_copy_gives_the_same_rewards_without_the_first_folder(
+    towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = RewardEnsemble.load(towns[kind])
+    rewards = ensemble.rewards(ITEMS)
+    shutil.copytree(towns[kind], tmp_path / "first")
+    first = RewardEnsemble.load(tmp_path / "first")
+    first.take([0, 2], [0.5, 0.5]).save(tmp_path / "second")
+    shutil.rmtree(tmp_path / "first")
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    np.testing.assert_allclose(RewardEnsemble.load(tmp_path / "second").rewards(ITEMS), rewards[:, [0, 2]], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_stagewise_lora_ensemble_has_one_base_in_memory(
+    towns: dict[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = importlib.import_module("transformers")
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    tuned.forget_models()
+    load, loaded = transformers.AutoModelForSequenceClassification.from_pretrained, []
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        loaded.append(arguments[0])
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
+    ensemble = RewardEnsemble.load(towns["stagewise", True])
+    told: list[tuple[int, int]] = []
+    ensemble.features(ITEMS, lambda done, total: told.append((done, total)))
+    ensemble.features([("new ?", "tea")])
+    assert len(loaded) == 1
+    assert told == [(4, 12), (8, 12), (12, 12)], "one pass a member"
+
+
+@pytest.mark.slow
+def test_whole_models_that_do_not_fit_together_are_loaded_in_turn(
+    towns: dict[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = RewardEnsemble.load(towns["stagewise", False]).rewards(ITEMS)
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuned, "KEEP_BYTES", 10)
+    tuned.forget_models()
+    ensemble = RewardEnsemble.load(towns["stagewise", False])
+    np.testing.assert_allclose(ensemble.rewards(ITEMS), expected, atol=1e-5)
+    assert len(tuned._latest[0].loaded) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [("joint", False), ("stagewise", True)], ids=str)
+def test_other_files_in_their_place_are_refused(
+    towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(towns[kind], tmp_path / "town")
+    weights = next((tmp_path / "town" / "backbone").rglob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit anew"):
+        RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
+    shutil.rmtree(tmp_path / "town" / "backbone")
+    with pytest.raises(DataError, match=r"there is no fine-tuned model in it"):
+        RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
+
+
+@pytest.mark.slow
+def test_what_works_on_any_ensemble_works_on_a_tuned_one(
+    towns: dict[Any, Path], votes: PreferenceSet, tmp_path: Path
+) -> None:
+    folder = towns["joint", False]
+    pruned = run("prune", folder, "-o", tmp_path / "pruned", "--beta", "2", "--json")
+    assert pruned.returncode == 0, pruned.stderr
+    kept = json.loads(pruned.stdout)["kept"]
+    whole, part = RewardEnsemble.load(folder), RewardEnsemble.load(tmp_path / "pruned")
+    np.testing.assert_allclose(part.rewards(ITEMS), whole.rewards(ITEMS)[:, kept], atol=1e-5)
+    evidence = load_evidence(folder)
+    texts = [(p, r) for p in evidence.preferences.prompts[:1] for r in evidence.preferences.responses[:1]]
+    np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
+    found = certify(whole, evidence)
+    assert found.theorem_4.fixed_features is False
+    assert "The features were learned from the same votes, which it does not cover." in found.theorem_4.here
+
+
+def test_outputs_pass_through_a_map_that_clips_nothing_and_others_still_clip() -> None:
+    members = LinearMembers(as_they_are(2), np.array([[1.0], [0.5]]))
+    outputs = np.array([[40.0, -8.0]], dtype=np.float32)
+    np.testing.assert_array_equal(members.rewards(outputs), [[36.0]])
+    np.testing.assert_array_equal(LinearMembers.from_arrays(members.arrays()).rewards(outputs), [[36.0]])
+    zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
+    before = {name: array for name, array in members.arrays().items() if name != "clip"}  # as files were before
+    np.testing.assert_array_equal(LinearMembers.from_arrays(before).rewards(outputs), [[3.0]])
+    assert FeatureMap(zeros, ones, ones)(outputs).dtype == np.float32
+
+
+def test_an_unknown_backbone_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match=r"check the name and the network, or give a local folder, smollm2 or minilm"):
+        backbone_folder("nobody/nothing")
