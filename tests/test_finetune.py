@@ -18,11 +18,12 @@ import pytest
 from conftest import WriteLines, run
 from tiny import two_camps, write_backbone
 
-from pluralign import finetune
+from pluralign import finetune, pairtrainer
 from pluralign.ensemble import RewardEnsemble
 from pluralign.errors import DataError, UsageError
 from pluralign.finetune import batch_and_steps, stage_targets
 from pluralign.fitting import fit, validation_rows
+from pluralign.models import classifier_rewards
 from pluralign.options import FitOptions, TuneOptions
 from pluralign.preferences import PreferenceSet
 from pluralign.sources import load_preferences
@@ -98,9 +99,9 @@ def test_the_joint_loss_is_the_error_that_drawn_votes_are_expected_to_have() -> 
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     difference, prob_a = rng.standard_normal((5, 4)), rng.random(5)
-    running = finetune._Running(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
+    running = pairtrainer.Running(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
     of_pairs = {"prob_a": torch.tensor(prob_a)}
-    found = float(finetune._JointLoss(3, 0.5)(torch.tensor(difference), of_pairs, running, done=0.0))
+    found = float(pairtrainer.JointLoss(3, 0.5)(torch.tensor(difference), of_pairs, running, done=0.0))
     q = 1 / (1 + np.exp(-difference[:, :3] / (0.3 * np.array([1.0, 2.0, 0.5]))))
     drawn = rng.random((200_000, 5, 3)) < q
     error = np.mean((drawn.mean(axis=2) - prob_a) ** 2)
@@ -113,7 +114,7 @@ def test_the_joint_loss_is_the_error_that_drawn_votes_are_expected_to_have() -> 
 def test_running_figures_are_those_of_whole_steps_however_they_are_dealt_out() -> None:
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(1)
-    whole, parts = finetune._Running(), finetune._Running()
+    whole, parts = pairtrainer.Running(), pairtrainer.Running()
     for _ in range(3):
         difference, prob_a = torch.tensor(rng.standard_normal((8, 2))), torch.tensor(rng.random(8))
         whole.add(difference, prob_a)
@@ -152,7 +153,7 @@ def test_the_micro_batch_changes_nothing_and_memory_that_runs_out_halves_it(
     torch = importlib.import_module("torch")
     votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 1, "micro_batch": 32}
     whole = fit(votes, folder=tmp_path / "whole", backbone=str(llama), **quick)
-    compute, calls = finetune._PairTrainer.compute_loss, []
+    compute, calls = pairtrainer.PairTrainer.compute_loss, []
 
     def fails_once(self: Any, model: Any, inputs: Any, **rest: Any) -> Any:
         calls.append(len(inputs["prob_a"]))
@@ -160,14 +161,14 @@ def test_the_micro_batch_changes_nothing_and_memory_that_runs_out_halves_it(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compute(self, model, inputs, **rest)
 
-    monkeypatch.setattr(finetune._PairTrainer, "compute_loss", fails_once)
+    monkeypatch.setattr(pairtrainer.PairTrainer, "compute_loss", fails_once)
     halved = fit(votes, folder=tmp_path / "halved", backbone=str(llama), **quick)
     assert calls[:3] == [32] * 3
     assert set(calls[3:]) == {16}
     assert "memory ran out with 32 pairs at once: going on with 16." in caplog.text
     np.testing.assert_allclose(halved.weights, whole.weights, atol=1e-3)
     np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=1e-3)
-    monkeypatch.setattr(finetune._PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
+    monkeypatch.setattr(pairtrainer.PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
     with pytest.raises(DataError, match=r"memory ran out with 1 pairs at once; use --lora"):
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
 
@@ -187,7 +188,7 @@ def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
     votes, quick = votes_of(tmp_path, 200), QUICK | {"method": method, "optimizer": "soap"}
     unbroken = fit(votes, folder=tmp_path / "unbroken", backbone=str(llama), **quick)
     steps = unbroken.facts["tuning"]["steps"]
-    end, trained = finetune._Watch.on_step_end, []
+    end, trained = pairtrainer.Watch.on_step_end, []
 
     def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         trained.append((Path(args.output_dir).name, state.global_step))
@@ -195,7 +196,7 @@ def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
             raise KeyboardInterrupt
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(finetune._Watch, "on_step_end", counts)
+    monkeypatch.setattr(pairtrainer.Watch, "on_step_end", counts)
     breaks_at = steps - 1 if method == "joint" else 2 * steps - 1
     with pytest.raises(KeyboardInterrupt):
         fit(votes, folder=tmp_path / "broken", backbone=str(llama), **quick)
@@ -216,7 +217,7 @@ def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 2, "batch_size": 16}
-    save, saved = finetune._PairTrainer._save_optimizer_and_scheduler, []
+    save, saved = pairtrainer.PairTrainer._save_optimizer_and_scheduler, []
 
     def fills(self: Any, output_dir: str) -> None:
         saved.append(Path(output_dir))
@@ -225,19 +226,19 @@ def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
         save(self, output_dir)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune._PairTrainer, "_save_optimizer_and_scheduler", fills)
+        patch.setattr(pairtrainer.PairTrainer, "_save_optimizer_and_scheduler", fills)
         with pytest.raises(DataError, match=r"the disk is full; make room and run the same command"):
             fit(votes, folder=tmp_path / "town", backbone=str(llama), **quick)
-    assert (saved[0] / finetune.COMPLETE_FILE).is_file()
-    assert not (saved[1] / finetune.COMPLETE_FILE).exists()
+    assert (saved[0] / pairtrainer.COMPLETE_FILE).is_file()
+    assert not (saved[1] / pairtrainer.COMPLETE_FILE).exists()
     first: list[int] = []
-    end = finetune._Watch.on_step_end
+    end = pairtrainer.Watch.on_step_end
 
     def notes(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         first.append(state.global_step)
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(finetune._Watch, "on_step_end", notes)
+    monkeypatch.setattr(pairtrainer.Watch, "on_step_end", notes)
     fit(votes, folder=tmp_path / "town", backbone=str(llama), **quick)
     assert first[0] == int(saved[0].name.rpartition("-")[2]) + 1
 
@@ -325,6 +326,15 @@ def test_a_recipe_that_cannot_be_is_refused(changes: dict[str, Any], sentence: s
         TuneOptions(**changes)
 
 
+def test_soap_is_refused_where_fsdp_deals_out_its_matrices(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    pairs = pairtrainer.TextPairs(
+        [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
+    )
+    with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
+        finetune.fine_tune(pairs, 2, FitOptions(), TuneOptions(backbone=str(llama)), llama)
+
+
 @pytest.mark.slow
 def test_a_backbone_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, write_jsonl: WriteLines) -> None:
     data = write_jsonl(two_camps(40))
@@ -372,7 +382,9 @@ def test_nothing_of_the_trainer_reaches_stdout_or_a_file_that_is_no_terminal(
 
 def test_dropout_is_off_and_the_head_is_fresh(llama: Path) -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    pairs = finetune.TextPairs([("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]))
+    pairs = pairtrainer.TextPairs(
+        [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
+    )
     work = finetune._Work(pairs, FitOptions(), TuneOptions(backbone=str(llama)), llama, 1.0, None)
     arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
     models = [work._fresh_model(3, np.random.SeedSequence(seed), arguments).train() for seed in (0, 0, 1)]
@@ -384,3 +396,27 @@ def test_dropout_is_off_and_the_head_is_fresh(llama: Path) -> None:
     assert heads[0].shape == (3, 32)
     assert not heads[0][2].any(), "the reward beside the members begins with no opinion"
     assert replace(work.features(3)).max_length == 64
+
+
+def test_a_fitted_head_is_linear_in_what_the_base_makes_of_a_text(tmp_path: Path, llama: Path) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    votes = votes_of(tmp_path, 20)
+    items = votes.items()
+    texts = [
+        (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
+    ]
+    pairs = pairtrainer.TextPairs(texts, items.a, items.b, votes.prob_a, votes.prompt_index)
+    work = finetune._Work(pairs, FitOptions(), TuneOptions(backbone=str(llama)), llama, 1.0, None)
+    arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
+    model = work._fresh_model(
+        3, np.random.SeedSequence(0), arguments, lambda base, _: np.eye(base.inputs.shape[1])[:, [4, 9, 30]]
+    )
+    outputs = classifier_rewards(model, work.tokenizer, texts, 64)
+    base = transformers.AutoModel.from_pretrained(llama).eval()
+    hidden = []
+    for prompt, response in texts:  # the end token pads, so the last that counts is the one before it
+        ids = work.tokenizer(f"<s>user {prompt} </s>assistant {response} </s>", add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            hidden.append(base(torch.tensor([ids])).last_hidden_state[0, -2].numpy())
+    scaled = (np.stack(hidden) / np.std(hidden, axis=0))[:, [4, 9, 30]]
+    np.testing.assert_allclose(outputs - outputs[0], scaled - scaled[0], atol=1e-3)

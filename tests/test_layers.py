@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
     "ground": "errors files options hub jsonable",
-    "mathematics": "calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits diversity costs",
+    "mathematics": "calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits "
+    "diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
     "vectorcache encoders models tuned members pairs ensemble evidence candidates steps",
-    "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation finetune fitting "
+    "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
     "pruning certification choices profiles pluralism study streaming walkthrough rehearsal",
     "edges": "terminal figures reporting model_card exporting generation reproduction cli",
     "fronts": "__init__ __main__",
@@ -25,11 +26,11 @@ HOMES = {
     "datasets": {"records", "sources"},
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
-    "transformers": {"encoders", "models", "generation", "tuned", "finetune"},
-    "torch": {"encoders", "models", "generation", "exporting", "tuned", "finetune"},
+    "transformers": {"encoders", "models", "generation", "tuned", "pairtrainer", "finetune"},
+    "torch": {"encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"},
     "peft": {"tuned", "finetune"},
-    "accelerate": {"finetune"},
-    "pytorch_optimizer": {"finetune"},
+    "accelerate": {"pairtrainer", "finetune"},
+    "pytorch_optimizer": {"pairtrainer"},
     "matplotlib": {"figures", "reporting"},
     "jinja2": {"reporting", "model_card"},
     "fastapi": set(),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,16 @@ def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> 
     parsed = tags(text)
     assert parsed.open == []
     assert not {"script", "img"} & set(parsed.seen)
+
+
+def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder: Path) -> None:
+    kept = load_evidence(folder)
+    even = replace(
+        kept.preferences, votes_a=np.full(len(kept.preferences), 2), votes_b=np.full(len(kept.preferences), 2)
+    )
+    found = study(ensemble, Evidence(even, kept.rewards))
+    assert found.majorities["even"].pairs == len(even)
+    assert "<td>even</td>" in page(ensemble, found)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])

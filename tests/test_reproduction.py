@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,26 @@ def test_frozen_features_go_the_same_way_and_a_stopped_run_goes_on(
     assert done.skipped == ["inspect", "fit"]
     assert json.loads((tmp_path / "ensemble" / "ensemble.json").read_text())["features"]["encoder"] == "none"
     assert done.candidates["lines"] == 1
+
+
+def test_an_ensemble_that_the_plans_own_command_fitted_is_taken_as_it_is(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that fit can be run apart, on several GPUs."""
+    monkeypatch.setattr(reproduction, "load_recipe", lambda name: reproduction.shrunk(load_recipe(name)))
+    made = rehearsal / "rehearsal"
+    given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
+    given["prompts"] = f"prism:{made / 'prism'}"
+    command = plan("multipref", tmp_path, **given).steps[1].command
+    assert run(*command[1:]).returncode == 0
+    fitted = (tmp_path / "ensemble" / "ensemble.json").read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reproduction, "fit", None)
+        assert len(reproduce("multipref", tmp_path, **given).weights) == 2
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "ensemble", other / "ensemble")
+    reproduce("multipref", other, **given, seed=3)
+    assert (other / "ensemble" / "ensemble.json").read_bytes() != fitted
 
 
 @pytest.mark.slow

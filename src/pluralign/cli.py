@@ -607,6 +607,7 @@ def answer(
     cards = member_profiles(loaded.weights, kept) if kept else []
     texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, sampling_options)
     own = _load(choices, LoadOptions(min_votes=1)) if choices else None
+    writer = (lambda words, count: _sampled(words, distill, count, sampling_options)) if distill else None
     with _progress("Encoding texts") as progress:
         found = pluralism.answer(
             loaded,
@@ -614,7 +615,7 @@ def answer(
             texts,
             mode,  # type: ignore[arg-type]  # checked there
             rule=rule,
-            writer=(lambda instruction, count: _sampled(instruction, distill, count, sampling_options)) if distill else None,
+            writer=writer,
             member=member,
             like=like,
             choices=own,

@@ -1,8 +1,7 @@
 """Fine-tuning of reward models on votes, with transformers' own ``Trainer``: one process or many, resumed where killed.
 
-Decided here: the recipe (the paper's App. Training Pipeline), the two losses, and what is kept of unfinished work. The
-losses are means over pairs of terms that are fixed during a step, so a step does not depend on how its pairs are dealt
-out to devices and micro-batches. Every process must call ``fine_tune``; the first one writes.
+Decided here: the recipe (the paper's App. Training Pipeline), what each member is fitted to, and what is kept of
+unfinished work. The losses are in ``pairtrainer``. Every process must call ``fine_tune``; the first one writes.
 """
 
 import errno
@@ -10,11 +9,12 @@ import gc
 import json
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,16 +23,31 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from torch.nn.functional import binary_cross_entropy_with_logits
+from threadpoolctl import threadpool_limits
 
+from pluralign.bradley_terry import fit_bradley_terry
 from pluralign.calibration import votes_from_rewards
-from pluralign.encoders import Item, Progress, quiet_transformers
+from pluralign.encoders import Progress, quiet_transformers
 from pluralign.errors import DataError, MissingExtraError, UsageError
 from pluralign.files import write_whole
-from pluralign.joint import EXTREME_PRICE, VOTE_SHARE
-from pluralign.models import Tokens, classifier_tokens, longest_text, padded
-from pluralign.options import FitOptions, TuneOptions
+from pluralign.joint import FEW_RESTARTS, Teacher, fit_joint, fit_teacher
+from pluralign.members import fit_feature_map
+from pluralign.models import Tokens, classifier_rewards, classifier_tokens, longest_text
+from pluralign.options import FitOptions, TuneOptions, Variant
+from pluralign.pairs import Pairs, validation_folds
+from pluralign.pairtrainer import (
+    COMPLETE_FILE,
+    Collator,
+    JointLoss,
+    OrderedPairs,
+    PairTrainer,
+    Running,
+    StageLoss,
+    TextPairs,
+    Watch,
+)
 from pluralign.simplex import simplex_least_squares
+from pluralign.stagewise import fit_member
 from pluralign.tuned import (
     BACKBONE_FOLDER,
     TunedFeatures,
@@ -43,43 +58,20 @@ from pluralign.tuned import (
 )
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]
+"""Fits linear heads to pairs, ``(hidden, outputs)``."""
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
-HEAD_FACTOR = 10.0
-"""How much faster the head learns: it begins with nothing."""
 WEIGHT_DECAY = 0.1
 WARM_UP_SHARE = 0.03
 LARGEST_BATCH = 512
 LEAST_STEPS = 32
 """The batch is halved from 512 until an epoch has as many steps."""
 SMALLEST_BATCH = 8
-TEMPERATURES = (0.3, 0.05)
-"""Of the joint members' softened votes, from the first step to the last."""
-VOTES_UNTIL = 0.2
-"""Share of the training after which joint members learn from the reward beside them more than from raw votes."""
-STAGE_PRICE = 1.0
-"""What a stagewise member pays for disagreement above the bound: enough to outweigh the residual."""
-MEMORY = 0.2
-"""How much of a step goes into the running spread and disagreement of the members."""
 CHECKPOINTS = 4
 """How many times one training is kept on the way."""
-COMPLETE_FILE = "complete.json"
-"""Written last into a checkpoint; one without it is not resumed from."""
 
 logger = logging.getLogger("pluralign")
-
-
-@dataclass(frozen=True)
-class TextPairs:
-    """Compared texts, with the votes."""
-
-    items: Sequence[Item]
-    """Every distinct text."""
-    a: npt.NDArray[np.int32]
-    """Item that is response a, ``(n,)``."""
-    b: npt.NDArray[np.int32]
-    prob_a: FloatArray
-    """Share of people choosing a, ``(n,)``."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +108,9 @@ def fine_tune(
     with s_j the running spread of Δ_j, τ falling, and v = 1 in the beginning. The second term makes it the expected
     error of votes drawn with chances q_j: members that stay undecided, which hard votes cannot be, cost something.
 
+    In both, the head begins as the best linear one on what the base makes of the texts, unless ``fresh_head`` asks for
+    one that knows nothing: fine-tuning then starts from the ensemble on frozen features and not from chance.
+
     ``stagewise``: k models with one output, each from the same checkpoint with a fresh head, fitted to what the hard
     votes of those before it get wrong (§4).
 
@@ -135,11 +130,21 @@ def fine_tune(
         The models as features, in ``folder``.
     """
     work = _Work(pairs, options, tuning, folder, bound, progress)
+    fitted, seed = not tuning.fresh_head, options.seed
     seconds = []
     if options.method == "joint":
         watch("train", "all members")
         outputs = k + 1
-        seconds.append(work.train("joint", folder / BACKBONE_FOLDER, outputs, _JointLoss(k, bound), _plain(pairs)))
+
+        def all_heads(base: Pairs, teacher: Teacher) -> FloatArray:
+            reward = fit_bradley_terry(base.difference, base.prob_a, teacher.l2)
+            if k == 1:
+                return np.column_stack([reward, reward])
+            found = fit_joint(base, teacher, k, seed=seed, bound=bound, restarts=FEW_RESTARTS)
+            return np.column_stack([found.theta, reward])
+
+        loss = JointLoss(k, bound, fitted)
+        seconds.append(work.train("joint", folder / BACKBONE_FOLDER, outputs, loss, _plain(pairs), all_heads))
         features = work.features(outputs).identified()
         work.read(features)
         return work.result(features, seconds)
@@ -149,10 +154,16 @@ def fine_tune(
         watch("train", f"member {j + 1} of {k}")
         features = work.features(j + 1)
         place = model_folders(features)[j]
-        variant = "symmetric" if j == 0 else options.variant
+        variant: Variant = "symmetric" if j == 0 else options.variant
         targets = stage_targets(pairs.prob_a, prob_hat, variant, options.loss)
-        loss = _StageLoss("bce" if variant == "weighted" else options.loss, bound)
-        seconds.append(work.train(f"member-{j}", place, 1, loss, targets))
+        stage_loss = StageLoss("bce" if variant == "weighted" else options.loss, bound)
+
+        def one_head(
+            base: Pairs, teacher: Teacher, residual: FloatArray = pairs.prob_a - prob_hat, variant: Variant = variant
+        ) -> FloatArray:
+            return fit_member(base.difference, residual, l2=teacher.l2, variant=variant, loss=options.loss)[:, None]
+
+        seconds.append(work.train(f"member-{j}", place, 1, stage_loss, targets, one_head))
         known.append(model_identity(place, features))
         features = work.features(j + 1, tuple(known))
         outputs_so_far = work.read(features)
@@ -202,85 +213,6 @@ def batch_and_steps(n_pairs: int, tuning: TuneOptions) -> tuple[int, int]:
     return batch, max(1, round(n_pairs * tuning.epochs / batch))
 
 
-# --- losses ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Running:
-    """What the loss of the next step needs to know of the steps before: spread and disagreement of each output."""
-
-    square: list[float] = field(default_factory=list)
-    disagreement: list[float] = field(default_factory=list)
-    _sums: Any = None
-
-    def add(self, difference: Any, prob_a: Any) -> None:
-        """Take note of one micro-batch."""
-        vote = 0.5 + 0.5 * torch.sign(difference)
-        apart = vote * (1 - prob_a[:, None]) + (1 - vote) * prob_a[:, None]
-        count = torch.full_like(difference[:1], len(difference))
-        sums = torch.cat([(difference**2).sum(0, keepdim=True), apart.sum(0, keepdim=True), count]).double()
-        self._sums = sums if self._sums is None else self._sums + sums
-
-    def update(self, over_processes: Callable[[Any], Any]) -> None:
-        """End a step."""
-        square, disagreement, count = over_processes(self._sums).cpu()
-        self._sums = None
-        share = MEMORY if self.square else 1.0
-        old = (self.square or [0.0] * len(square)), (self.disagreement or [0.0] * len(square))
-        self.square, self.disagreement = (
-            [(1 - share) * before + share * now for before, now in zip(past, (sums / count).tolist(), strict=True)]
-            for past, sums in zip(old, (square, disagreement), strict=True)
-        )
-
-    def spread(self, like: Any) -> Any:
-        """Return √mean Δ², 1 before the first step."""
-        if not self.square:
-            return torch.ones_like(like[0])
-        return torch.tensor(self.square, device=like.device).sqrt().clamp_min(1e-6).to(like.dtype)
-
-    def too_far(self, like: Any, bound: float) -> Any:
-        """Return 1 for outputs whose disagreement is above the bound, else 0."""
-        if not self.disagreement:
-            return torch.zeros_like(like[0])
-        return (torch.tensor(self.disagreement, device=like.device) > bound).to(like.dtype)
-
-
-@dataclass(frozen=True)
-class _JointLoss:
-    k: int
-    bound: float
-
-    def __call__(self, difference: Any, of_pairs: Mapping[str, Any], running: _Running, done: float) -> Any:
-        """Return the loss of a micro-batch, with ``done`` of the training behind us."""
-        prob_a = of_pairs["prob_a"]
-        members, reward = difference[:, : self.k], difference[:, self.k]
-        tau = TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done
-        soft = torch.sigmoid(members / (running.spread(difference)[: self.k] * tau))
-        vote_share = 1.0 if done < VOTES_UNTIL else VOTE_SHARE
-        target = (1 - vote_share) * torch.sigmoid(reward).detach() + vote_share * prob_a
-        # The expected squared error of votes that are drawn with these chances: undecided members cost something.
-        error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
-        apart = ((1 - 2 * prob_a)[:, None] * soft).mean(0) @ running.too_far(difference, self.bound)[: self.k]
-        return error + EXTREME_PRICE / self.k * apart + binary_cross_entropy_with_logits(reward, prob_a)
-
-
-@dataclass(frozen=True)
-class _StageLoss:
-    kind: str
-    bound: float
-
-    def __call__(self, difference: Any, of_pairs: Mapping[str, Any], running: _Running, done: float) -> Any:  # noqa: ARG002
-        """Return the loss of a micro-batch."""
-        target, weight = of_pairs["target"], of_pairs["weight"]
-        share = torch.sigmoid(difference[:, 0])
-        if self.kind == "bce":
-            error = (weight * binary_cross_entropy_with_logits(difference[:, 0], target, reduction="none")).mean()
-        else:
-            error = ((share - target) ** 2).mean()
-        apart = ((1 - 2 * of_pairs["prob_a"]) * share).mean() * running.too_far(difference, self.bound)[0]
-        return error + STAGE_PRICE * apart
-
-
 # --- one piece of work ----------------------------------------------------------------------------------------------
 
 
@@ -304,11 +236,13 @@ class _Work:
         self.batch, self.steps = batch_and_steps(len(pairs.prob_a), tuning)
         if self.batch % self.state.num_processes:
             raise UsageError(f"{self.batch} pairs a step cannot be dealt out to {self.state.num_processes} processes.")
-        if self.state.distributed_type == accelerate.DistributedType.FSDP and tuning.optimizer == "soap":
+        if os.environ.get("ACCELERATE_USE_FSDP") == "true" and tuning.optimizer == "soap":
             raise UsageError("SOAP needs whole matrices, which FSDP deals out to devices: use --optimizer adamw.")
         self.learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
         self.micro = tuning.micro_batch
         self.notes: list[str] = []
+        self.base_pairs: tuple[Pairs, FloatArray] | None = None
+        self.teacher: Teacher | None = None
         self.tokenizer, self.config = self._load_tokenizer()
         self.limit = min(tuning.max_length, longest_text(_Configured(self.config), self.tokenizer))
         self.tokens = self._tokens()
@@ -373,9 +307,42 @@ class _Work:
             )
         return tokens
 
+    # --- the head ---------------------------------------------------------------------------------------------------
+
+    def fitted_head(self, model: Any, heads: Heads, device: Any) -> FloatArray:
+        """Return the weights of the best linear head on what the base makes of the texts, ``(outputs, hidden)``."""
+        if self.base_pairs is None:
+            self.base_pairs = self._read_base(model, device)
+        base, scale = self.base_pairs
+        with threadpool_limits(1, user_api="blas"):
+            if self.teacher is None:
+                self.teacher = fit_teacher(base, validation_folds(base.prompt, self.options.seed))
+            return np.asarray((heads(base, self.teacher) * scale[:, None]).T)
+
+    def _read_base(self, model: Any, device: Any) -> tuple[Pairs, FloatArray]:
+        """Return the pairs by what the head reads of each text, scaled, and the factor that each dimension got."""
+        name = head_name(model)
+        head = model.get_submodule(name)
+        model.set_submodule(name, torch.nn.Identity())
+        mine = range(self.state.process_index, len(self.pairs.items), self.state.num_processes)
+        items = [self.pairs.items[i] for i in mine]
+        read = classifier_rewards(model.to(device).eval(), self.tokenizer, items, self.limit).astype(np.float32)
+        model.set_submodule(name, head.to(device))
+        parts = accelerate.utils.gather_object([(list(mine), read)])
+        hidden = np.empty((len(self.pairs.items), read.shape[1]), dtype=np.float32)
+        for rows, values in parts:
+            hidden[rows] = values
+        pairs = self.pairs
+        used = np.unique(np.concatenate([pairs.a, pairs.b]))
+        scaling = fit_feature_map(hidden[used], 0)
+        base = Pairs(scaling(hidden), pairs.a, pairs.b, pairs.prob_a, pairs.prompt)
+        return base, np.asarray(scaling.gain / scaling.spread, dtype=np.float64)
+
     # --- training ---------------------------------------------------------------------------------------------------
 
-    def train(self, name: str, target: Path, outputs: int, loss: Any, of_pairs: Mapping[str, FloatArray]) -> float:
+    def train(
+        self, name: str, target: Path, outputs: int, loss: Any, of_pairs: Mapping[str, FloatArray], heads: Heads
+    ) -> float:
         """Train one model into ``target``, unless it is there; return the seconds it took.
 
         Memory that runs out halves the micro-batch: the pairs of a step stay the same, and so does the result.
@@ -387,18 +354,13 @@ class _Work:
         started = time.perf_counter()
         while True:
             try:
-                with _enough_disk(self.folder), quiet_transformers():
-                    trainer = self._trainer(name, runs, outputs, loss, of_pairs)
-                    checkpoint = self._last_complete(runs, trainer)
-                    trainer.train(resume_from_checkpoint=checkpoint)
-                    self._save(trainer, target)
+                self._train_once(name, runs, target, outputs, loss, of_pairs, heads)
                 break
-            except (torch.OutOfMemoryError, RuntimeError) as error:
+            except RuntimeError as error:  # running out of memory is one
                 if not _is_out_of_memory(error):
                     raise
                 self._halve()
             finally:
-                trainer = None
                 _free_memory()
         seconds = time.perf_counter() - started
         if self.state.is_main_process:
@@ -407,6 +369,26 @@ class _Work:
             shutil.rmtree(runs, ignore_errors=True)
         self.state.wait_for_everyone()
         return seconds
+
+    def _train_once(
+        self,
+        name: str,
+        runs: Path,
+        target: Path,
+        outputs: int,
+        loss: Any,
+        of_pairs: Mapping[str, FloatArray],
+        heads: Heads,
+    ) -> None:
+        with _enough_disk(self.folder), quiet_transformers():
+            checkpoint = self._last_complete(runs)
+            begins = checkpoint is None and not self.tuning.fresh_head
+            trainer = self._trainer(name, runs, outputs, loss, of_pairs, heads if begins else None)
+            if checkpoint is not None:
+                kept = json.loads((checkpoint / COMPLETE_FILE).read_text())
+                trainer.running.square, trainer.running.disagreement = kept["square"], kept["disagreement"]
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            self._save(trainer, target)
 
     def _halve(self) -> None:
         here = self._micro_batch()
@@ -425,8 +407,14 @@ class _Work:
         return max(size for size in range(1, min(self.micro, share) + 1) if share % size == 0)
 
     def _trainer(
-        self, name: str, runs: Path, outputs: int, loss: Any, of_pairs: Mapping[str, FloatArray]
-    ) -> "_PairTrainer":
+        self,
+        name: str,
+        runs: Path,
+        outputs: int,
+        loss: Any,
+        of_pairs: Mapping[str, FloatArray],
+        heads: Heads | None,
+    ) -> PairTrainer:
         micro = self._micro_batch()
         seed = [self.options.seed, 7, *name.encode()]
         arguments = transformers.TrainingArguments(
@@ -451,16 +439,16 @@ class _Work:
             dataloader_pin_memory=torch.cuda.is_available(),
             seed=self.options.seed,
         )
-        model = self._fresh_model(outputs, np.random.SeedSequence(seed), arguments)
+        model = self._fresh_model(outputs, np.random.SeedSequence(seed), arguments, heads)
         order = self._order(np.random.default_rng(seed))
-        running = _Running()
-        trainer = _PairTrainer(
+        running = Running()
+        trainer = PairTrainer(
             model=model,
             args=arguments,
-            train_dataset=_Ordered(order, self.pairs, self.tokens, of_pairs),
-            data_collator=_Collator(self.tokenizer.pad_token_id),
+            train_dataset=OrderedPairs(order, self.pairs, self.tokens, of_pairs),
+            data_collator=Collator(self.tokenizer.pad_token_id),
             processing_class=self.tokenizer,
-            callbacks=[_Watch(running, self.progress, self.state.is_main_process)],
+            callbacks=[Watch(running, self.progress, self.state.is_main_process)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
         trainer.pair_loss, trainer.running, trainer.optimizer_name = loss, running, self.tuning.optimizer
@@ -480,8 +468,10 @@ class _Work:
         ranks = np.argsort(-longer[steps], axis=1, kind="stable")
         return np.take_along_axis(steps, ranks, axis=1).ravel()
 
-    def _fresh_model(self, outputs: int, seed: np.random.SeedSequence, arguments: Any) -> Any:
-        """Return the base with a fresh head, dropout off, and adapters around it with LoRA."""
+    def _fresh_model(
+        self, outputs: int, seed: np.random.SeedSequence, arguments: Any, heads: Heads | None = None
+    ) -> Any:
+        """Return the base with a fresh or fitted head, dropout off, and adapters around it with LoRA."""
         config = self.config.__class__.from_dict(self.config.to_dict())
         config.num_labels = outputs
         for part in {id(part): part for part in (config, config.get_text_config())}.values():
@@ -508,6 +498,9 @@ class _Work:
                 head.weight[-1] = 0.0  # a reward that begins with no opinion has none to unlearn
                 if head.bias is not None:
                     head.bias.zero_()
+                if heads is not None:
+                    found = torch.as_tensor(self.fitted_head(model, heads, arguments.device))
+                    head.weight.copy_(found.to(head.weight))
             if self.tuning.lora:
                 model = self._with_adapters(model, told["missing_keys"])
         if self.tuning.gradient_checkpointing and self.tuning.lora:
@@ -533,7 +526,7 @@ class _Work:
         )
         return peft.get_peft_model(model, config)
 
-    def _last_complete(self, runs: Path, trainer: "_PairTrainer") -> str | None:
+    def _last_complete(self, runs: Path) -> Path | None:
         """Return the last checkpoint that was written whole; half-written ones are removed."""
         found = sorted(runs.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
         whole = [path for path in found if (path / COMPLETE_FILE).is_file()]
@@ -542,13 +535,9 @@ class _Work:
             for path in found:
                 if path not in whole:
                     shutil.rmtree(path, ignore_errors=True)
-        if not whole:
-            return None
-        kept = json.loads((whole[-1] / COMPLETE_FILE).read_text())
-        trainer.running.square, trainer.running.disagreement = kept["square"], kept["disagreement"]
-        return str(whole[-1])
+        return whole[-1] if whole else None
 
-    def _save(self, trainer: "_PairTrainer", target: Path) -> None:
+    def _save(self, trainer: PairTrainer, target: Path) -> None:
         partial = target.parent / f".{target.name}.partial"
         if self.state.is_main_process:
             shutil.rmtree(partial, ignore_errors=True)
@@ -575,120 +564,6 @@ def head_name(model: Any) -> str:
 @dataclass(frozen=True)
 class _Configured:
     config: Any
-
-
-# --- what transformers' Trainer is given ----------------------------------------------------------------------------
-
-
-class _PairTrainer(transformers.Trainer):
-    """A Trainer whose batches are pairs: the first half of the texts are responses a, the second responses b."""
-
-    loss_is_scaled_for_ga = False
-    pair_loss: Any
-    running: _Running
-    optimizer_name: str
-    head: str
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: ARG002
-        num_items_in_batch: Any = None,  # noqa: ARG002
-    ) -> Any:
-        of_pairs = {name: inputs.pop(name) for name in ("prob_a", "target", "weight")}
-        rewards = model(**inputs).logits.float()
-        reward_a, reward_b = rewards.chunk(2)
-        difference = reward_a - reward_b
-        self.running.add(difference.detach(), of_pairs["prob_a"])
-        done = self.state.global_step / max(1, self.state.max_steps - 1)
-        return self.pair_loss(difference, of_pairs, self.running, done)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:  # noqa: ARG002
-        ordered: Any = self.train_dataset
-        return torch.utils.data.SequentialSampler(ordered)
-
-    def create_optimizer(self, model: Any = None) -> Any:
-        if self.optimizer is not None:
-            return self.optimizer
-        trained: Any = model or self.model
-        decayed = set(self.get_decay_parameter_names(trained))
-        groups: dict[tuple[bool, bool], list[Any]] = {}
-        for name, parameter in trained.named_parameters():
-            if parameter.requires_grad:
-                in_head = f".{self.head}." in f".{name}" or ".modules_to_save." in name
-                groups.setdefault((in_head, name in decayed), []).append(parameter)
-        rate = self.args.learning_rate
-        settings = [
-            {
-                "params": parameters,
-                "lr": rate * (HEAD_FACTOR if in_head else 1.0),
-                "weight_decay": self.args.weight_decay if decays else 0.0,
-            }
-            for (in_head, decays), parameters in groups.items()
-        ]
-        if self.optimizer_name == "adamw":
-            self.optimizer = torch.optim.AdamW(settings, lr=rate)
-        else:
-            try:
-                from pytorch_optimizer import SOAP
-            except ImportError:
-                raise MissingExtraError("pytorch-optimizer", "finetune", "--optimizer soap") from None
-            self.optimizer = SOAP(settings, lr=rate)
-        return self.optimizer
-
-
-class _Watch(transformers.TrainerCallback):
-    """Ends each step for the running figures, reports it, and marks checkpoints that are whole."""
-
-    def __init__(self, running: _Running, progress: Progress | None, first: bool) -> None:
-        self.running, self.progress, self.first = running, progress, first
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        self.running.update(_sum_over_processes)
-        if state.global_step >= state.max_steps:
-            control.should_save = False  # the model itself is saved next
-        if self.progress:
-            self.progress(state.global_step, state.max_steps)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        if self.first:
-            kept = {"square": self.running.square, "disagreement": self.running.disagreement}
-            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE
-            with write_whole(path) as partial:
-                partial.write_text(json.dumps(kept))
-
-
-def _sum_over_processes(sums: Any) -> Any:
-    return accelerate.utils.reduce(sums, "sum")
-
-
-@dataclass(frozen=True)
-class _Ordered(torch.utils.data.Dataset[Any]):
-    """The pairs in the order of training."""
-
-    order: npt.NDArray[np.int64]
-    pairs: TextPairs
-    tokens: Sequence[Tokens]
-    of_pairs: Mapping[str, FloatArray]
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        pair = int(self.order[position])
-        texts = {"a": self.tokens[self.pairs.a[pair]], "b": self.tokens[self.pairs.b[pair]]}
-        return texts | {name: float(values[pair]) for name, values in self.of_pairs.items()}
-
-
-@dataclass(frozen=True)
-class _Collator:
-    pad: int
-
-    def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        texts = [pair["a"] for pair in pairs] + [pair["b"] for pair in pairs]
-        numbers = {name: torch.tensor([pair[name] for pair in pairs]) for name in ("prob_a", "target", "weight")}
-        return padded(texts, self.pad, "cpu") | numbers
 
 
 @contextmanager

@@ -255,6 +255,7 @@ def _fit_tuned(
     assert folder is not None  # noqa: S101 - refused above
     try:
         from pluralign import finetune
+        from pluralign.pairtrainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()
@@ -263,8 +264,12 @@ def _fit_tuned(
     watch("floor", calibration.floor(preferences.prob_a[test_rows]))
     validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
     learned = ~test_rows & ~validation
-    voted = finetune.TextPairs(
-        texts, items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
+    voted = TextPairs(
+        texts,
+        items.a[learned],
+        items.b[learned],
+        np.asarray(preferences.prob_a[learned], dtype=np.float64),
+        preferences.prompt_index[learned],
     )
     # How many pairs are read at once decides nothing: a killed run goes on with fewer.
     recipe = {

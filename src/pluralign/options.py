@@ -150,6 +150,10 @@ class TuneOptions:
     learning_rate: float | None = field(
         default=None, metadata={"help": "Backbone: 2e-5 unless given, 2e-4 with --lora; ten times that for the head."}
     )
+    fresh_head: bool = field(
+        default=False,
+        metadata={"help": "Backbone: begin with a head that knows nothing (the paper), not a fitted one."},
+    )
     epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
     batch_size: int | None = field(
         default=None,

@@ -8,6 +8,7 @@ import gzip
 import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -87,6 +88,18 @@ def write_tiny_model(folder: Path, texts: Iterable[str], *, seed: int = 0) -> Pa
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch work in one thread: on matrices this small more of them only wait for each other."""
+    torch: Any = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- the layouts ----------------------------------------------------------------------------------------------------

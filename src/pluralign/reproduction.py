@@ -12,6 +12,7 @@ import shlex
 import time
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -30,7 +31,7 @@ from pluralign.generation import SAMPLES_AT_ONCE, generate
 from pluralign.inspection import inspect
 from pluralign.jsonable import without_nan
 from pluralign.preferences import PreferenceSet
-from pluralign.rehearsal import write_prism, write_sample, write_tiny_model
+from pluralign.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.sources import load_preferences
 from pluralign.study import study
 
@@ -489,6 +490,14 @@ def reproduce(
     inputs = _inputs(
         recipe, data=data, backbone=backbone, encoder=encoder, model=model, prompts=prompts, lora=lora, seed=seed
     )
+    with one_thread() if tiny else nullcontext():
+        return _follow(recipe, inputs, folder, tiny, say, progress)
+
+
+def _follow(
+    recipe: Recipe, inputs: Inputs, folder: Path, tiny: bool, say: Say, progress: Progress | None
+) -> Reproduction:
+    """Do the steps of a recipe that are not done yet."""
     steps = _steps(recipe, inputs, folder)
     run = _Run(folder, {"recipe": recipe, "inputs": inputs, "version": __version__}, say)
 
@@ -499,7 +508,7 @@ def reproduce(
     table = run(by_name["inspect"], lambda: [asdict(figure) for figure in compare_table(recipe, votes())])
     facts = run(
         by_name["fit"],
-        lambda: _fit_facts(fit(votes(), folder=ensemble_folder, progress=progress, **_fit_options(recipe, inputs))),
+        lambda: _fit_facts(_fitted(votes(), ensemble_folder, _fit_options(recipe, inputs), progress)),
         ensemble_folder / ENSEMBLE_FILE,
     )
     ensemble = _Once(lambda: RewardEnsemble.load(ensemble_folder))
@@ -518,14 +527,16 @@ def reproduce(
             from pluralign import reporting
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
-        found = study(ensemble(), load_evidence(ensemble_folder), candidates=lists(), seed=seed, progress=progress)
+        found = study(
+            ensemble(), load_evidence(ensemble_folder), candidates=lists(), seed=inputs.seed, progress=progress
+        )
         title = f"{recipe.title}{', a rehearsal on made-up votes' if tiny else ''}"
         return {"report": str(reporting.report(ensemble(), found, report, name=title, commands=commands))}
 
     run(by_name["report"], write_report, report)
     below = [stage["k"] for stage in facts["history"] if stage["test_brier"] < facts["floor"]]
     return Reproduction(
-        name=name,
+        name=recipe.name,
         folder=str(folder),
         tiny=tiny,
         table=[Figure(**figure) for figure in table],
@@ -582,6 +593,23 @@ def _write_rehearsal(recipe: Recipe, folder: Path, seed: int) -> tuple[str, str,
         write_tiny_model(model, texts, seed=seed)
     prompts = "" if recipe.candidates["prompts"] == "held-out" else f"prism:{prism}"
     return data, str(model), prompts
+
+
+def _fitted(
+    votes: PreferenceSet, folder: Path, options: Mapping[str, Any], progress: Progress | None
+) -> RewardEnsemble:
+    """Return the ensemble of a folder where ``pluralign fit`` put the one that is wanted, else fit it.
+
+    So the plan's own fit command can be run apart, on several GPUs with ``accelerate launch``.
+    """
+    if (folder / ENSEMBLE_FILE).is_file():
+        ensemble = RewardEnsemble.load(folder)
+        facts = ensemble.facts
+        used = {**facts.get("options", {}), **facts.get("tuning", {})}
+        same_options = all(used.get(name) == value for name, value in options.items())
+        if same_options and facts["data"]["fingerprint"] == votes.fingerprint:
+            return ensemble
+    return fit(votes, folder=folder, progress=progress, **options)
 
 
 def _fit_facts(ensemble: RewardEnsemble) -> dict[str, Any]:
