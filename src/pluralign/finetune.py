@@ -49,7 +49,6 @@ from pluralign.pairtrainer import (
 from pluralign.simplex import simplex_least_squares
 from pluralign.stagewise import fit_member
 from pluralign.tuned import (
-    BACKBONE_FOLDER,
     TunedFeatures,
     backbone_folder,
     forget_models,
@@ -105,16 +104,15 @@ def fine_tune(
         mean (p̂ − t)² + 1/k² Σ_j q_j (1 − q_j) + BCE(p, σ(Δ_bt)),
         q_j = σ(Δ_j / (s_j τ)),   p̂ = 1/k Σ_j q_j,   t = (1 − v) σ(Δ_bt) + v p,
 
-    with s_j the running spread of Δ_j, τ falling, and v = 1 in the beginning. The second term makes it the expected
-    error of votes drawn with chances q_j: members that stay undecided, which hard votes cannot be, cost something.
+    with s_j the running spread of Δ_j, and τ falling. The second term makes it the expected error of votes drawn with
+    chances q_j: members that stay undecided, which hard votes cannot be, cost something.
 
-    In both, the head begins as the best linear one on what the base makes of the texts, unless ``fresh_head`` asks for
-    one that knows nothing: fine-tuning then starts from the ensemble on frozen features and not from chance.
+    ``stagewise``: k models with one output, each from the same checkpoint, fitted to what the hard votes of those
+    before it get wrong (§4).
 
-    ``stagewise``: k models with one output, each from the same checkpoint with a fresh head, fitted to what the hard
-    votes of those before it get wrong (§4).
-
-    In both, a member whose running disagreement with people is above the bound pays for it.
+    In both, a member whose running disagreement with people is above the bound pays for it, and the head begins as the
+    best linear one on what the base makes of the texts, unless ``fresh_head`` asks for one that knows nothing:
+    fine-tuning starts from the ensemble on frozen features and not from chance.
 
     Args:
         pairs: the training pairs.
@@ -130,44 +128,51 @@ def fine_tune(
         The models as features, in ``folder``.
     """
     work = _Work(pairs, options, tuning, folder, bound, progress)
-    fitted, seed = not tuning.fresh_head, options.seed
-    seconds = []
-    if options.method == "joint":
-        watch("train", "all members")
-        outputs = k + 1
+    return (_joint if options.method == "joint" else _stagewise)(work, k, watch)
 
-        def all_heads(base: Pairs, teacher: Teacher) -> FloatArray:
-            reward = fit_bradley_terry(base.difference, base.prob_a, teacher.l2)
-            if k == 1:
-                return np.column_stack([reward, reward])
-            found = fit_joint(base, teacher, k, seed=seed, bound=bound, restarts=FEW_RESTARTS)
-            return np.column_stack([found.theta, reward])
 
-        loss = JointLoss(k, bound, fitted)
-        seconds.append(work.train("joint", folder / BACKBONE_FOLDER, outputs, loss, _plain(pairs), all_heads))
-        features = work.features(outputs).identified()
-        work.read(features)
-        return work.result(features, seconds)
+def _joint(work: "_Work", k: int, watch: Callable[[str, Any], None]) -> Tuned:
+    watch("train", "all members")
+
+    def heads(base: Pairs, teacher: Teacher) -> FloatArray:
+        reward = fit_bradley_terry(base.difference, base.prob_a, teacher.l2)
+        if k == 1:
+            return np.column_stack([reward, reward])
+        found = fit_joint(base, teacher, k, seed=work.options.seed, bound=work.bound, restarts=FEW_RESTARTS)
+        return np.column_stack([found.theta, reward])
+
+    loss = JointLoss(k, work.bound, fitted=not work.tuning.fresh_head)
+    (place,) = model_folders(work.features(k + 1))
+    seconds = work.train("joint", place, k + 1, loss, _plain(work.pairs), heads)
+    features = work.features(k + 1).identified()
+    work.read(features)
+    return work.result(features, [seconds])
+
+
+def _stagewise(work: "_Work", k: int, watch: Callable[[str, Any], None]) -> Tuned:
+    pairs, options = work.pairs, work.options
     prob_hat = np.full(len(pairs.prob_a), 0.5)
-    known: list[str] = []
+    seconds: list[float] = []
+    known: tuple[str, ...] = ()
     for j in range(k):
         watch("train", f"member {j + 1} of {k}")
         features = work.features(j + 1)
         place = model_folders(features)[j]
         variant: Variant = "symmetric" if j == 0 else options.variant
-        targets = stage_targets(pairs.prob_a, prob_hat, variant, options.loss)
-        stage_loss = StageLoss("bce" if variant == "weighted" else options.loss, bound)
+        residual = pairs.prob_a - prob_hat
 
-        def one_head(
-            base: Pairs, teacher: Teacher, residual: FloatArray = pairs.prob_a - prob_hat, variant: Variant = variant
+        def heads(
+            base: Pairs, teacher: Teacher, residual: FloatArray = residual, variant: Variant = variant
         ) -> FloatArray:
             return fit_member(base.difference, residual, l2=teacher.l2, variant=variant, loss=options.loss)[:, None]
 
-        seconds.append(work.train(f"member-{j}", place, 1, stage_loss, targets, one_head))
-        known.append(model_identity(place, features))
-        features = work.features(j + 1, tuple(known))
-        outputs_so_far = work.read(features)
-        votes = votes_from_rewards(outputs_so_far[pairs.a], outputs_so_far[pairs.b])
+        loss = StageLoss("bce" if variant == "weighted" else options.loss, work.bound)
+        targets = stage_targets(pairs.prob_a, prob_hat, variant, options.loss)
+        seconds.append(work.train(f"member-{j}", place, 1, loss, targets, heads))
+        known = (*known, model_identity(place, features))
+        features = work.features(j + 1, known)
+        outputs = work.read(features)
+        votes = votes_from_rewards(outputs[pairs.a], outputs[pairs.b])
         prob_hat = votes @ simplex_least_squares(votes, pairs.prob_a)
     return work.result(features, seconds)
 
