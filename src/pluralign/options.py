@@ -111,7 +111,6 @@ _CHOICES = {
 }  # fmt: skip
 
 
-
 @dataclass(frozen=True)
 class SamplingOptions:
     """How responses are sampled from a language model."""
