@@ -103,7 +103,7 @@ def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
         tokens = tokenizer(plain_text(prompt, response), truncation=True, max_length=limit)
     else:
         room = limit - tokenizer.num_special_tokens_to_add(pair=True)
-        fits = len(tokenizer(response, add_special_tokens=False)["input_ids"]) < room
+        fits = len(tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"]) < room
         cut = "only_first" if fits else "longest_first"
         tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
     return dict(tokens)
