@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--max-length", type=int, default=256)
+    parser.add_argument("--optimizer", default="adamw", help="soap, the paper's, takes most of the time without a GPU")
     parser.add_argument("--test-fraction", type=float, default=0.2)
     parser.add_argument("--runs", help=f"only these, separated by semicolons: {'; '.join(RUNS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -86,7 +87,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         votes = votes[np.isin(votes.prompt_index, kept)]
     options = {"k": arguments.k, "test_fraction": arguments.test_fraction, **RUNS[arguments.one]}
     if "backbone" in options:
-        options |= {"epochs": arguments.epochs, "max_length": arguments.max_length}
+        dials = {name: getattr(arguments, name) for name in ("epochs", "max_length", "optimizer")}
+        options |= dials
     with tempfile.TemporaryDirectory() as folder:
         ensemble = pluralign.fit(votes, folder=Path(folder), **options)
     facts = ensemble.facts
