@@ -71,8 +71,8 @@ def test_a_name_stands_for_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nowhere", r"nowhere: there is no ensemble\.json in it; check the path"),
-        ("./no/where", r"there is no ensemble\.json in it; check the path"),
+        ("nowhere", r"nowhere: there is nothing of that name"),
+        ("./no/where", r"there is nothing of that name"),
         ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file; check the path"),
         ("scores.parquet", r"there is no such file"),
     ],

@@ -433,7 +433,7 @@ def wanted_traits(text: str) -> dict[str, int]:
 
     Example:
         >>> wanted_traits("short, warm answers without lists")
-        {'length': -1, 'structure': -1, 'warmth': 1}
+        {'length': -1, 'warmth': 1, 'structure': -1}
     """
     wanted: dict[str, int] = {}
     for clause in re.split(r"[,.;:!?]|\bbut\b", text.casefold()):  # a "not" reaches no further
