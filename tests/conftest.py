@@ -53,13 +53,25 @@ def browser() -> Iterator[Any]:
     """A real headless Chromium, driven through Playwright."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
-        pytest.skip("no Chromium on this machine: install the package chromium to run browser tests")
+        reason = "no Chromium on this machine: install the package chromium to run browser tests"
+        assert "PLURALIGN_NEEDS_BROWSER" not in os.environ, reason
+        pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=found, args=list(BROWSER_FLAGS))
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """More threads only wait for each other in models as small as tests make them."""
+    from pluralign.rehearsal import one_thread
+
+    with one_thread(), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # for the commands that tests start
+        yield
 
 
 def wide(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pluralign.options import FitOptions, TuneOptions
 from pluralign.preferences import PreferenceSet
 from pluralign.sources import load_preferences
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "micro_batch": 64, "epochs": 4,
 }  # fmt: skip
@@ -36,18 +36,6 @@ QUICK: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_backbone(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads only wait for each other in models as small as these."""
-    torch = importlib.import_module("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(before)
 
 
 def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:

@@ -3,7 +3,6 @@
 import importlib
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +24,12 @@ from pluralign.preferences import PreferenceSet
 from pluralign.sources import load_preferences
 from pluralign.tuned import TunedFeatures, backbone_folder
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "micro_batch": 32, "epochs": 1,
 }  # fmt: skip
 KINDS = [("joint", False), ("joint", True), ("stagewise", False), ("stagewise", True)]
 CHAT = "<s>user {} </s>assistant {} </s>"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    torch = importlib.import_module("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

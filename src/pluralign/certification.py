@@ -340,12 +340,8 @@ def _vote_noise(ensemble: RewardEnsemble, evidence: Evidence) -> VoteNoise:
 
 
 def _held_out(ensemble: RewardEnsemble, evidence: Evidence, delta: float) -> HeldOut:
-    people, weights = evidence.preferences, ensemble.weights
-    prompts, level = people.prompt_index, ensemble.facts.get("level", "vote")
-    if level == "policy":
-        share = calibration.policy_prob(evidence.difference, weights, ensemble.temperature)
-    else:
-        share = calibration.ensemble_prob(evidence.votes, weights)
+    people, prompts = evidence.preferences, evidence.preferences.prompt_index
+    share, level = evidence.prob_hat(ensemble), ensemble.level
     plain = calibration.squared_error(share, people.prob_a)
     noise = calibration.sampling_noise(people.prob_a, people.n_votes, people.counted_ties)
     means = theory.prompt_means(plain, prompts)

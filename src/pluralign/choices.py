@@ -17,13 +17,12 @@ from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
 from pluralign.errors import UsageError
 from pluralign.evidence import Evidence
+from pluralign.extremes import USED
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 FEWEST_RESPONSES = 3
 """Held-out prompts with fewer responses say no more of a ranking than a vote does."""
-USED = 1e-6
-"""A member with less weight than this takes no part."""
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,20 @@ class RewardEnsemble:
         drawn from the mixture prefers a (App. A, with a reference that favours neither); its limit β → 0 is the former.
         """
         reward_a, reward_b = self.pair_rewards(preferences)
-        if level == "policy":
-            return calibration.policy_prob(reward_a - reward_b, self.weights, self.temperature)
-        return calibration.ensemble_prob(calibration.votes_from_rewards(reward_a, reward_b), self.weights)
+        return self.readings(reward_a - reward_b)[level]
+
+    def readings(self, difference: FloatArray) -> dict[Level, FloatArray]:
+        """Return both readings of pairs whose reward differences are at hand, ``(n_pairs, k)``: see ``prob_hat``."""
+        votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
+        return {
+            "vote": calibration.ensemble_prob(votes, self.weights),
+            "policy": calibration.policy_prob(difference, self.weights, self.temperature),
+        }
+
+    @property
+    def level(self) -> Level:
+        """The reading it was fitted for."""
+        return "policy" if self.facts.get("level") == "policy" else "vote"
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike) -> "RewardEnsemble":
         """Return the ensemble of some members with new weights."""

@@ -7,17 +7,19 @@ every fit runs; ``evaluate`` adds other subjects, groups of pairs and the policy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pluralign import calibration
-from pluralign.baselines import Baseline
+from pluralign.baselines import BASELINE_NAMES, Baseline
 from pluralign.calibration import Interval, Reliability
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, texts_of
 from pluralign.errors import DataError, UsageError
+from pluralign.extremes import USED
 from pluralign.groups import (
     DEFAULT_GROUPINGS,
     AdversarialGroup,
@@ -351,7 +353,7 @@ def _worst_member(votes: FloatArray | None, weights: Array | None, preferences: 
     """Return the largest disagreement of a member that has weight, where there are votes."""
     if votes is None or weights is None:
         return None
-    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > 1e-6]))
+    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > USED]))
 
 
 def _measure(subject: Subject, baselines: Mapping[str, _Predicted], preferences: PreferenceSet) -> Evaluation:
@@ -381,6 +383,75 @@ def _measure(subject: Subject, baselines: Mapping[str, _Predicted], preferences:
         pairs=len(preferences),
         prompts=len(preferences.prompts),
     )
+
+
+# --- as rows --------------------------------------------------------------------------------------------------------
+
+READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One way to predict the shares, as a row of a comparison."""
+
+    name: str
+    k: int
+    brier: float
+    brier_corrected: float | None
+    log_loss: float
+    worst: float | None
+    """The most that one of its members disagrees, where it votes."""
+    interval: Mapping[str, float] | None
+    """Of its own corrected Brier score; of the subject's readings only."""
+    difference: Mapping[str, float] | None
+    """The subject's Brier score less its own; None of the subject's own readings, and where there is one prompt."""
+    judged: bool
+    """Whether it is the reading that the subject is judged by."""
+
+
+def comparison(facts: Mapping[str, Any]) -> list[Prediction]:
+    """Return every prediction in the facts of a fit or an evaluation, best first."""
+    subject = facts.get("subject", {"kind": "ensemble", "name": "ensemble"})
+    name = "ensemble" if subject["kind"] == "ensemble" else PurePath(subject["name"]).name
+    worst = max((member["disagreement"] for member in facts["members"] if member["weight"] > USED), default=None)
+    k = len(facts["members"]) or 1
+    rows = [
+        Prediction(
+            _row_name(subject["kind"], name, level), k, own["brier"], own["brier_corrected"], own["log_loss"], worst,
+            own["interval"], None, level == facts["level"],
+        )
+        for level, own in facts["levels"].items()
+    ]  # fmt: skip
+    others = [(BASELINE_NAMES.get(key, key), other) for key, other in facts["baselines"].items()]
+    for rival in facts.get("against", []):
+        name = PurePath(rival["name"]).name
+        others += [(_row_name(rival["kind"], name, reading), other) for reading, other in rival["readings"].items()]
+    rows += [
+        Prediction(
+            label, other["k"], other["brier"], other["brier_corrected"], other["log_loss"],
+            other["worst_disagreement"], None, other["difference"] if other["difference"]["low"] is not None else None,
+            False,
+        )
+        for label, other in others
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.brier)
+
+
+def _row_name(kind: str, name: str, reading: str) -> str:
+    return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+
+
+def standing(difference: Mapping[str, float]) -> str:
+    """Say where the subject stands to a rival: ``ahead of``, ``behind``, or ``level with`` where 0 is in the interval.
+
+    Example:
+        >>> standing({"low": -0.01, "high": 0.002})
+        'level with'
+    """
+    return "ahead of" if difference["high"] < 0 else "behind" if difference["low"] > 0 else "level with"
+
+
+# --- judging one prediction -----------------------------------------------------------------------------------------
 
 
 def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:

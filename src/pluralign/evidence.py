@@ -46,6 +46,10 @@ class Evidence:
         """Votes of the members, ½ for a tie, ``(n_pairs, k)``."""
         return calibration.votes_from_rewards(self.difference, np.zeros_like(self.difference))
 
+    def prob_hat(self, ensemble: RewardEnsemble) -> FloatArray:
+        """Return the share that the ensemble predicts, read at the level it was fitted for, ``(n_pairs,)``."""
+        return ensemble.readings(self.difference)[ensemble.level]
+
     def take(self, members: npt.ArrayLike) -> "Evidence":
         """Return the same votes with the rewards of some members."""
         return replace(self, rewards=self.rewards[:, np.asarray(members, dtype=np.int64)])

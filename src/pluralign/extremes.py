@@ -8,8 +8,22 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
+USED = 1e-6
+"""A member with less weight than this takes no part."""
+COIN = 0.5
+"""How often a coin and a random person prefer different responses."""
 BISECTIONS = 12
 MARGIN, MARGIN_BY_PROMPTS = 0.017, 0.17
+
+
+def further_than_a_coin(disagreement: float, weight: float) -> bool:
+    """Whether a member that takes part is further from people than a coin: no policy should be tuned to it.
+
+    Example:
+        >>> further_than_a_coin(0.51, 0.1), further_than_a_coin(0.51, 0.0), further_than_a_coin(0.5, 0.1)
+        (True, False, False)
+    """
+    return disagreement > COIN and weight > USED
 
 
 def training_bound(max_disagreement: float, n_prompts: int) -> float:

@@ -25,7 +25,7 @@ from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.errors import DataError, MissingExtraError, UsageError
 from pluralign.evaluation import Evaluation, evaluate_features
 from pluralign.evidence import Evidence, remove_evidence, save_evidence
-from pluralign.extremes import keep_near_people, training_bound
+from pluralign.extremes import USED, keep_near_people, training_bound
 from pluralign.hidden import fit_hidden_layer
 from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
@@ -420,12 +420,12 @@ def _bound(work: "_Work", facts: Mapping[str, Any], test: Pairs, size: int) -> d
     free = replace(work, options=replace(work.options, max_disagreement=1.0))
     theta, weights = free.one(work.train, size, "unbounded")
     votes = hard_votes(test.difference, theta)
-    worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > 1e-6].max()
+    worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > USED].max()
     return {
         "max_disagreement": work.options.max_disagreement,
         "brier": facts["test"]["brier"],
         "brier_without": calibration.brier(work.predict(test, theta, weights), test.prob_a),
-        "worst": max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6),
+        "worst": max(member["disagreement"] for member in facts["members"] if member["weight"] > USED),
         "worst_without": float(worst),
     }
 

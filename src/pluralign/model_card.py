@@ -7,24 +7,23 @@ or path of the machine it was made on is shown.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal
 
 from pluralign import __version__
-from pluralign.baselines import BASELINE_NAMES
 from pluralign.ensemble import RewardEnsemble
 from pluralign.errors import MissingExtraError
+from pluralign.evaluation import comparison
+from pluralign.extremes import further_than_a_coin
 from pluralign.jsonable import without_nan
 
 Kind = Literal["ensemble", "member", "separate"]
 """All members in one model, one member, or the folder around members in models of their own."""
 Reads = Literal["chat", "pair", "text"]
 """How prompt and response become one input: a chat template, two texts with a separator, or one text."""
-
-LEVELS = {"vote": "this ensemble: share of votes", "policy": "this ensemble: mixture of policies"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,10 @@ class ModelCard:
     def member_row(self, j: int) -> dict[str, Any]:
         """Return what is said of one member: its number, name, weight, and disagreement with people."""
         told = self.ensemble.facts.get("members") or []
-        far = told[j].get("disagreement") if len(told) == self.ensemble.k else None
-        return {"member": j, "name": self.names[j], "weight": float(self.ensemble.weights[j]), "disagreement": far}
+        disagreement = told[j].get("disagreement") if len(told) == self.ensemble.k else None
+        weight = float(self.ensemble.weights[j])
+        far = disagreement is not None and further_than_a_coin(disagreement, weight)
+        return {"member": j, "name": self.names[j], "weight": weight, "disagreement": disagreement, "far": far}
 
     def text(
         self,
@@ -84,34 +85,19 @@ class ModelCard:
             k=self.ensemble.k,
             members=members,
             rows=rows,
-            far=[row["member"] for row in rows if (row["disagreement"] or 0) > 0.5 and row["member"] in members],
+            far=[row["member"] for row in rows if row["far"] and row["member"] in members],
             data=data,
             data_name=PurePath(str(data.get("name", ""))).name,
             notes=[without_path(note) for note in facts.get("notes") or []],
             test=facts.get("test") or {},
             pairs=facts.get("pairs"),
             prompts=facts.get("prompts"),
-            table=list(calibration_rows(facts)),
+            table=[asdict(row) for row in comparison(facts)] if facts.get("levels") else [],
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=without_path({key: facts[key] for key in ("options", "tuning", "versions") if facts.get(key)}),
             version=__version__,
         )
         return card
-
-
-def calibration_rows(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row of figures on held-out prompts for each prediction, the best first."""
-    rows: list[dict[str, Any]] = [
-        {"name": name, "own": True, "interval": facts["levels"][level].get("interval"), "difference": None}
-        | {score: facts["levels"][level].get(score) for score in ("brier", "brier_corrected", "log_loss")}
-        for level, name in LEVELS.items()
-        if level in (facts.get("levels") or {})
-    ]
-    for key, other in (facts.get("baselines") or {}).items():
-        scores = {score: other.get(score) for score in ("brier", "brier_corrected", "log_loss")}
-        name = BASELINE_NAMES.get(key, key)
-        rows.append({"name": name, "own": False, "interval": None, "difference": other.get("difference"), **scores})
-    yield from sorted(rows, key=lambda row: row["brier"])
 
 
 def without_path(value: Any) -> Any:

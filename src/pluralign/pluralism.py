@@ -23,6 +23,7 @@ from pluralign.candidates import prompt_text
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
 from pluralign.errors import UsageError, did_you_mean
+from pluralign.extremes import USED
 from pluralign.preferences import PreferenceSet, Prompt, prompt_hash
 from pluralign.profiles import Profile
 from pluralign.social_choice import borda, choose, maximin, pairwise_support
@@ -194,7 +195,7 @@ def answer(
         return Answer(mode, entries, found, statement, candidates=len(texts), notes=notes)
     if mode == "distributional":
         chosen = int(random.choice(ensemble.k, p=ensemble.weights / ensemble.weights.sum()))
-        if ensemble.facts.get("level") == "policy":
+        if ensemble.level == "policy":
             favourite[chosen] = random.choice(len(texts), p=policy(rewards[:, chosen], ensemble.temperature))
         return Answer(mode, (_given(texts, favourite, ensemble.weights, chosen),), candidates=len(texts), notes=notes)
     steering = steer(ensemble, member=member, like=like, choices=choices, profiles=profiles, seed=seed)
@@ -250,7 +251,7 @@ def slate(texts: Sequence[str], favourite: npt.NDArray[np.int64], weights: Float
         >>> slate(["Yes.", "No."], np.array([0, 1, 0]), np.array([0.5, 0.3, 0.2]))[0].weight
         0.7
     """
-    used = np.flatnonzero(weights > 1e-6)
+    used = np.flatnonzero(weights > USED)
     groups: list[list[int]] = []
     for j in sorted(used.tolist(), key=lambda j: -weights[j]):
         text = texts[favourite[j]]

@@ -18,8 +18,9 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from pluralign import figures
-from pluralign.baselines import BASELINE_NAMES
 from pluralign.ensemble import RewardEnsemble
+from pluralign.evaluation import comparison, standing
+from pluralign.extremes import USED, further_than_a_coin
 from pluralign.figures import save_figures
 from pluralign.files import write_whole
 from pluralign.jsonable import without_nan
@@ -106,10 +107,10 @@ def page(ensemble: RewardEnsemble, study: Study, *, name: str = "", commands: Se
         own_votes=facts is ensemble.facts,
         sections=[(anchor, title) for anchor, title in SECTIONS.items() if shown.get(anchor, True)],
         ratio=facts["test"]["brier"] / rival["brier"] if rival else None,
-        worst=max(card["disagreement"] for card in cards if card["weight"] > 0),
+        worst=max(card["disagreement"] for card in cards if card["weight"] > USED),
         verdicts=list(_verdicts(study)),
         figures={**dict.fromkeys(ALT), **drawn},
-        comparison=list(_comparison(facts)),
+        comparison=without_nan([asdict(row) for row in comparison(facts)]),
         strata=list(_strata(values)),
         groups=values["groups"],
         worst_group=values["worst_group"],
@@ -149,19 +150,14 @@ def _verdicts(study: Study) -> Iterator[Mapping[str, str]]:
     facts = study.facts
     rival, floor = facts["baselines"].get("soft_bt"), facts["baselines"]["floor"]
     if rival and rival["difference"]["low"] is not None:
-        gap = rival["difference"]
+        gap, where = rival["difference"], standing(rival["difference"])
         span = f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
-        if gap["high"] < 0:
-            yield {
-                "kind": "",
-                "text": f"It predicts people's shares better than one soft Bradley–Terry reward: {span}.",
-            }
-        elif gap["low"] > 0:
-            text = f"One soft Bradley–Terry reward, read as a probability, predicts people's shares better: {span}."
-            yield {"kind": "behind", "text": text}
-        else:
-            text = f"It is level with one soft Bradley–Terry reward read as a probability: {span}."
-            yield {"kind": "", "text": text}
+        words = {
+            "ahead of": "It predicts people's shares better than one soft Bradley–Terry reward",
+            "behind": "One soft Bradley–Terry reward, read as a probability, predicts people's shares better",
+            "level with": "It is level with one soft Bradley–Terry reward read as a probability",
+        }
+        yield {"kind": "behind" if where == "behind" else "", "text": f"{words[where]}: {span}."}
     side = "below" if facts["test"]["brier"] < floor["brier"] else "above"
     half = facts["baselines"]["constant_half"]["brier"]
     text = (
@@ -169,7 +165,7 @@ def _verdicts(study: Study) -> Iterator[Mapping[str, str]]:
         f"answering one half to everything scores {half:.4f}."
     )
     yield {"kind": "" if side == "below" else "behind", "text": text}
-    far = [card for card in study.profiles if card.disagreement > 0.5 and card.weight > 0]
+    far = [card for card in study.profiles if further_than_a_coin(card.disagreement, card.weight)]
     if far:
         those = ", ".join(str(card.member) for card in far)
         text = f"Further from people than a coin: member {those}. Do not tune a policy to it."
@@ -182,30 +178,6 @@ def _strata(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield row | {"name": name, "brier": values["facts"]["strata"][name][1]}
 
 
-def _comparison(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every prediction, best first."""
-    worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > 0)
-    rows = []
-    scores = ("brier", "brier_corrected", "log_loss")
-    k = len(facts["members"])
-    for level, name in (("vote", "ensemble: share of votes"), ("policy", "ensemble: mixture of policies")):
-        own = {key: facts["levels"][level][key] for key in scores}
-        rows.append({"name": name, "k": k, "own": level == facts["level"], "worst": worst, "difference": None, **own})
-    for key, other in facts["baselines"].items():
-        gap = other["difference"]
-        rows.append(
-            {
-                "name": BASELINE_NAMES.get(key, key),
-                "k": other["k"],
-                "own": False,
-                "worst": other["worst_disagreement"],
-                "difference": gap if gap["low"] is not None else None,
-            }
-            | {name: other[name] for name in scores}
-        )
-    yield from sorted(rows, key=lambda row: row["brier"])
-
-
 def _cards(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     labels = {trait.key: trait.more for trait in TRAITS}
     outliers = set(values["certificate"]["theorem_3"]["outliers"])
@@ -216,7 +188,7 @@ def _cards(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for lean in clear[:LEANS_ON_A_CARD]
         ]
         yield card | {
-            "far": card["disagreement"] > 0.5 and card["weight"] > 0,
+            "far": further_than_a_coin(card["disagreement"], card["weight"]),
             "outlier": card["member"] in outliers,
             "top_leans": leans,
             "typical": [_shortened(one, "prompt", "response") for one in card["typical"]],

@@ -31,9 +31,8 @@ def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[s
         rewards = dict(zip(texts, ensemble.rewards(texts), strict=True))
         a, b = (np.stack([rewards[items[side]] for items in batch]) for side in (0, 1))
         votes = calibration.votes_from_rewards(a, b)
-        shares = calibration.ensemble_prob(votes, ensemble.weights)
-        policies = calibration.policy_prob(a - b, ensemble.weights, ensemble.temperature)
-        for vote, share, policy in zip(votes, shares, policies, strict=True):
+        shares = ensemble.readings(a - b)
+        for vote, share, policy in zip(votes, shares["vote"], shares["policy"], strict=True):
             yield {"votes": vote.tolist(), "prob_hat": float(share), "prob_policy": float(policy)}
 
 

@@ -5,12 +5,8 @@ Decided here: what belongs in a report. Drawing it is up to ``reporting``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from pluralign import calibration
 from pluralign.candidates import Candidates
 from pluralign.certification import Certificate, certify
 from pluralign.choices import (
@@ -28,8 +24,6 @@ from pluralign.groups import DEFAULT_GROUPINGS, Group, MajorityShare, WorstGroup
 from pluralign.inspection import Inspection, inspect
 from pluralign.policies import BestOfN, best_of_n
 from pluralign.profiles import Profile, member_profiles
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 CASES = 4
 
@@ -83,7 +77,7 @@ def study(
         candidates, rewards = held_out_candidates(evidence)
     else:
         rewards = score_candidates(ensemble, candidates, progress)
-    people, share = evidence.preferences, _share(ensemble, evidence, facts)
+    people, share = evidence.preferences, evidence.prob_hat(ensemble)
     groups, worst = judge_groups(share, people, groupings, seed=seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
     return Study(
@@ -98,9 +92,3 @@ def study(
         certificate=certify(ensemble, evidence),
         cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
     )
-
-
-def _share(ensemble: RewardEnsemble, evidence: Evidence, facts: Mapping[str, Any]) -> FloatArray:
-    if facts["level"] == "policy":
-        return calibration.policy_prob(evidence.difference, ensemble.weights, ensemble.temperature)
-    return calibration.ensemble_prob(evidence.votes, ensemble.weights)

@@ -130,15 +130,11 @@ def ensemble_subject(
 ) -> Subject:
     """Return an ensemble's two readings of pairs whose rewards are at hand, each ``(n_pairs, k)``."""
     difference = reward_a - reward_b
-    votes = calibration.votes_from_rewards(reward_a, reward_b)
     return Subject(
         name=name,
         kind="ensemble",
-        readings={
-            "vote": calibration.ensemble_prob(votes, ensemble.weights),
-            "policy": calibration.policy_prob(difference, ensemble.weights, ensemble.temperature),
-        },
-        level=ensemble.facts.get("level", "vote"),
+        readings={str(level): share for level, share in ensemble.readings(difference).items()},
+        level=ensemble.level,
         difference=difference,
         weights=ensemble.weights,
         temperature=ensemble.temperature,

@@ -6,7 +6,6 @@ Draws what other modules returned and computes no result of its own. Text from d
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.baselines import BASELINE_NAMES
 from pluralign.certification import Certificate, Statement
 from pluralign.choices import CaseStudy, Diversity
 from pluralign.demo import TownHall
 from pluralign.ensemble import RewardEnsemble
+from pluralign.evaluation import comparison, standing
+from pluralign.extremes import further_than_a_coin
 from pluralign.inspection import Inspection, Truth
 from pluralign.pluralism import Answer
 from pluralign.profiles import Profile
@@ -32,8 +32,6 @@ from pluralign.walkthrough import Story
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40
 PANEL_WIDTH = 100
-USED = 1e-6
-"""A member with less weight than this takes no part."""
 
 
 def show(parts: Iterable[RenderableType]) -> None:
@@ -292,42 +290,18 @@ def _policy(policy: Mapping[str, Any], temperature: float | None) -> Table:
     return table
 
 
-READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
-
-
-def _reading(kind: str, name: str, reading: str) -> str:
-    """What a row of the comparison is called."""
-    if kind == "ensemble":
-        return f"{name}: {READING_NAMES[reading]}"
-    label = "σ(Δr)" if reading == "policy" else READING_NAMES[reading]
-    return f"{name}: {label}"
-
-
 def _comparison(facts: Mapping[str, Any], title: str = "On prompts it has not seen") -> Table:
     """Every way to predict the share, best first, with the ensemble's two readings among them."""
     table = figures(title, "", "k", "Brier", "corrected", "worst", "ours − it, 95 %")
-    worst = max((member["disagreement"] for member in facts["members"] if member["weight"] > USED), default=None)
-    subject = facts.get("subject", {"kind": "ensemble", "name": "ensemble"})
-    own_name = "ensemble" if subject["kind"] == "ensemble" else PurePath(subject["name"]).name
-    rows: list[tuple[tuple[Any, ...], str]] = []
-    for level, own in facts["levels"].items():
-        span = f"({_value(own['interval']['low'])} – {_value(own['interval']['high'])})"
-        label = _reading(subject["kind"], own_name, level)
-        cells = (label, len(facts["members"]) or 1, own["brier"], own["brier_corrected"], worst, span)
-        rows.append((cells, "bold" if level == facts["level"] else ""))
-    others = [(BASELINE_NAMES.get(name, name), other) for name, other in facts["baselines"].items()]
-    for rival in facts.get("against", []):
-        name = PurePath(rival["name"]).name
-        others += [(_reading(rival["kind"], name, reading), other) for reading, other in rival["readings"].items()]
-    for label, other in others:
-        gap = other["difference"]
-        difference = "" if gap["low"] is None else f"{gap['mean']:+.4f} [{_short(gap['low'])}, {_short(gap['high'])}]"
-        own_worst = other["worst_disagreement"]
-        rows.append(((label, other["k"], other["brier"], other["brier_corrected"], own_worst, difference), ""))
-    for (name, k, plain, corrected, own_worst, difference), style in sorted(rows, key=lambda row: row[0][2]):
-        alone = "" if own_worst is None else f"{own_worst:.3f}"
-        scores = _value(plain), _value(corrected)
-        table.add_row(Text(name), str(k), *scores, alone, Text(difference), style=style)
+    for row in comparison(facts):
+        if row.interval:
+            span = f"({_value(row.interval['low'])} – {_value(row.interval['high'])})"
+        else:
+            gap = row.difference
+            span = f"{gap['mean']:+.4f} [{_short(gap['low'])}, {_short(gap['high'])}]" if gap else ""
+        cells = (Text(row.name), str(row.k), _value(row.brier), _value(row.brier_corrected))
+        worst = "" if row.worst is None else f"{row.worst:.3f}"
+        table.add_row(*cells, worst, Text(span), style="bold" if row.judged else "")
     table.caption = (
         f"noise {_value(facts['test']['noise'])}; corrected = Brier − noise, its own 95 % in brackets; "
         "worst = the most a member disagrees. " + _verdict(facts)
@@ -348,10 +322,8 @@ def _verdict(facts: Mapping[str, Any]) -> str:
     rival = facts["baselines"].get(rival_name)
     if rival is None or rival["difference"]["low"] is None:
         return ""
-    gap = rival["difference"]
-    standing = "ahead of" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level with"
     ratio = facts["test"]["brier"] / rival["brier"]
-    return f"{who} is {standing} {words}: {ratio:.3f} × its Brier."
+    return f"{who} is {standing(rival['difference'])} {words}: {ratio:.3f} × its Brier."
 
 
 def _value(value: float | None) -> str:
@@ -375,7 +347,7 @@ def _members(facts: Mapping[str, Any]) -> Table:
 
 
 def _is_far(member: Mapping[str, float]) -> bool:
-    return member["disagreement"] > 0.5 and member["weight"] > USED
+    return further_than_a_coin(member["disagreement"], member["weight"])
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -721,7 +693,7 @@ def _names(cards: Sequence[Profile]) -> Table:
     table = figures("The joint ensemble's members, and what sets them apart", "", "weight", "disagreement")
     table.add_column("card", justify="left")
     for card in cards:
-        style = "bold red" if card.disagreement > 0.5 and card.weight > USED else ""
+        style = "bold red" if further_than_a_coin(card.disagreement, card.weight) else ""
         numbers = (f"{card.weight:.3f}", f"{card.disagreement:.3f}")
         table.add_row(f"member {card.member}", *numbers, Text(card.name), style=style)
     table.caption = "disagreement: how often it and a random person prefer different responses; a coin has .500"

@@ -12,6 +12,7 @@ from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evaluation import baseline_shares
 from pluralign.evidence import gather_evidence
+from pluralign.extremes import USED
 from pluralign.fitting import fit
 from pluralign.preferences import PreferenceSet
 from pluralign.pruning import Pruning, prune
@@ -77,7 +78,7 @@ def walk_through(
         ensemble = fit(votes, progress=progress, **dials)
         facts = ensemble.facts
         error = calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)
-        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6)
+        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > USED)
         seconds = facts["seconds"] - facts["seconds_encoding"]
         figures = facts["test"]
         told.append(Told(name, k, figures["brier"], figures["brier_corrected"], error, worst, seconds))
