@@ -17,12 +17,12 @@ LAYERS = {
     "vectorcache encoders models tuned members pairs ensemble evidence candidates steps",
     "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
     "pruning certification choices profiles pluralism study streaming walkthrough rehearsal",
-    "edges": "terminal figures reporting model_card exporting generation reproduction cli",
+    "edges": "terminal figures reporting model_card exporting generation reproduction commandline cli",
     "fronts": "__init__ __main__",
 }
 HOMES = {
-    "typer": {"cli"},
-    "rich": {"cli", "terminal"},
+    "typer": {"cli", "commandline"},
+    "rich": {"commandline", "terminal"},
     "datasets": {"records", "sources"},
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},

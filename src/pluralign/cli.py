@@ -1,34 +1,44 @@
 """The command line: each command calls the public function of the same name and shows what it returned.
 
-Decided here: what is printed where. Results go to stdout (with ``--json`` one object and nothing else), talk and
-progress to stderr; bad input is one sentence on stderr and exit code 2.
+Results go to stdout (with ``--json`` one object and nothing else), talk and progress to stderr; bad input is one
+sentence on stderr and exit code 2. What the commands share is in ``commandline``.
 """
 
 import dataclasses
-import functools
-import inspect as introspection
 import io
-import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from pluralign import __version__
+from pluralign.commandline import (
+    Data,
+    Ensemble,
+    Folder,
+    Groups,
+    Json,
+    Lines,
+    OtherVotes,
+    OtherVotesOption,
+    Seed,
+    SubjectName,
+    evidence_for,
+    load_votes,
+    print_json,
+    progress_bar,
+    stream_lines,
+    with_options,
+    working,
+)
 from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.jsonable import without_nan
 from pluralign.options import FitOptions, LoadOptions, SamplingOptions, TuneOptions
-
-if TYPE_CHECKING:
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import Evidence
-    from pluralign.preferences import PreferenceSet
-    from pluralign.records import Progress
 
 app = typer.Typer(
     name="pluralign",
@@ -39,91 +49,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Data = Annotated[
-    str,
-    typer.Argument(
-        metavar="DATA",
-        help="A .jsonl[.gz], .csv or .parquet file, - for standard input, hf:ID, or a known set: multipref, "
-        "personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), demo (demo:PAIRS).",
-    ),
-]
-Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble; holds unfinished work too.")]
-Ensemble = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an ensemble that pluralign fit wrote.")]
-SubjectName = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT",
-        help="Folder that pluralign fit wrote, a transformers reward model (folder or hub id), or a .jsonl, .csv or "
-        ".parquet file of scores or probabilities.",
-    ),
-]
-OtherVotes = Annotated[
-    str | None,
-    typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
-]
-OtherVotesOption = Annotated[
-    str | None, typer.Option("--data", help="Votes it did not learn from; else those that fit kept in DIR.")
-]
-Groups = Annotated[
-    list[str],
-    typer.Option("--group", metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable."),
-]
-Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
-
-
-def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option per field of each dataclass, with its help.
-
-    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        dials = {config: [_as_parameter(config, dial) for dial in dataclasses.fields(config)] for config in configs}
-        received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
-
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            for config, name in received.items():
-                chosen = {dial.name: values.pop(dial.name) for dial in dials[config]}
-                values[name] = config(
-                    **{key: _as_mapping(key, v) if isinstance(v, list) else v for key, v in chosen.items()}
-                )
-            command(**values)
-
-        own = [p for p in introspection.signature(command).parameters.values() if p.name not in received.values()]
-        own = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in own]
-        parameters = own + [dial for of_config in dials.values() for dial in of_config]
-        run.__signature__ = introspection.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
-        return run
-
-    return decorate
-
-
-def _as_parameter(config: type, dial: dataclasses.Field[Any]) -> introspection.Parameter:
-    kind, default = get_type_hints(config)[dial.name], dial.default
-    if get_origin(kind) is Mapping:
-        kind, default = list[str], []
-    elif kind == int | str:
-        kind, default = str, str(default)
-    flag = f"--{dial.name.replace('_', '-')}"
-    flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool and default else (flag,)
-    option = typer.Option(
-        *flags, help=dial.metadata["help"], show_default=default is not None and not isinstance(default, bool)
-    )
-    return introspection.Parameter(
-        dial.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-    )
-
-
-def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
-    if bad := [pair for pair in pairs if not all(pair.partition("="))]:
-        raise UsageError(f"--{name} needs OURS=THEIRS, not {bad[0]!r}.")
-    return dict(pair.split("=", 1) for pair in pairs)
-
 
 # --- commands -------------------------------------------------------------------------------------------------------
 
@@ -139,9 +64,9 @@ def inspect(data: Data, load_options: LoadOptions, as_json: Json = False, seed: 
     from pluralign import terminal
     from pluralign.inspection import inspect as inspect_votes
 
-    facts = inspect_votes(_load(data, load_options))
+    facts = inspect_votes(load_votes(data, load_options))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         terminal.show(terminal.inspection_page(facts))
 
@@ -168,19 +93,19 @@ def fit(
 
     # Of the processes that accelerate launches, the first one talks; errors are told by all.
     with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
-        preferences = _load(data, load_options)
+        preferences = load_votes(data, load_options)
     work: dict[str, Any] = {"tuning": tune_options, "folder": output}
     if tune_options.backbone is None:
-        with _progress("Encoding texts") as progress, terminal.FitWatch() as watch:
+        with progress_bar("Encoding texts") as progress, terminal.FitWatch() as watch:
             ensemble = fit_ensemble(preferences, fit_options, progress=progress, watch=watch, **work)
     else:
-        with _progress("Fine-tuning") if first else nullcontext() as progress:
+        with progress_bar("Fine-tuning") if first else nullcontext() as progress:
             ensemble = fit_ensemble(preferences, fit_options, progress=progress, **work)
     if not first:
         return
     facts = {"folder": str(output), **ensemble.facts, "weights": ensemble.weights.tolist()}
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         terminal.show(terminal.fit_page(ensemble, str(output)))
 
@@ -219,8 +144,8 @@ def evaluate(
 
     for name in (subject, *against):
         find_subject(name)
-    preferences = _load(data, load_options)
-    with _progress("Reading texts") as progress:
+    preferences = load_votes(data, load_options)
+    with progress_bar("Reading texts") as progress:
         evaluation = evaluate_subject(
             subject,
             preferences,
@@ -233,7 +158,7 @@ def evaluate(
         )
     facts = without_nan(evaluation_facts(evaluation))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         terminal.show(terminal.evaluation_page(facts, f"{subject} on {preferences.name}"))
 
@@ -266,11 +191,11 @@ def prune(
 
     refuse_same_folder(output, ensemble)
     loaded = RewardEnsemble.load(ensemble)
-    evidence = _evidence(ensemble, loaded, data, load_options)
+    evidence = evidence_for(ensemble, loaded, data, load_options)
     pruning = prune_ensemble(loaded, evidence, beta, only_far=only_far)
     pruning.save(output, source=ensemble)
     if as_json:
-        _print_json({"folder": str(output), **pruning.facts()})
+        print_json({"folder": str(output), **pruning.facts()})
     else:
         terminal.show(terminal.pruning_page(pruning, loaded, str(output)))
 
@@ -296,10 +221,10 @@ def certify(
     from pluralign.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = _evidence(ensemble, loaded, data, load_options)
+    evidence = evidence_for(ensemble, loaded, data, load_options)
     certificate = certify_ensemble(loaded, evidence, epsilon=epsilon, delta=delta, beta=beta)
     if as_json:
-        _print_json(certificate)
+        print_json(certificate)
     else:
         terminal.show(terminal.certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"))
 
@@ -338,11 +263,11 @@ def diversity(
         if not lists:
             raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
     else:
-        with _progress("Reading candidates") as progress:
+        with progress_bar("Reading candidates") as progress:
             lists = load_candidates(candidates or "-", progress)
         if repeats := sum(one.repeats for one in lists):
             print(f"note: {repeats:,} responses were given twice for one prompt and count once.", file=sys.stderr)
-        with _progress("Encoding texts") as progress:
+        with progress_bar("Encoding texts") as progress:
             rewards = choices.score_candidates(loaded, lists, progress)
     found = choices.measure_diversity(loaded, lists, rewards=rewards, evidence=kept)
     numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
@@ -350,7 +275,7 @@ def diversity(
         loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
     )
     if as_json:
-        _print_json({**dataclasses.asdict(found), "cases": shown})
+        print_json({**dataclasses.asdict(found), "cases": shown})
     else:
         terminal.show(terminal.diversity_page(found, shown, f"{ensemble} on {candidates or 'its held-out prompts'}"))
 
@@ -381,10 +306,10 @@ def generate(
     from pluralign import terminal
     from pluralign.generation import generate as generate_candidates
 
-    with _progress(f"Sampling from {model}") as progress:
+    with progress_bar(f"Sampling from {model}") as progress:
         done = generate_candidates(prompts, output, model, n, sampling_options, limit=limit, progress=progress)
     if as_json:
-        _print_json(done)
+        print_json(done)
     else:
         terminal.show(terminal.generation_page(dataclasses.asdict(done), n))
     if done.failed:
@@ -408,10 +333,10 @@ def profile(
     from pluralign.profiles import member_profiles
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = _evidence(ensemble, loaded, data, load_options)
+    evidence = evidence_for(ensemble, loaded, data, load_options)
     cards, votes = member_profiles(loaded.weights, evidence), evidence.preferences
     if as_json:
-        _print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
+        print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
     else:
         terminal.show(terminal.profile_page(cards, f"{ensemble} on {data or 'its held-out votes'}"))
 
@@ -449,11 +374,11 @@ def report(
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
-    evidence, facts = _evidence(ensemble, loaded, data, load_options), None
+    evidence, facts = evidence_for(ensemble, loaded, data, load_options), None
     if data:
         evaluation = evaluate_ensemble(loaded, evidence.preferences, groups=[], seed=seed)
         facts = {**loaded.facts, **without_nan(evaluation_facts(evaluation))}
-    with _progress("Measuring") as progress:
+    with progress_bar("Measuring") as progress:
         found = study_ensemble(
             loaded,
             evidence,
@@ -465,12 +390,12 @@ def report(
             seed=seed,
             progress=progress,
         )
-    with _working("Drawing"):
+    with working("Drawing"):
         commands = [_fit_command(loaded.facts, ensemble), ["pluralign", *sys.argv[1:]]]
         reporting.report(loaded, found, output, commands=commands)
         drawn = reporting.save_figures(reporting.draw_figures(found), figures) if figures else []
     if as_json:
-        _print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
+        print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
     else:
         print(f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else ""))
 
@@ -526,7 +451,7 @@ def export(
     facts, commands = read_description(ensemble)["facts"], [["pluralign", *sys.argv[1:]]]
     if facts.get("data") and facts.get("options"):
         commands.insert(0, _fit_command(facts, ensemble))
-    with _working("Exporting"):
+    with working("Exporting"):
         done = export_ensemble(
             ensemble,
             output,
@@ -539,7 +464,7 @@ def export(
             commands=commands,
         )
     if as_json:
-        _print_json(done)
+        print_json(done)
     else:
         print(f"Wrote {output}; {Path(output, 'README.md')} says what it is and how to load it.")
         if done.hub:
@@ -552,7 +477,7 @@ def score(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Se
     """Print each member's reward for lines of {prompt, response}; streams JSON Lines."""
     from pluralign.streaming import score as score_lines
 
-    _stream(ensemble, file, score_lines, as_json)
+    stream_lines(ensemble, file, score_lines, as_json)
 
 
 @app.command(epilog="Examples:\n\n  pluralign compare ensemble pairs.jsonl\n\n"
@@ -562,7 +487,7 @@ def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: 
     """Print the members' votes and their predicted share for lines of {prompt, response_a, response_b}."""
     from pluralign.streaming import compare as compare_lines
 
-    _stream(ensemble, file, compare_lines, as_json)
+    stream_lines(ensemble, file, compare_lines, as_json)
 
 
 @app.command(
@@ -606,9 +531,9 @@ def answer(
     kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
     cards = member_profiles(loaded.weights, kept) if kept else []
     texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, sampling_options)
-    own = _load(choices, LoadOptions(min_votes=1)) if choices else None
+    own = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     writer = (lambda words, count: _sampled(words, distill, count, sampling_options)) if distill else None
-    with _progress("Encoding texts") as progress:
+    with progress_bar("Encoding texts") as progress:
         found = pluralism.answer(
             loaded,
             prompt,
@@ -624,7 +549,7 @@ def answer(
             progress=progress,
         )
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         terminal.show(terminal.answer_page(found, prompt, {card.member: card.name for card in cards}))
 
@@ -642,7 +567,7 @@ def _candidates_for(prompt: str, file: str) -> list[str]:
 def _sampled(prompt: str, model: str, n: int, options: SamplingOptions) -> list[str]:
     from pluralign.generation import LocalModel
 
-    with _working(f"Sampling from {model}"):
+    with working(f"Sampling from {model}"):
         return [text.strip() for text in LocalModel(model).sample(prompt, n, options, options.seed)]
 
 
@@ -671,10 +596,10 @@ def rankings(
     from pluralign.tournaments import rankings as find_rankings
 
     tournament = load_tournament(file)
-    with _progress(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
+    with progress_bar(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
         facts = find_rankings(tournament, k=k, seed=seed, progress=progress)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         terminal.show(terminal.rankings_page(facts, tournament.name))
 
@@ -717,18 +642,18 @@ def reproduce(
     if dry_run:
         planned = dataclasses.asdict(plan(name, output or "OUT", **given))
         if as_json:
-            _print_json(planned)
+            print_json(planned)
         else:
             terminal.show(terminal.plan_page(planned))
         return
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
-    with _progress(f"Reproducing {name}") as progress:
+    with progress_bar(f"Reproducing {name}") as progress:
         done = run_recipe(
             name, output, tiny=tiny, **given, say=lambda what: print(what, file=sys.stderr), progress=progress
         )
     if as_json:
-        _print_json(done)
+        print_json(done)
     else:
         terminal.show(terminal.reproduction_page(dataclasses.asdict(done)))
 
@@ -757,13 +682,13 @@ def demo(
     from pluralign.inspection import inspect_truth
     from pluralign.walkthrough import walk_through
 
-    with _working(f"Asking the town about {pairs:,} pairs"):
+    with working(f"Asking the town about {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)
     if output:
-        with _working(f"Writing {output}"):
+        with working(f"Writing {output}"):
             town.preferences.save(output)
         if as_json:
-            _print_json({"file": str(output), "pairs": len(town.preferences)})
+            print_json({"file": str(output), "pairs": len(town.preferences)})
         else:
             print(f"Wrote {len(town.preferences):,} pairs to {output}. Next: pluralign inspect {output}")
         return
@@ -772,7 +697,7 @@ def demo(
         terminal.show(terminal.inspection_page(facts))
         terminal.show(terminal.example_pairs(town))
         terminal.show([terminal.truth_table(facts, truth)])
-    with _progress("Encoding what the town wrote") as progress:
+    with progress_bar("Encoding what the town wrote") as progress:
         story = walk_through(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         commands = [
@@ -783,7 +708,7 @@ def demo(
     if as_json:
         members, pruned = story.ensemble.facts["members"], story.pruning.facts()
         told = {"inspect": facts, "truth": truth, "told": story.told, "members": members, "study": story.study}
-        _print_json({**told, "pruning": pruned, "rankings": story.rankings, "report": report and str(report)})
+        print_json({**told, "pruning": pruned, "rankings": story.rankings, "report": report and str(report)})
     else:
         terminal.show(terminal.story_page(story))
         if report:
@@ -819,78 +744,3 @@ def main() -> None:
 def _fail(sentence: str) -> None:
     print(f"pluralign: {sentence}", file=sys.stderr)
     sys.exit(2)
-
-
-# --- reading and showing --------------------------------------------------------------------------------------------
-
-
-def _load(data: str, options: LoadOptions) -> "PreferenceSet":
-    from pluralign.sources import load_preferences
-
-    with _progress(f"Reading {data}") as progress:
-        preferences = load_preferences(data, options, progress=progress)
-    if preferences.dropped:
-        left_out = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
-        print(f"note: left out of {preferences.name}: {left_out}.", file=sys.stderr)
-    return preferences
-
-
-def _evidence(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "Evidence":
-    """The held-out votes that fit kept in a folder, or others that are named."""
-    from pluralign.evidence import gather_evidence, load_evidence
-
-    if data is None:
-        return load_evidence(folder)
-    preferences = _load(data, options)
-    with _progress("Encoding texts") as progress:
-        return gather_evidence(ensemble, preferences, progress)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator["Progress | None"]:
-    """A progress bar on stderr for work that reports itself; nothing where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(what), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
-
-
-@contextmanager
-def _working(what: str) -> Iterator[None]:
-    """A bar on stderr that only says that work goes on."""
-    with _progress(what):
-        yield
-
-
-def _stream(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
-    from pluralign.ensemble import RewardEnsemble
-
-    loaded = RewardEnsemble.load(ensemble)
-    if file != "-" and not Path(file).is_file():
-        raise UsageError(f"there is no file {file}.")
-    with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
-        lines = read(loaded, stream, "standard input" if file == "-" else file)
-        if as_json:
-            _print_json({"lines": list(lines)})
-            return
-        for line in lines:
-            print(json.dumps(line, ensure_ascii=False), flush=True)
-
-
-def _print_json(result: Any) -> None:
-    print(json.dumps(without_nan(_plain(result)), ensure_ascii=False, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """Return dataclasses, also inside dicts and lists, as dicts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
