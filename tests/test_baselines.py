@@ -16,6 +16,7 @@ from pluralign import baselines
 from pluralign.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
 from pluralign.bradley_terry import L2_GRID, fit_bradley_terry, sigmoid
 from pluralign.calibration import brier, constant_half
+from pluralign.differences import Differences, as_array
 from pluralign.pairs import Pairs, validation_folds
 from pluralign.simplex import optimality_gap
 from pluralign.stagewise import hard_votes
@@ -53,8 +54,12 @@ def new_texts() -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((50, 6)).astype(np.float32) * 3, rng.standard_normal((50, 6)).astype(np.float32)
 
 
+def between(a: np.ndarray, b: np.ndarray) -> Differences:
+    return Differences(np.vstack([a, b]), np.arange(len(a), dtype=np.int32), np.arange(len(a), dtype=np.int32) + len(a))
+
+
 def predicted(baseline: Baseline, pairs: Pairs) -> np.ndarray:
-    return baseline.prob_hat(pairs.inputs[pairs.a], pairs.inputs[pairs.b])
+    return baseline.prob_hat(Differences(pairs.inputs, pairs.a, pairs.b))
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -72,17 +77,17 @@ def test_every_baseline_is_fitted_and_named_before_it_is() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_predicted_share_is_one_and_turns_with_its_pair(name: str) -> None:
     a, b = new_texts()
-    share = fitted()[name].prob_hat(a, b)
+    share = fitted()[name].prob_hat(between(a, b))
     assert share.shape == (50,)
     assert share.dtype == np.float64
     assert -1e-12 <= share.min() < share.max() <= 1 + 1e-12
-    np.testing.assert_allclose(fitted()[name].prob_hat(b, a), 1 - share, atol=1e-6)
+    np.testing.assert_allclose(fitted()[name].prob_hat(between(b, a)), 1 - share, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_of_two_equal_texts_each_gets_half(name: str) -> None:
     a, _ = new_texts()
-    np.testing.assert_allclose(fitted()[name].prob_hat(a, a), 0.5, atol=1e-9)
+    np.testing.assert_allclose(fitted()[name].prob_hat(between(a, a)), 0.5, atol=1e-9)
 
 
 def test_each_formula_is_what_it_says() -> None:
@@ -95,7 +100,7 @@ def test_each_formula_is_what_it_says() -> None:
         "mixture": {"theta": several, "weights": weights},
         "mean-variance": {"theta": one, "log_variance": log_variance, "offset": np.array(offset)},
     }
-    found = {formula: Baseline(formula, arrays).prob_hat(a, b) for formula, arrays in share.items()}
+    found = {formula: Baseline(formula, arrays).prob_hat(between(a, b)) for formula, arrays in share.items()}
     assert set(found) == set(FORMULAS)
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         spread = sum(math.exp(log_variance @ side + offset) for side in (x, y))
@@ -113,7 +118,7 @@ def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
     file.seek(0)
     with np.load(file) as stored:
         again = Baseline(fitted()[name].formula, dict(stored))
-    np.testing.assert_array_equal(again.prob_hat(*new_texts()), fitted()[name].prob_hat(*new_texts()))
+    np.testing.assert_array_equal(again.prob_hat(between(*new_texts())), fitted()[name].prob_hat(between(*new_texts())))
 
 
 def test_on_training_votes_all_beat_a_coin_but_votes_that_hardly_differ() -> None:
@@ -151,8 +156,8 @@ def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
     def validated(l2: float) -> float:
         error = 0.0
         for fold in validation_folds(pairs.prompt, 0):
-            theta = fit_bradley_terry(pairs.difference[~fold], target[~fold], l2)
-            error += brier(sigmoid(pairs.difference[fold] @ theta), pairs.prob_a[fold])
+            theta = fit_bradley_terry(as_array(pairs.difference)[~fold], target[~fold], l2)
+            error += brier(sigmoid(as_array(pairs.difference)[fold] @ theta), pairs.prob_a[fold])
         return error
 
     assert float(arrays["l2"]) in L2_GRID
@@ -166,8 +171,8 @@ def test_a_temperature_validates_better_than_none() -> None:
     def validated(temperature: float) -> float:
         error = 0.0
         for fold in validation_folds(pairs.prompt, 0):
-            theta = fit_bradley_terry(pairs.difference[~fold], pairs.prob_a[~fold], l2)
-            error += brier(sigmoid(pairs.difference[fold] @ theta / temperature), pairs.prob_a[fold])
+            theta = fit_bradley_terry(as_array(pairs.difference)[~fold], pairs.prob_a[~fold], l2)
+            error += brier(sigmoid(as_array(pairs.difference)[fold] @ theta / temperature), pairs.prob_a[fold])
         return error
 
     chosen = float(arrays["temperature"])
@@ -223,7 +228,7 @@ def test_a_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> Non
 def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> float:
     """Of one vote, when each voter is of kind j with chance weights_j and votes by σ(Δr_j): pair by pair."""
     total = 0.0
-    for d, p in zip(pairs.difference.astype(float), pairs.prob_a, strict=True):
+    for d, p in zip(as_array(pairs.difference).astype(float), pairs.prob_a, strict=True):
         for_a = sum(w / (1 + np.exp(-d @ t)) for t, w in zip(theta.T, weights, strict=True))
         total += p * np.log(for_a) + (1 - p) * np.log(1 - for_a)
     return total / len(pairs)
@@ -249,7 +254,7 @@ def test_one_round_of_em_is_what_the_docstring_says(monkeypatch: pytest.MonkeyPa
     start = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
     monkeypatch.setattr(baselines, "EM_ROUNDS", 1)
     found = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
-    d, p = pairs.difference.astype(float), pairs.prob_a
+    d, p = as_array(pairs.difference).astype(float), pairs.prob_a
     chance = 1 / (1 + np.exp(-d @ start["theta"]))
     of_a, of_b = start["weights"] * chance, start["weights"] * (1 - chance)
     votes_a = p[:, None] * of_a / of_a.sum(axis=1, keepdims=True)
@@ -295,6 +300,9 @@ def test_the_mean_variance_model_recovers_shares_that_it_made() -> None:
     soft = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.003)
     folds = validation_folds(pairs.prompt, 0)
     found = Baseline("mean-variance", baselines._fit_mean_variance(pairs, soft, folds))
-    error, of_one_reward = brier(found.prob_hat(a, b), share(a, b)), brier(sigmoid((a - b) @ soft), share(a, b))
+    error, of_one_reward = (
+        brier(found.prob_hat(between(a, b)), share(a, b)),
+        brier(sigmoid((a - b) @ soft), share(a, b)),
+    )
     assert error < 0.3 * of_one_reward
     assert error < 2e-3

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pluralign import joint
 from pluralign.bradley_terry import fit_bradley_terry, sigmoid
 from pluralign.calibration import brier, constant_half, disagreement, floor
+from pluralign.differences import as_array
 from pluralign.joint import JointFit, Teacher, damp, fit_joint, fit_policy_level, fit_teacher, policy_loss
 from pluralign.pairs import Pairs, validation_folds
 from pluralign.simplex import optimality_gap
@@ -70,7 +71,7 @@ def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np
 @given(st.integers(0, 10_000), st.floats(0.01, 20), st.floats(0.1, 10))
 def test_damping_keeps_the_direction_and_the_order_of_lengths(seed: int, c: float, mean_square: float) -> None:
     difference = np.random.default_rng(seed).standard_normal((12, 3)) * np.geomspace(0.1, 10, 12)[:, None]
-    damped = damp(difference, c, mean_square)
+    damped = as_array(damp(difference, c, mean_square))
     before, after = np.linalg.norm(difference, axis=1), np.linalg.norm(damped, axis=1)
     np.testing.assert_allclose(damped / after[:, None], difference / before[:, None], atol=1e-12)
     assert (np.argsort(before) == np.argsort(after)).all()
@@ -80,7 +81,7 @@ def test_damping_keeps_the_direction_and_the_order_of_lengths(seed: int, c: floa
 @given(st.floats(0.01, 10), st.floats(0.01, 10))
 def test_more_damping_shortens_what_is_long_and_lengthens_what_is_short(one: float, more: float) -> None:
     difference = np.array([[0.5, 0.0], [2.0, 0.0], [6.0, 0.0]])
-    weak, strong = (damp(difference, c, 4.0)[:, 0] for c in sorted((one, more)))
+    weak, strong = (as_array(damp(difference, c, 4.0))[:, 0] for c in sorted((one, more)))
     assert strong[0] >= weak[0] >= 0.5
     assert strong[1] == pytest.approx(2.0)
     assert strong[2] <= weak[2] <= 6.0
@@ -88,13 +89,13 @@ def test_more_damping_shortens_what_is_long_and_lengthens_what_is_short(one: flo
 
 def test_no_damping_is_none() -> None:
     difference = np.random.default_rng(0).standard_normal((5, 3))
-    np.testing.assert_array_equal(damp(difference, 0.0, 1.0), difference)
-    np.testing.assert_allclose(damp(difference, 1e-12, 1.0), difference, atol=1e-9)
+    np.testing.assert_array_equal(as_array(damp(difference, 0.0, 1.0)), difference)
+    np.testing.assert_allclose(as_array(damp(difference, 1e-12, 1.0)), difference, atol=1e-9)
 
 
 def test_damping_is_as_written() -> None:
     difference = np.random.default_rng(1).standard_normal((5, 3))
-    for row, damped in zip(difference, damp(difference, 2.5, 1.7), strict=True):
+    for row, damped in zip(difference, as_array(damp(difference, 2.5, 1.7)), strict=True):
         np.testing.assert_allclose(damped, row * ((1 + 2.5) / (1 + 2.5 * (row @ row) / 1.7)) ** 0.5)
 
 
@@ -120,7 +121,7 @@ def test_the_damping_that_made_the_votes_is_chosen(true: float) -> None:
     rng = np.random.default_rng(4)
     difference = rng.standard_normal((2000, 3)) * np.exp(rng.standard_normal((2000, 1)))
     mean_square = float((difference**2).sum(axis=1).mean())
-    votes = paired(difference, sigmoid(damp(difference, true, mean_square) @ [1.0, -0.7, 0.3]))
+    votes = paired(difference, sigmoid(as_array(damp(difference, true, mean_square)) @ [1.0, -0.7, 0.3]))
     chosen = fit_teacher(votes, validation_folds(votes.prompt, 0), dampings=(0.0, 3.0))
     assert chosen.damping == true
     assert chosen.mean_square == pytest.approx(mean_square)
@@ -135,7 +136,7 @@ def test_no_other_choice_of_the_grid_validates_better() -> None:
     chosen = fit_teacher(pairs, folds)
 
     def validated(c: float, l2: float) -> float:
-        d = damp(difference, c, chosen.mean_square)
+        d = as_array(damp(difference, c, chosen.mean_square))
         fits = [(fold, fit_bradley_terry(d[~fold], pairs.prob_a[~fold], l2)) for fold in folds]
         return float(np.mean([np.mean((sigmoid(d[fold] @ theta) - pairs.prob_a[fold]) ** 2) for fold, theta in fits]))
 

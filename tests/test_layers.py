@@ -11,13 +11,14 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
     "ground": "errors files options hub jsonable",
-    "mathematics": "calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits "
+    "mathematics": "differences calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits "
     "diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
-    "vectorcache encoders models tuned members pairs ensemble evidence candidates steps",
+    "vectorcache encoders models tuned members pairs ensemble featurestore evidence candidates steps",
     "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
-    "pruning certification choices profiles pluralism study streaming walkthrough rehearsal",
-    "edges": "terminal figures reporting model_card exporting generation reproduction commandline cli",
+    "pruning certification choices profiles pluralism study showcase streaming walkthrough rehearsal",
+    "edges": "terminal figures reporting model_card exporting servers generation tuning gate batching chat serving "
+    "reproduction commandline cli",
     "fronts": "__init__ __main__",
 }
 HOMES = {
@@ -27,7 +28,7 @@ HOMES = {
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
     "transformers": {"encoders", "models", "generation", "tuned", "pairtrainer", "finetune"},
-    "torch": {"encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"},
+    "torch": {"encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune", "policysamples", "tuning"},
     "peft": {"tuned", "finetune"},
     "accelerate": {"pairtrainer", "finetune"},
     "pytorch_optimizer": {"pairtrainer"},
@@ -39,7 +40,7 @@ HOMES = {
     "openai": {"servers"},
     "trl": {"tuning"},
     "safetensors": {"ensemble", "evidence", "steps", "exporting"},
-    "ray": set(),
+    "ray": {"scaling"},
     "vaderSentiment": {"traits"},
 }
 RANK = {module: rank for rank, modules in enumerate(LAYERS.values()) for module in modules.split()}

@@ -25,6 +25,7 @@ from pluralign.bradley_terry import (
     sigmoid,
 )
 from pluralign.calibration import brier
+from pluralign.differences import Differences
 from pluralign.pairs import Pairs
 from pluralign.stagewise import hard_votes, solve_weights
 
@@ -51,37 +52,38 @@ class Baseline:
         """How many rewards it has."""
         return int(self.arrays["theta"].shape[1]) if self.arrays["theta"].ndim == 2 else 1
 
-    def votes(self, features_a: Array, features_b: Array) -> FloatArray | None:
+    def votes(self, pairs: Differences) -> FloatArray | None:
         """Return its members' hard votes, ``(n_pairs, k)``, where the share is one of votes."""
-        return hard_votes(features_a - features_b, self.arrays["theta"]) if self.formula == "votes" else None
+        return hard_votes(pairs, self.arrays["theta"]) if self.formula == "votes" else None
 
-    def prob_hat(self, features_a: Array, features_b: Array) -> FloatArray:
+    def prob_hat(self, pairs: Differences) -> FloatArray:
         """Return the predicted share preferring response a, ``(n_pairs,)``."""
-        return FORMULAS[self.formula](self.arrays, features_a, features_b)
+        return FORMULAS[self.formula](self.arrays, pairs)
 
 
-def _bradley_terry(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
     """σ(Δr / T)."""
-    return sigmoid(scores(a - b, arrays["theta"]) / arrays["temperature"])
+    return sigmoid(scores(pairs, arrays["theta"]) / arrays["temperature"])
 
 
-def _votes(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
     """Σ_j α_j 1[Δr_j > 0]."""
-    return hard_votes(a - b, arrays["theta"]) @ arrays["weights"]
+    return hard_votes(pairs, arrays["theta"]) @ arrays["weights"]
 
 
-def _mixture(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
     """Σ_j π_j σ(Δr_j)."""
-    return np.asarray(sigmoid(scores(a - b, arrays["theta"])) @ arrays["weights"])
+    return np.asarray(sigmoid(scores(pairs, arrays["theta"])) @ arrays["weights"])
 
 
-def _mean_variance(arrays: Arrays, a: Array, b: Array) -> FloatArray:
+def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
     """Φ((μ_a − μ_b) / √(s²_a + s²_b)), log s² linear: utilities that are normal with their own spread."""
-    spread = [np.exp(np.clip(side @ arrays["log_variance"] + arrays["offset"], -20, 20)) for side in (a, b)]
-    return np.asarray(ndtr((a - b) @ arrays["theta"] / np.sqrt(spread[0] + spread[1])), dtype=np.float64)
+    variance = np.exp(np.clip(pairs.inputs @ arrays["log_variance"] + arrays["offset"], -20, 20))
+    total = variance[pairs.a] + variance[pairs.b]
+    return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
 
 
-FORMULAS: Mapping[str, Callable[[Arrays, Array, Array], FloatArray]] = {
+FORMULAS: Mapping[str, Callable[[Arrays, Differences], FloatArray]] = {
     "bradley-terry": _bradley_terry,
     "votes": _votes,
     "mixture": _mixture,
@@ -242,8 +244,8 @@ def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[npt.NDAr
         error = 0.0
         for held_out in folds[:1]:
             part = Baseline("mean-variance", arrays(*solve(~held_out, l2, 40)))
-            a, b = pairs.inputs[pairs.a[held_out]], pairs.inputs[pairs.b[held_out]]
-            error += brier(part.prob_hat(a, b), pairs.prob_a[held_out])
+            checked = pairs[held_out]
+            error += brier(part.prob_hat(Differences(checked.inputs, checked.a, checked.b)), checked.prob_a)
         errors.append(error)
     everything = np.ones(len(pairs), dtype=bool)
     return arrays(*solve(everything, VARIANCE_L2[int(np.argmin(errors))], 80))
@@ -261,23 +263,23 @@ def mean_variance_loss(
 
     μ is the mean's coefficients, log s² = λ·φ + c; μ is drawn to the Bradley–Terry reward ``guide``.
     """
-    n, d = len(prob_a), inputs.shape[1]
-    xa, xb = inputs[a], inputs[b]
+    n, (n_items, d) = len(prob_a), inputs.shape
 
     def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
         mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
-        variance_a, variance_b = (np.exp(np.clip(x @ spread + offset, -20, 20)) for x in (xa, xb))
-        total = variance_a + variance_b
-        z = (xa - xb) @ mean / np.sqrt(total)
+        variance, utility = np.exp(np.clip(inputs @ spread + offset, -20, 20)), inputs @ mean
+        total = variance[a] + variance[b]
+        z = (utility[a] - utility[b]) / np.sqrt(total)
         p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
         density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
         slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
         along = slope * z * -0.5 / total
-        of_mean = (slope / np.sqrt(total)) @ (xa - xb) + l2 * (mean - guide)
-        of_spread = (along * variance_a) @ xa + (along * variance_b) @ xb + l2 * spread
+        of_utility = slope / np.sqrt(total)
+        of_mean = (np.bincount(a, of_utility, n_items) - np.bincount(b, of_utility, n_items)) @ inputs
+        of_spread = (variance * (np.bincount(a, along, n_items) + np.bincount(b, along, n_items))) @ inputs
         of_offset = float(along @ total)
         entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
         value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
-        return value, np.concatenate([of_mean, of_spread, [of_offset]])
+        return value, np.concatenate([of_mean + l2 * (mean - guide), of_spread + l2 * spread, [of_offset]])
 
     return value_and_gradient

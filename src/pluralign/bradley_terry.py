@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.differences import Matrix, gram
+
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -32,7 +34,7 @@ def sigmoid(z: npt.ArrayLike) -> FloatArray:
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * np.asarray(z, dtype=np.float64))))
 
 
-def scores(difference: Array, theta: npt.ArrayLike) -> FloatArray:
+def scores(difference: Matrix, theta: npt.ArrayLike) -> FloatArray:
     """Products theta · difference in the differences' own precision, which spares a copy of them, then in double.
 
     Example:
@@ -43,7 +45,7 @@ def scores(difference: Array, theta: npt.ArrayLike) -> FloatArray:
 
 
 def bradley_terry_loss(
-    theta: npt.ArrayLike, difference: Array, target: npt.ArrayLike, l2: float, weight: npt.ArrayLike = 1.0
+    theta: npt.ArrayLike, difference: Matrix, target: npt.ArrayLike, l2: float, weight: npt.ArrayLike = 1.0
 ) -> float:
     """Mean cross-entropy of sigma(theta · difference) to the target share, plus l2/2 |theta|².
 
@@ -57,7 +59,7 @@ def bradley_terry_loss(
 
 
 def fit_bradley_terry(
-    difference: Array,
+    difference: Matrix,
     target: npt.ArrayLike,
     l2: float,
     *,
@@ -90,8 +92,7 @@ def fit_bradley_terry(
     for _ in range(steps):
         p = sigmoid(scores(difference, theta))
         gradient = (w * (p - t)).astype(difference.dtype) @ difference / n + l2 * theta
-        weighted = difference * np.sqrt(w * p * (1 - p) / n).astype(difference.dtype)[:, None]
-        hessian = (weighted.T @ weighted).astype(np.float64)
+        hessian = gram(difference, w * p * (1 - p))
         hessian[np.diag_indices(d)] += l2
         step = np.linalg.solve(hessian, gradient)
         gain, length = float(gradient @ step), 1.0
@@ -106,7 +107,7 @@ def fit_bradley_terry(
 
 
 def fit_path(
-    difference: Array, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID, *, weight: npt.ArrayLike = 1.0
+    difference: Matrix, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID, *, weight: npt.ArrayLike = 1.0
 ) -> FloatArray:
     """``fit_bradley_terry`` for each strength in turn, each from the one before, ``(len(l2_grid), d)``."""
     path: list[FloatArray] = []
@@ -115,14 +116,13 @@ def fit_path(
     return np.stack(path)
 
 
-def principal_directions(difference: Array, m: int) -> Array:
+def principal_directions(difference: Matrix, m: int) -> Array:
     """Return the m directions along which differences vary most, as orthonormal columns ``(d, m)``."""
-    covariance = difference.T @ difference / len(difference)
-    _, vectors = np.linalg.eigh(covariance.astype(np.float64))
+    _, vectors = np.linalg.eigh(gram(difference))
     return np.ascontiguousarray(vectors[:, ::-1][:, :m].astype(difference.dtype))
 
 
-def directions_with(difference: Array, theta: FloatArray, m: int) -> Array:
+def directions_with(difference: Matrix, theta: FloatArray, m: int) -> Array:
     """Return m principal directions and, if they leave some of ``theta`` out, that direction too, ``(d, m + 1)``."""
     leading = principal_directions(difference, m)
     rest = theta - leading @ (leading.T @ theta)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from pluralign import calibration
 from pluralign.baselines import BASELINE_NAMES, Baseline
 from pluralign.calibration import Interval, Reliability
+from pluralign.differences import Differences
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble, texts_of
 from pluralign.errors import DataError, UsageError
@@ -315,8 +316,8 @@ def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dic
     """Return the share that each fitted baseline predicts for each pair."""
     items = preferences.items()
     inputs = ensemble.members.inputs(ensemble.features(texts_of(preferences)))
-    a, b = inputs[items.a], inputs[items.b]
-    return {name: baseline.prob_hat(a, b) for name, baseline in baselines_of(ensemble).items()}
+    pairs = Differences(inputs, items.a, items.b)
+    return {name: baseline.prob_hat(pairs) for name, baseline in baselines_of(ensemble).items()}
 
 
 def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
@@ -341,11 +342,11 @@ def _read_ensemble(
     items = preferences.items()
     inputs = ensemble.members.inputs(features)
     rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
-    inputs_a, inputs_b = inputs[items.a], inputs[items.b]
+    pairs = Differences(inputs, items.a, items.b)
     baselines = {}
     for baseline_name, baseline in baselines_of(ensemble).items():
-        worst = _worst_member(baseline.votes(inputs_a, inputs_b), baseline.arrays.get("weights"), preferences)
-        baselines[baseline_name] = _Predicted(baseline.prob_hat(inputs_a, inputs_b), baseline.k, worst)
+        worst = _worst_member(baseline.votes(pairs), baseline.arrays.get("weights"), preferences)
+        baselines[baseline_name] = _Predicted(baseline.prob_hat(pairs), baseline.k, worst)
     return ensemble_subject(ensemble, rewards[items.a], rewards[items.b], name), baselines
 
 

@@ -1,11 +1,12 @@
 """Keeping every member closer to people than a coin is, while it is fitted. Pruning afterwards is in ``theory``."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
+from pluralign.differences import Matrix
+
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 USED = 1e-6
@@ -40,7 +41,7 @@ def training_bound(max_disagreement: float, n_prompts: int) -> float:
 
 
 def keep_near_people(
-    member: FloatArray, anchor: FloatArray, difference: Array, prob_a: FloatArray, bound: float
+    member: FloatArray, anchor: FloatArray, difference: Matrix, prob_a: FloatArray, bound: float
 ) -> FloatArray:
     """Turn a linear reward towards an anchor, no further than needed to bring its disagreement under a bound.
 

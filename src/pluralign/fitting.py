@@ -155,7 +155,7 @@ def _learn(
     items = preferences.items()
     in_train = np.zeros(len(texts), dtype=bool)
     in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
-    inputs = fit_feature_map(features[in_train], len(surface.NAMES) if options.surface else 0)
+    inputs = fit_feature_map(features, len(surface.NAMES) if options.surface else 0, in_train)
     everything = Pairs(inputs(features), items.a, items.b, preferences.prob_a, preferences.prompt_index)
     if options.members == "mlp":
         hidden, bias = fit_hidden_layer(everything[~test_rows], seed=options.seed)

@@ -35,6 +35,7 @@ from pluralign.bradley_terry import (
     sigmoid,
 )
 from pluralign.calibration import brier
+from pluralign.differences import Matrix, row_squares, scale_rows
 from pluralign.extremes import keep_near_people
 from pluralign.pairs import Pairs
 from pluralign.simplex import simplex_least_squares
@@ -77,16 +78,16 @@ class Teacher:
     """mean |d|² of the training pairs, which damping is measured by."""
     l2: float
 
-    def damp(self, difference: Array) -> Array:
+    def damp(self, difference: Matrix) -> Matrix:
         """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
         return damp(difference, self.damping, self.mean_square)
 
-    def prob_hat(self, difference: Array) -> FloatArray:
+    def prob_hat(self, difference: Matrix) -> FloatArray:
         """Return σ(θ·d̃), ``(n,)``."""
         return sigmoid(scores(self.damp(difference), self.theta))
 
 
-def damp(difference: Array, damping: float, mean_square: float) -> Array:
+def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     """Shorten long differences: d·√((1+c)/(1+c|d|²/mean|d|²)).
 
     Example:
@@ -96,9 +97,8 @@ def damp(difference: Array, damping: float, mean_square: float) -> Array:
     """
     if damping == 0:
         return difference
-    square = np.einsum("nd,nd->n", difference, difference)
-    factor = np.sqrt((1 + damping) / (1 + damping * square / mean_square))
-    return np.asarray(difference * factor[:, None].astype(difference.dtype))
+    factor = np.sqrt((1 + damping) / (1 + damping * row_squares(difference) / mean_square))
+    return scale_rows(difference, factor.astype(difference.dtype))
 
 
 def fit_teacher(
@@ -106,7 +106,7 @@ def fit_teacher(
 ) -> Teacher:
     """Fit the teacher; damping and regularisation are those that predict the votes on validation prompts best."""
     difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = float(np.einsum("nd,nd->", difference, difference, dtype=np.float64) / len(pairs)) or 1.0
+    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
     directions = principal_directions(difference, SEARCH_DIRECTIONS)
     errors: dict[tuple[float, float], float] = {}
     for damping in dampings:

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.differences import blocks
+
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -41,21 +43,33 @@ class FeatureMap:
     clip: Array = field(default_factory=lambda: np.array(CLIP, dtype=np.float32))
     """A number; infinity clips nothing."""
 
-    def __call__(self, features: Array) -> Array:
-        """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32."""
-        inputs = (np.clip((features - self.mean) / self.spread, -self.clip, self.clip) * self.gain).astype(np.float32)
-        if self.hidden is None or self.bias is None:
-            return inputs
-        return np.hstack([inputs, np.tanh(inputs @ self.hidden + self.bias)]).astype(np.float32)
+    @property
+    def dimension(self) -> int:
+        """D, how many inputs a text has."""
+        return len(self.mean) + (0 if self.bias is None else len(self.bias))
+
+    def __call__(self, features: Array, out: Array | None = None) -> Array:
+        """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32; ``out`` may be memory-mapped."""
+        out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
+        d = len(self.mean)
+        for rows in blocks(len(features)):
+            scaled = np.clip((features[rows] - self.mean) / self.spread, -self.clip, self.clip)
+            out[rows, :d] = scaled * self.gain
+            if self.hidden is not None and self.bias is not None:
+                out[rows, d:] = np.tanh(out[rows, :d] @ self.hidden + self.bias)
+        return out
 
 
-def fit_feature_map(features: Array, n_surface: int) -> FeatureMap:
-    """Return the scaling of these features, the last ``n_surface`` of which are surface features."""
-    spread = features.std(axis=0, dtype=np.float64)
+def fit_feature_map(features: Array, n_surface: int, used: npt.NDArray[np.bool_] | None = None) -> FeatureMap:
+    """Return the scaling of features, or of the rows ``used``; the last ``n_surface`` are surface features."""
+    used = np.ones(len(features), dtype=bool) if used is None else used
+    n = np.count_nonzero(used)
+    parts = [(rows, used[rows]) for rows in blocks(len(features))]
+    mean = sum(features[rows][kept].sum(axis=0, dtype=np.float64) for rows, kept in parts) / n
+    spread = np.sqrt(sum(((features[rows][kept] - mean) ** 2).sum(axis=0) for rows, kept in parts) / n)
     gain = np.where(spread > 1e-6, 1.0, 0.0)  # a feature that never varies says nothing
     if n_surface:
         gain[-n_surface:] *= SURFACE_GAIN
-    mean = features.mean(axis=0, dtype=np.float64)
     return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.differences import Matrix, differences
 from pluralign.errors import DataError
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -36,9 +37,9 @@ class Pairs:
         return len(self.prob_a)
 
     @cached_property
-    def difference(self) -> Array:
+    def difference(self) -> Matrix:
         """Inputs of response a less those of b, ``(n, d)``."""
-        return self.inputs[self.a] - self.inputs[self.b]
+        return differences(self.inputs, self.a, self.b)
 
     def __getitem__(self, rows: npt.NDArray[Any]) -> "Pairs":
         """Return some of the pairs; inputs are shared."""

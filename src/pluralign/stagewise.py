@@ -6,7 +6,7 @@ the features they are given.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,11 @@ from scipy.optimize import minimize
 
 from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.calibration import votes_from_rewards
+from pluralign.differences import Matrix
 from pluralign.extremes import keep_near_people
 from pluralign.options import Loss, Variant
 from pluralign.simplex import simplex_least_squares
 
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 MEMBER_STEPS = 200
@@ -39,7 +39,7 @@ class Stage:
 
 
 def stages(
-    difference: Array,
+    difference: Matrix,
     prob_a: FloatArray,
     k: int,
     *,
@@ -83,21 +83,21 @@ def stages(
         yield Stage(theta[:, :j], weights, brier, float(np.mean((uncapped - prob_a) ** 2)))
 
 
-def solve_weights(difference: Array, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
+def solve_weights(difference: Matrix, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return the best simplex weights of the members' hard votes and the share they then predict."""
     votes = hard_votes(difference, theta)
     weights = simplex_least_squares(votes, prob_a)
     return weights, votes @ weights
 
 
-def hard_votes(difference: Array, theta: FloatArray) -> FloatArray:
+def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
     """1[theta_j · difference > 0], ½ for a tie, ``(n, k)``."""
     reward = difference @ theta.astype(difference.dtype)
     return votes_from_rewards(reward, np.zeros_like(reward))
 
 
 def fit_member(
-    difference: Array, residual: FloatArray, *, l2: float, variant: Variant = "symmetric", loss: Loss = "mse"
+    difference: Matrix, residual: FloatArray, *, l2: float, variant: Variant = "symmetric", loss: Loss = "mse"
 ) -> FloatArray:
     """Fit one reward to the residual ε = p − p̂ of the ensemble so far.
 
@@ -129,7 +129,7 @@ def fit_member(
     return np.asarray(found.x, dtype=np.float64)
 
 
-def squared_loss(difference: Array, target: FloatArray, l2: float) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+def squared_loss(difference: Matrix, target: FloatArray, l2: float) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Return θ ↦ (mean (t_i − σ(θ·d_i))² + l2/2 |θ|², its gradient)."""
     n = len(target)
 
