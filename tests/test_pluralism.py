@@ -11,7 +11,7 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import UsageError
+from pluralign.errors import DataError, UsageError
 from pluralign.evidence import load_evidence
 from pluralign.pluralism import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
 from pluralign.profiles import Profile
@@ -103,7 +103,19 @@ def test_a_written_statement_is_used_only_with_the_support_of_the_best_candidate
     )
     assert found.to_reach == pytest.approx(best)
     assert found.used == (found.least_support >= found.to_reach)
-    assert answer(ensemble, PROMPT, CANDIDATES, writer=lambda *_: ["", " "]).distilled is None
+
+
+def test_a_writer_that_fails_or_adds_nothing_leaves_the_consensus_with_a_note(ensemble: RewardEnsemble) -> None:
+    def too_long(instruction: str, count: int) -> list[str]:
+        raise DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
+
+    plain = answer(ensemble, PROMPT, CANDIDATES)
+    for writer, note in (
+        (too_long, "no statement was written: the prompt has 9,000 tokens, but the model reads 512; shorten it"),
+        (lambda *_: ["", " ", CANDIDATES[1]], "no statement was written that is not among the candidates"),
+    ):
+        found = answer(ensemble, PROMPT, CANDIDATES, writer=writer)
+        assert found == replace(plain, notes=(note,))
 
 
 # --- distributional -------------------------------------------------------------------------------------------------
@@ -208,6 +220,17 @@ def test_equal_rewards_are_broken_by_lot() -> None:
     picked = np.bincount([int(favourites(rewards, np.random.default_rng(seed))[0]) for seed in range(200)], minlength=3)
     assert picked[2] == 0
     assert min(picked[:2]) > 60
+
+
+def test_members_with_equal_rewards_give_half_support_and_a_pick_by_seed(ensemble: RewardEnsemble) -> None:
+    alike = ["Tea is fine.", "Rum is fine."]  # the same in all that this ensemble sees
+    assert np.ptp(ensemble.rewards([(PROMPT, text) for text in alike]), axis=0) == pytest.approx(0)
+    found = answer(ensemble, PROMPT, alike).consensus
+    assert found is not None
+    assert (found.least_support, found.mean_support, found.favourite_of) == pytest.approx((0.5, 0.5, 0.5))
+    for mode, member in (("distributional", None), ("steerable", 1)):
+        picked = [answer(ensemble, PROMPT, alike, mode, member=member, seed=seed).answers[0].text for seed in range(60)]
+        assert 15 < picked.count(alike[0]) < 45
 
 
 def test_a_refusal_policy_answers_before_any_mode(ensemble: RewardEnsemble) -> None:

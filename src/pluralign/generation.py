@@ -2,7 +2,7 @@
 
 Decided here: where prompts come from, what one sampled response is, and that a file of candidates is always complete up
 to its last line: an interrupted run goes on where it stopped, and a prompt that fails costs only itself. Who samples is
-a ``Sampler``; a model in this process is one, a server could be another.
+a ``Sampler``: a model in this process, or one behind a server (``servers``).
 """
 
 import hashlib
@@ -10,10 +10,14 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any, Protocol, TypeAlias
 
 from pluralign.comparisons import BadRows, RowError, check_text
@@ -24,9 +28,10 @@ from pluralign.evidence import VOTES_FILE
 from pluralign.files import write_whole
 from pluralign.known_sets import KNOWN_SETS, prism_prompts
 from pluralign.models import load_model, longest_text, reference_folder
-from pluralign.options import SamplingOptions, with_changes
+from pluralign.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions, with_changes
 from pluralign.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
 from pluralign.records import read_records
+from pluralign.servers import ServerModel
 from pluralign.shapes import read_prompt
 from pluralign.sources import load_preferences
 
@@ -54,6 +59,15 @@ class Sampler(Protocol):
     def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
         """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``."""
         ...
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Distinct responses to one prompt, and what was left out."""
+
+    responses: list[str]
+    repeats: int
+    empty: int
 
 
 @dataclass(frozen=True)
@@ -253,84 +267,16 @@ class LocalModel:
         return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
+# --- distinct responses ---------------------------------------------------------------------------------------------
 
 
-def generate(
-    prompts: Sequence[Prompt] | str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    model: str | Sampler,
-    n: int,
-    options: SamplingOptions | None = None,
-    *,
-    limit: int | None = None,
-    progress: Progress | None = None,
-    **changes: Any,
-) -> Generation:
-    """Sample n distinct responses to each prompt into a candidates file, one line a prompt.
-
-    A line is written whole, with the settings it came from. The same call goes on with an unfinished file; a file of
-    other settings is refused. The responses to a prompt depend on it, the model and the settings, and not on the other
-    prompts. Prompts that fail are listed in ``OUTPUT.failed`` and tried again by the next call.
-
-    Args:
-        prompts: prompts, or where to read them (``load_prompts``).
-        output: the candidates file, JSON Lines of {prompt, responses}.
-        model: ``smollm2``, a folder or a hub id of a causal language model, or a ``Sampler``.
-        n: distinct responses to a prompt.
-        options: how to sample; ``changes`` are its fields by name.
-        limit: take only so many prompts, drawn by the seed.
-        progress: called with prompts done and in all.
-
-    Reference: the paper's Section 5, "Do the reward models capture distinct preferences?".
-    """
-    options = with_changes(options or SamplingOptions(), changes)
-    if n < 1:
-        raise UsageError(f"n must be at least one response a prompt, not {n}.")
-    started, output = time.perf_counter(), Path(output)
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name the file to write, such as {output / 'candidates.jsonl'}.")
-    failed: list[Failure] = []
-    if isinstance(prompts, str | os.PathLike):
-        prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
-    else:
-        prompts = list(dict.fromkeys(prompts))[:limit]
-    sampler: Sampler = LocalModel(model) if isinstance(model, str) else model
-    settings = {"model": sampler.name, "n": n, **asdict(options)}
-    done = _finished(output, settings)
-    resumed = sum(prompt_key(prompt) in done for prompt in prompts)
-    if resumed < len(prompts):
-        sampler.prepare()
-    for position, prompt in enumerate(prompts):
-        if prompt_key(prompt) not in done:
-            try:
-                line = _candidates(sampler, prompt, n, options)
-            except DataError as error:
-                failed.append({"prompt": _as_json(prompt), "error": str(error)})
-            else:
-                done[prompt_key(prompt)] = line | {"responses": len(line["responses"])}
-                _append(output, line | {"sampled": {**line["sampled"], **settings}})
-        if progress:
-            progress(position + 1, len(prompts))
-    _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
-    lines = [done[prompt_key(prompt)] for prompt in prompts if prompt_key(prompt) in done]
-    return Generation(
-        file=str(output),
-        model=sampler.name,
-        prompts=len(prompts),
-        lines=len(lines),
-        resumed=resumed,
-        responses=sum(line["responses"] for line in lines),
-        repeats=sum(line["sampled"]["repeats"] for line in lines),
-        empty=sum(line["sampled"]["empty"] for line in lines),
-        short=sum(line["responses"] < n for line in lines),
-        failed=failed,
-        seconds=time.perf_counter() - started,
-    )
+def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
+    """Return the sampler that a name stands for: a server's model where a server is named, else one in this process."""
+    return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
-def _candidates(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptions) -> dict[str, Any]:
-    """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds."""
+def sample_distinct(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptions) -> Sampled:
+    """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds; there is at least one."""
     found: dict[str, None] = {}
     repeats = empty = 0
     for attempt in range(ROUNDS):
@@ -345,11 +291,7 @@ def _candidates(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptio
             break
     if not found:
         raise DataError("the model wrote nothing, however often it was asked", remedy="check its chat template")
-    return {
-        "prompt": _as_json(prompt),
-        "responses": list(found),
-        "sampled": {"repeats": repeats, "empty": empty},
-    }
+    return Sampled(list(found), repeats, empty)
 
 
 def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
@@ -363,6 +305,132 @@ def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def generate(
+    prompts: Sequence[Prompt] | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    model: str | Sampler,
+    n: int,
+    options: SamplingOptions | None = None,
+    *,
+    limit: int | None = None,
+    concurrency: int = 1,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Generation:
+    """Sample n distinct responses to each prompt into a candidates file, one line a prompt.
+
+    A line is written whole as soon as its prompt is finished, with the settings it came from. The same call goes on
+    with an unfinished file; a file of other settings is refused. The responses to a prompt depend on it, the model and
+    the settings, and not on the other prompts. Prompts that fail are listed in ``OUTPUT.failed`` and tried again by the
+    next call. In the end the lines stand in the order of the prompts.
+
+    Args:
+        prompts: prompts, or where to read them (``load_prompts``).
+        output: the candidates file, JSON Lines of {prompt, responses}.
+        model: ``smollm2``, a folder or a hub id of a causal language model, or a ``Sampler`` such as ``ServerModel``.
+        n: distinct responses to a prompt.
+        options: how to sample; ``changes`` are its fields by name.
+        limit: take only so many prompts, drawn by the seed.
+        concurrency: prompts asked at the same time, from as many threads; for a server.
+        progress: called with prompts done and in all.
+
+    Reference: the paper's Section 5, "Do the reward models capture distinct preferences?".
+    """
+    options = with_changes(options or SamplingOptions(), changes)
+    if n < 1:
+        raise UsageError(f"n must be at least one response a prompt, not {n}.")
+    if not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise UsageError(f"concurrency must be from 1 to {MAX_CONCURRENCY}, not {concurrency}.")
+    started, output = time.perf_counter(), Path(output)
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name the file to write, such as {output / 'candidates.jsonl'}.")
+    failed: list[Failure] = []
+    if isinstance(prompts, str | os.PathLike):
+        prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
+    else:
+        prompts = list(dict.fromkeys(prompts))[:limit]
+    sampler = find_sampler(model) if isinstance(model, str) else model
+    settings = {"model": sampler.name, "n": n, **asdict(options)}
+    done = _finished(output, settings)
+    keyed = {prompt_key(prompt): prompt for prompt in prompts}
+    todo = [key for key in keyed if key not in done]
+    if todo:
+        sampler.prepare()
+    errors: dict[str, DataError] = {}
+    outcomes = _as_they_finish(lambda key: sample_distinct(sampler, keyed[key], n, options), todo, concurrency)
+    with closing(outcomes):
+        for position, (key, outcome) in enumerate(outcomes, len(keyed) - len(todo) + 1):
+            if isinstance(outcome, DataError):
+                errors[key] = outcome
+            else:
+                counts = {"repeats": outcome.repeats, "empty": outcome.empty}
+                came_from = {"sampled": {**counts, **settings}}
+                _append(output, {"prompt": _as_json(keyed[key]), "responses": outcome.responses, **came_from})
+                done[key] = {"responses": len(outcome.responses), "sampled": counts}
+            if progress:
+                progress(position, len(keyed))
+    _put_in_order(output, list(done), list(keyed))
+    failed += [{"prompt": _as_json(keyed[key]), "error": str(errors[key])} for key in todo if key in errors]
+    _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
+    lines = [done[key] for key in keyed if key in done]
+    return Generation(
+        file=str(output),
+        model=sampler.name,
+        prompts=len(keyed),
+        lines=len(lines),
+        resumed=len(keyed) - len(todo),
+        responses=sum(line["responses"] for line in lines),
+        repeats=sum(line["sampled"]["repeats"] for line in lines),
+        empty=sum(line["sampled"]["empty"] for line in lines),
+        short=sum(line["responses"] < n for line in lines),
+        failed=failed,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _as_they_finish(
+    work: Callable[[str], Sampled], todo: Sequence[str], concurrency: int
+) -> Generator[tuple[str, Sampled | DataError]]:
+    """Yield each key with what ``work`` makes of it, or the ``DataError`` it raises; any other error ends it all.
+
+    Threads are daemons, and begin nothing new after Ctrl-C or an error: nobody waits for a server's last answers.
+    """
+    if concurrency == 1:
+        for key in todo:
+            try:
+                yield key, work(key)
+            except DataError as error:
+                yield key, error
+        return
+    waiting = deque(todo)
+    finished: SimpleQueue[tuple[str, Sampled | Exception]] = SimpleQueue()
+
+    def go_on() -> None:
+        while True:
+            try:
+                key = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                finished.put((key, work(key)))
+            except Exception as error:  # told to the thread that reads
+                finished.put((key, error))
+
+    for _ in range(min(concurrency, len(todo))):
+        threading.Thread(target=go_on, daemon=True).start()
+    try:
+        for _ in todo:
+            key, outcome = finished.get()
+            if isinstance(outcome, Exception) and not isinstance(outcome, DataError):
+                raise outcome
+            yield key, outcome
+    finally:
+        waiting.clear()
+
+
 def _as_json(prompt: Prompt) -> Any:
     return prompt if isinstance(prompt, str) else prompt_messages(prompt)
 
@@ -373,6 +441,19 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
         stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _put_in_order(path: Path, written: Sequence[str], wanted: Sequence[str]) -> None:
+    """Put the lines of these prompts, which may have finished in any order, into theirs; others stay in front."""
+    place = {key: position for position, key in enumerate(wanted)}
+    places = [place.get(key, -1) for key in written]
+    if places == sorted(places):
+        return
+    with path.open("rb") as stream:
+        lines = list(stream)
+    if len(lines) == len(places):  # else somebody has put two files together
+        with write_whole(path) as partial:
+            partial.write_bytes(b"".join(lines[i] for i in sorted(range(len(lines)), key=places.__getitem__)))
 
 
 def _finished(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from pluralign.bradley_terry import sigmoid
 from pluralign.candidates import prompt_text
 from pluralign.encoders import Progress
 from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import UsageError, did_you_mean
+from pluralign.errors import DataError, UsageError, did_you_mean
 from pluralign.extremes import USED
 from pluralign.preferences import PreferenceSet, Prompt, prompt_hash
 from pluralign.profiles import Profile
@@ -32,7 +32,7 @@ from pluralign.traits import TRAITS
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 Writer: TypeAlias = Callable[[str, int], Sequence[str]]
-"""Given an instruction and how many, texts that a language model writes."""
+"""Given an instruction and how many, texts that a language model writes; a ``DataError`` where it cannot."""
 RefusalPolicy: TypeAlias = Callable[[Prompt], str | None]
 """Given a prompt, the answer that is given instead of any member's, or None to go on."""
 
@@ -191,7 +191,14 @@ def answer(
     if mode == "balanced":
         entries = slate(texts, favourite, ensemble.weights)
         found = consensus(texts, rewards, ensemble.weights, rule, random)
-        statement = distil(ensemble, prompt, texts, rewards, entries, writer, progress) if writer else None
+        statement = None
+        if writer:
+            try:
+                statement = distil(ensemble, prompt, texts, rewards, entries, writer, progress)
+            except DataError as error:  # such as a slate longer than the writer reads; the answer stands
+                notes += (f"no statement was written: {str(error).rstrip('.')}",)
+            else:
+                notes += () if statement else ("no statement was written that is not among the candidates",)
         return Answer(mode, entries, found, statement, candidates=len(texts), notes=notes)
     if mode == "distributional":
         chosen = int(random.choice(ensemble.k, p=ensemble.weights / ensemble.weights.sum()))
@@ -297,6 +304,8 @@ def consensus(
 
 
 DRAFTS = 4
+WRITING_TEMPERATURE = 0.7
+"""Most at which drafts are sampled: hot enough to differ; at the heat of candidates a small model writes nonsense."""
 INSTRUCTION = """People were asked: {prompt}
 
 These are their answers:

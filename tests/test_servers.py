@@ -1,0 +1,612 @@
+"""Candidates from a server: against a real one on this machine that does what it is told, right or wrong."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import WriteLines, run
+
+from pluralign import fit, servers, town_hall
+from pluralign.candidates import load_candidates
+from pluralign.errors import DataError, MissingExtraError, UsageError
+from pluralign.generation import Sampler, generate
+from pluralign.options import RemoteOptions, SamplingOptions
+from pluralign.preferences import Message
+from pluralign.servers import ServerModel, read_choices
+
+PROMPTS = [f"Question {i}?" for i in range(6)]
+SECRET = "sk-very-secret"
+AT_ONCE = {"retry-after-ms": "1"}
+"""A header that the client obeys, so that tests do not wait."""
+
+
+@dataclass
+class Reply:
+    """What the server sends; ``body`` is bytes or something to write as JSON."""
+
+    body: Any
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    keep_back: int = 0
+    """So many bytes are announced and never sent."""
+    pause: float = 0
+    """Seconds between headers and body, and between its bytes."""
+
+
+Request = Mapping[str, Any]
+Script = Callable[[Request], Reply]
+
+
+def says(*texts: Any) -> Reply:
+    return Reply({"choices": [{"index": i, "message": {"content": text}} for i, text in enumerate(texts)]})
+
+
+def fails(status: int, message: str, **more: Any) -> Reply:
+    return Reply({"error": {"message": message, **more}}, status, AT_ONCE)
+
+
+def prompt_of(request: Request) -> str:
+    return str(request["messages"][-1]["content"])
+
+
+def counts(request: Request) -> Reply:
+    """As many different texts as were asked for."""
+    return says(*(f"{prompt_of(request)} {request.get('seed', 0)} {i}" for i in range(request.get("n", 1))))
+
+
+class Upstream(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, script: Script, models: Reply) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script, self.models = script, models
+        self.asked: list[Request] = []
+        self.keys: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def model(self, name: str = "parrot", **changes: Any) -> ServerModel:
+        return ServerModel(name, RemoteOptions(base_url=self.url, **changes))
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Upstream
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        self.send(self.server.models)
+
+    def do_POST(self) -> None:
+        self.server.keys.append(self.headers["authorization"])
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(request)
+        known = self.path == "/v1/chat/completions"
+        self.send(self.server.script(request) if known else Reply(b"404 page not found", 404))
+
+    def send(self, reply: Reply) -> None:
+        body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+        self.send_response(reply.status)
+        for name, value in ({"content-length": str(len(body) + reply.keep_back)} | dict(reply.headers)).items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            for byte in [body[i : i + 1] for i in range(len(body))] if reply.pause else [body]:
+                self.wfile.write(byte)
+                time.sleep(reply.pause)
+        except OSError:  # the client had enough
+            pass
+        self.close_connection = True
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+MODELS = Reply({"data": [{"id": "parrot"}, {"id": "raven"}]})
+Serve = Callable[..., Upstream]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    started: list[Upstream] = []
+
+    def start(script: Script = counts, models: Reply = MODELS) -> Upstream:
+        started.append(Upstream(script, models))
+        threading.Thread(target=started[-1].serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def sample(model: Sampler, prompt: Any = "Tea?", n: int = 3, seed: int = 5, **changes: Any) -> list[str]:
+    return model.sample(prompt, n, SamplingOptions(**changes), seed)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# --- what is asked --------------------------------------------------------------------------------------------------
+
+
+def test_a_server_is_asked_for_all_responses_at_once_with_every_setting(serve: Serve) -> None:
+    server = serve()
+    chat = (Message("system", "Be brief."), Message("user", "Tea?"))
+    assert sample(server.model(), chat, temperature=1.3, top_p=0.9, max_new_tokens=17) == [
+        "Tea? 5 0",
+        "Tea? 5 1",
+        "Tea? 5 2",
+    ]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tea?"}]
+    dials = {"temperature": 1.3, "top_p": 0.9, "max_tokens": 17, "n": 3, "seed": 5}
+    assert server.asked == [{"model": "parrot", "messages": messages, **dials}]
+
+
+def test_a_server_that_ignores_n_is_asked_one_by_one_with_other_seeds(serve: Serve) -> None:
+    server = serve(lambda request: says(f"seed {request['seed']}"))
+    model = server.model()
+    assert sample(model) == ["seed 5", "seed 6", "seed 7"]
+    sample(model)
+    assert [request.get("n") for request in server.asked] == [3, None, None, None, None, None], "it has learned"
+
+
+def test_a_server_that_gives_a_few_choices_is_asked_for_as_many(serve: Serve) -> None:
+    server = serve(lambda request: says(*"abcdefgh"[: min(4, request.get("n", 1))]))
+    assert len(sample(server.model(), n=10)) == 10
+    assert [request.get("n", 1) for request in server.asked] == [10, 4, 2]
+
+
+def test_more_responses_than_any_server_gives_at_once_are_asked_for_in_parts(serve: Serve) -> None:
+    server = serve()
+    assert len(set(sample(server.model(), n=150))) == 150
+    assert [request["n"] for request in server.asked] == [100, 50]
+
+
+@pytest.mark.parametrize(
+    ("dial", "refusal"),
+    [
+        ("n", fails(400, "Only n=1 is supported")),
+        ("n", fails(400, "Invalid value", param="n")),
+        ("seed", Reply({"detail": [{"loc": ["body", "seed"], "msg": "extra fields not permitted"}]}, 422)),
+        ("max_tokens", fails(400, "'max_tokens' is not supported; use 'max_completion_tokens' instead.")),
+    ],
+    ids=["n", "n by name", "seed", "max_tokens"],
+)
+def test_a_dial_that_a_server_refuses_is_left_out_from_then_on(serve: Serve, dial: str, refusal: Reply) -> None:
+    server = serve(lambda request: refusal if dial in request else counts(request))
+    model = server.model()
+    for refused in (1, 0):
+        server.asked.clear()
+        assert len(sample(model)) == 3
+        assert len(server.asked) == refused + (3 if dial == "n" else 1)
+    assert (server.asked[-1].get("max_completion_tokens") == 256) == (dial == "max_tokens")
+
+
+def test_seeds_fit_into_what_servers_hold(serve: Serve) -> None:
+    server = serve()
+    sample(server.model(), seed=2**55 + 3)
+    assert server.asked[0]["seed"] == 3
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+def test_a_busy_server_is_asked_again(serve: Serve) -> None:
+    turns = itertools.count()
+    server = serve(lambda request: fails(429, "slow down") if next(turns) < 2 else counts(request))
+    assert len(sample(server.model())) == 3
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, status: int) -> None:
+    server = serve(lambda _: fails(status, "out of\norder"))
+    with pytest.raises(DataError, match=rf"the server answered {status} until it was given up \(out of order\); "):
+        sample(server.model())
+    assert len(server.asked) == servers.RETRIES + 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (
+            Reply(b"<html>Hello</html>"),
+            r"answer is not JSON \(it begins with '<html>Hello</html>'\); check that",
+        ),
+        (Reply(b'{"choices": [{"mess'), "the server's answer is not JSON"),
+        (Reply(b""), "the server's answer is not JSON"),
+        (Reply(b"[" * 200_000), "the server's answer is not JSON"),
+        (Reply(b'\xff\xfe{"choices"'), "the server's answer is not JSON"),
+        (Reply([1, 2]), "the server's answer has no choices with a message each."),
+        (Reply({"object": "chat.completion"}), "has no choices"),
+        (Reply({"choices": None}), "has no choices"),
+        (Reply({"choices": [{"text": "Yes."}]}), "has no choices"),
+        (Reply({"choices": [{"message": None}]}), "has no choices"),
+        (Reply({"error": {"message": "overloaded"}}), "has no choices.*overloaded"),
+        (Reply({"choices": []}), "has an empty list of choices"),
+        (says(["Yes."]), "has a message whose content is not a text"),
+        (Reply({"choices": []}, 302), "refuses the prompt with 302"),
+        (fails(400, "temperature must be below 1"), r"refuses the prompt with 400 \(temperature must be below 1\)"),
+        (fails(403, "your input was flagged"), r"refuses the prompt with 403 \(your input was flagged\)"),
+        (Reply(b"<html>no</html>", 418), r"refuses the prompt with 418 \(it sent a web page\)"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_nonsense_fails_the_prompt_in_one_sentence(serve: Serve, reply: Reply, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        sample(serve(lambda _: reply).model())
+
+
+def test_an_absent_text_is_empty_and_a_broken_one_is_mended(serve: Serve) -> None:
+    assert sample(serve(lambda _: says(None, "", "half \ud83d a pair")).model()) == ["", "", "half ? a pair"]
+    assert read_choices(b'{"choices": [{"message": {"refusal": "No."}}]}') == [""]
+
+
+def test_an_answer_cut_in_the_middle_is_asked_for_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "RETRIES", 1)
+    turns = itertools.count()
+    cut = Reply(says("Yes, because").body, keep_back=20)
+    server = serve(lambda request: cut if next(turns) != 1 else counts(request))
+    model = server.model()
+    assert len(sample(model)) == 3
+    assert len(server.asked) == 2
+    turns = itertools.count(5)
+    with pytest.raises(DataError, match="the server broke off each of its answers"):
+        sample(model)
+
+
+def test_a_server_that_keeps_silent_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "RETRIES", 1)
+    server = serve(lambda _: time.sleep(1.2) or says("late"))  # type: ignore[func-returns-value]
+    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 tries; allow a longer --timeout"):
+        sample(server.model(timeout=0.2))
+
+
+def test_a_server_that_sends_byte_by_byte_is_given_up_in_time(serve: Serve) -> None:
+    model = serve(lambda _: Reply(says("Yes.").body, pause=0.05)).model(timeout=0.3)
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"had not finished its answer after 0\.3 s"):
+        sample(model)
+    assert time.monotonic() - began < 1.5
+
+
+def test_an_endless_answer_is_not_read_to_its_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "MOST_BYTES", 2**20)
+    for status in (200, 418):
+        server = serve(lambda _, status=status: Reply(b" " * 2**21, status))
+        with pytest.raises(DataError, match="the server's answer is longer than 1 MB"):
+            sample(server.model())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        fails(400, "The maximum context length is 512 tokens, n came", code="context_length_exceeded"),
+        fails(400, "the request exceeds the available context size"),
+        fails(400, "Prompt is too long"),
+        fails(413, "payload"),
+    ],
+    ids=lambda reply: str(reply.body["error"]["message"]),
+)
+def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Path, reply: Reply) -> None:
+    server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
+    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
+    assert done.lines == 5
+    assert [one["prompt"] for one in done.failed] == [PROMPTS[1]]
+    assert "the prompt is longer than the model" in done.failed[0]["error"]
+    assert "shorten it or lower --max-new-tokens" in done.failed[0]["error"]
+    assert [request["n"] for request in server.asked] == [2] * 6, "this is no refusal of n"
+
+
+# --- what ends the work ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (fails(401, "bad key"), r"refuses a request without a key \(bad key\); put a valid key into an environment"),
+        (fails(403, "no access to this region"), r"refuses a request without a key \(no access"),
+        (fails(429, "pay first", code="insufficient_quota"), r"refuses a request without a key \(pay first\)"),
+        (fails(404, "no such model"), "has no model 'parot'; did you mean 'parrot'?"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_would_fail_every_prompt_ends_the_work_at_once(
+    serve: Serve, tmp_path: Path, reply: Reply, sentence: str
+) -> None:
+    for concurrency in (1, 3):
+        server = serve(lambda _: reply)
+        with pytest.raises(UsageError, match=sentence):
+            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot"), 2, concurrency=concurrency)
+        assert len({prompt_of(request) for request in server.asked}) <= concurrency
+
+
+def test_a_wrong_address_is_told_from_an_unknown_model(serve: Serve) -> None:
+    server = serve(models=Reply(b"<html>Welcome</html>"))
+    model = ServerModel("parrot", RemoteOptions(base_url=server.url.removesuffix("/v1")))
+    model.prepare()
+    with pytest.raises(UsageError, match=r"does not know chat completions of parrot .*; most base URLs end in /v1"):
+        sample(model)
+
+
+def test_a_refused_key_is_told_before_anything_is_asked(serve: Serve) -> None:
+    server = serve(models=fails(401, "who are you?"))
+    with pytest.raises(UsageError, match=r"refuses a request without a key \(who are you\?\)"):
+        server.model().prepare()
+    for silent in (fails(403, "you may not list"), fails(404, "no list"), Reply({"data": [3]}), Reply(b"hello")):
+        serve(models=silent).model().prepare()
+
+
+def test_an_absent_server_is_one_sentence_at_once(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
+    server = serve()
+    server.shutdown()
+    server.server_close()
+    prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
+    done = run("generate", prompts, "-o", tmp_path / "c.jsonl", "--model", "parrot", "--base-url", server.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: no server answers at {server.url} (")
+    assert done.stderr.endswith("; start it, or check --base-url.\n")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "c.jsonl").exists()
+
+
+def test_a_server_that_goes_away_ends_the_work_and_keeps_what_is_finished(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "RETRIES", 0)
+    server = serve()
+
+    def script(request: Request) -> Reply:
+        if prompt_of(request) == PROMPTS[2]:
+            server.shutdown()
+            server.server_close()
+            return Reply(b"{", keep_back=9)
+        return counts(request)
+
+    server.script = script
+    with pytest.raises(UsageError, match="no server answers at"):
+        generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2)
+    assert [line["prompt"] for line in lines(tmp_path / "c.jsonl")] == PROMPTS[:2]
+
+
+def test_the_client_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[server\]'"):
+        ServerModel("parrot", RemoteOptions(base_url="http://localhost:1/v1")).prepare()
+
+
+# --- the key --------------------------------------------------------------------------------------------------------
+
+
+def test_the_key_is_sent_to_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve()
+    sample(server.model())
+    monkeypatch.setenv("OPENAI_API_KEY", f" {SECRET}\n")
+    sample(server.model())
+    monkeypatch.setenv("OTHER_KEY", "another")
+    sample(server.model(api_key_env="OTHER_KEY"))
+    assert server.keys == ["Bearer none", f"Bearer {SECRET}", "Bearer another"]
+
+
+def test_the_key_does_not_follow_to_another_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    other = serve()
+    server = serve(lambda _: Reply(b"", 307, {"location": f"{other.url}/chat/completions"}))
+    assert len(sample(server.model())) == 3
+    assert (server.keys, other.keys) == ([f"Bearer {SECRET}"], [None])
+
+
+@pytest.mark.parametrize("value", ["", "sk-\x00", "sk-é"])
+def test_a_key_that_cannot_be_one_is_not_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"OTHER_KEY": value})
+    with pytest.raises(UsageError, match="the environment variable OTHER_KEY holds") as caught:
+        serve().model(api_key_env="OTHER_KEY").prepare()
+    assert "sk-" not in str(caught.value)
+
+
+def test_the_key_is_never_shown_even_if_the_server_repeats_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, write_jsonl: WriteLines
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    prompts, path = write_jsonl([{"prompt": prompt} for prompt in PROMPTS]), tmp_path / "c.jsonl"
+    server = serve(lambda _: fails(500, f"\x1b[31mIncorrect key {SECRET}"))
+    done = run("--verbose", "generate", prompts, "-o", path, "--model", "parrot", "--base-url", server.url)
+    assert done.returncode == 1, done.stderr
+    assert "Incorrect key [key]" in " ".join(done.stdout.split())
+    assert SECRET not in done.stdout + done.stderr + Path(f"{path}.failed").read_text()
+    assert "\x1b" not in done.stdout
+    server.script = lambda _: fails(401, f"Incorrect key {SECRET}")
+    with pytest.raises(UsageError, match=r"refuses the key in OPENAI_API_KEY \(Incorrect key \[key\]\)"):
+        sample(server.model())
+
+
+# --- many prompts ---------------------------------------------------------------------------------------------------
+
+
+def test_prompts_are_asked_at_the_same_time_and_written_in_their_order(serve: Serve, tmp_path: Path) -> None:
+    meeting = threading.Barrier(3, timeout=10)
+
+    def script(request: Request) -> Reply:
+        meeting.wait()  # breaks, and with it the test, unless three requests are there together
+        time.sleep(0.05 * (5 - PROMPTS.index(prompt_of(request))))
+        return counts(request)
+
+    server, path = serve(script), tmp_path / "c.jsonl"
+    done = generate(PROMPTS, path, server.model(), 2, concurrency=3)
+    assert (done.lines, done.failed, done.model) == (6, [], f"parrot at {server.url}")
+    assert [one.prompt for one in load_candidates(path)] == PROMPTS
+    server.script = counts
+    generate(PROMPTS, tmp_path / "one.jsonl", server.model(), 2)
+    assert path.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
+
+
+def test_threads_that_meet_the_same_refusals_together_all_go_on(serve: Serve, tmp_path: Path) -> None:
+    meeting = threading.Barrier(3, timeout=10)
+
+    def script(request: Request) -> Reply:
+        for dial, words in (("max_tokens", "use max_completion_tokens"), ("seed", "no seed"), ("n", "n must be 1")):
+            if dial in request:
+                meeting.wait()
+                return fails(400, words)
+        return says(f"{time.monotonic_ns()}")
+
+    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(), 2, concurrency=3)
+    assert (done.lines, done.failed) == (3, [])
+
+
+def test_one_bad_prompt_loses_no_other_and_is_tried_again(serve: Serve, tmp_path: Path) -> None:
+    server, path = serve(), tmp_path / "c.jsonl"
+    server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
+    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
+    assert (done.lines, [one["prompt"] for one in done.failed]) == (5, [PROMPTS[2]])
+    server.script, server.asked = counts, []
+    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
+    assert (done.resumed, done.lines, len(server.asked)) == (5, 6, 1)
+    assert [one.prompt for one in load_candidates(path)] == PROMPTS
+
+
+def test_an_interrupted_run_keeps_what_is_finished_and_is_gone_on_with(serve: Serve, tmp_path: Path) -> None:
+    interrupted = threading.Event()
+
+    def script(request: Request) -> Reply:
+        if prompt_of(request) not in PROMPTS[:2]:
+            interrupted.wait(10)
+        return counts(request)
+
+    def interrupt(done: int, _: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    server, path = serve(script), tmp_path / "c.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        generate(PROMPTS, path, server.model(), 2, concurrency=2, progress=interrupt)
+    interrupted.set()
+    time.sleep(0.3)
+    assert len(server.asked) <= 4, "nothing new was begun"
+    assert len(lines(path)) == 2
+    done = generate(PROMPTS, path, server.model(), 2, concurrency=2)
+    assert (done.resumed, done.lines) == (2, 6)
+    assert [one.prompt for one in load_candidates(path)] == PROMPTS
+
+
+def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
+    finished = threading.Semaphore(0)
+
+    def script(request: Request) -> Reply:
+        if prompt_of(request) == PROMPTS[0]:
+            return counts(request)
+        finished.release()
+        time.sleep(20)
+        return counts(request)
+
+    server, path = serve(script), tmp_path / "c.jsonl"
+    prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
+    command = ["generate", str(prompts), "-o", str(path), "--model", "parrot", "--base-url", server.url, "-n", "2"]
+    process = subprocess.Popen([sys.executable, "-m", "pluralign", *command, "--concurrency", "2"], stderr=-3)
+    for _ in range(2):
+        assert finished.acquire(timeout=20)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) != 0
+    assert [line["prompt"] for line in lines(path)] == PROMPTS[:1]
+
+
+def test_a_file_of_another_server_or_model_is_not_gone_on_with(serve: Serve, tmp_path: Path) -> None:
+    one, other = serve(), serve()
+    generate(PROMPTS[:1], tmp_path / "c.jsonl", one.model(), 2)
+    for model in (other.model(), one.model("raven")):
+        with pytest.raises(DataError, match=f"were sampled with model parrot at {one.url}; name another file"):
+            generate(PROMPTS, tmp_path / "c.jsonl", model, 2)
+
+
+def test_repeats_and_empty_texts_of_a_server_are_left_out_and_counted(serve: Serve, tmp_path: Path) -> None:
+    rounds = iter([says("Yes.", " Yes. ", None, "No."), says("Rum.", "Tea.")])
+    done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 4)
+    assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["Yes.", "No.", "Rum.", "Tea."]
+    assert (done.repeats, done.empty) == (1, 1)
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"base_url": "localhost:8000"}, "the base URL must look like http://localhost:8000/v1"),
+        ({"base_url": "ftp://localhost/v1"}, "the base URL must look like"),
+        ({"base_url": "http://[::1/v1"}, "the base URL must look like"),
+        ({"base_url": "http://host:99999/v1"}, "the base URL must look like"),
+        ({"base_url": "http://ann:secret@localhost/v1"}, "must not hold a password"),
+        ({"base_url": "http://localhost/v1?key=secret"}, "must not hold a password"),
+        ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency must be from 1 to 256, not 0."),
+        ({"base_url": "http://localhost/v1", "timeout": 0}, "timeout must be above 0 and at most 86,400 seconds"),
+        ({"concurrency": 4}, "concurrency is about a server: name one with --base-url."),
+    ],
+    ids=str,
+)
+def test_bad_options_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence.replace("?", r"\?")) as caught:
+        RemoteOptions(**options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ensemble")
+    fit(town_hall(300).preferences, k=2, encoder="none", folder=path)
+    return path
+
+
+def test_generate_samples_from_a_server(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
+    server, path = serve(), tmp_path / "c.jsonl"
+    prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
+    done = run(
+        "generate", prompts, "-o", path, "--model", "parrot", "--base-url", f"{server.url}/", "-n", "3", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert (facts["lines"], facts["responses"], facts["model"]) == (6, 18, f"parrot at {server.url}")
+    assert [one.prompt for one in load_candidates(path)] == PROMPTS
+
+
+def test_answer_samples_from_a_server_and_lets_it_write(serve: Serve, folder: Path) -> None:
+    def script(request: Request) -> Reply:
+        return says(*["We all want tea."] * 4) if request["model"] == "raven" else says("Yes.", "", " Yes. ", "Never.")
+
+    server = serve(script)
+    done = run("answer", folder, "Tea?", "--model", "parrot", "--distill", "raven", "--base-url", server.url, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["candidates"] == 2
+    assert done.stderr == "note: parrot gave 2 different responses, not 8.\n"
+    assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
+    assert facts["distilled"]["text"] == "We all want tea."
+    written = next(request for request in server.asked if request["model"] == "raven")
+    assert "People were asked: Tea?" in prompt_of(written)
+    assert facts["answers"][0]["text"] in prompt_of(written)
+    assert (server.asked[0]["temperature"], written["temperature"]) == (1.2, 0.7)
+
+
+def test_a_prompt_too_long_for_the_server_has_no_answer(serve: Serve, folder: Path) -> None:
+    server = serve(lambda _: fails(400, "maximum context length is 10 tokens"))
+    done = run("answer", folder, "Tea?", "--model", "parrot", "--base-url", server.url)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("pluralign: the prompt is longer than the model")
+    assert done.stderr.count("\n") == 1
