@@ -7,7 +7,7 @@ not at all). How it is learned is decided in ``fitting``.
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,8 +48,8 @@ class TextFeatures:
         """Return the encoder; its model is loaded when it first meets a new text."""
         return load_encoder(self.encoder, layer=self.layer, pooling=self.pooling)
 
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Return ``(n_items, dimension)`` features."""
+    def load_checked(self) -> Encoder | None:
+        """Return the encoder if it is the one that the ensemble was fitted with."""
         encoder = self.load()
         if self.identity and encoder and encoder.identity != self.identity:
             raise DataError(
@@ -57,7 +57,11 @@ class TextFeatures:
                 file=self.encoder,
                 remedy="bring back the model as it was, or fit anew",
             )
-        return encode(items, encoder, surface=self.surface, progress=progress)
+        return encoder
+
+    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """Return ``(n_items, dimension)`` features."""
+        return encode(items, self.load_checked(), surface=self.surface, progress=progress)
 
     def described(self) -> dict[str, Any]:
         """Return what an ensemble's JSON says of them."""
@@ -93,6 +97,20 @@ class RewardEnsemble:
         if not len(items):
             return np.empty((0, self.k))
         return np.asarray(self.members.rewards(self.features(items, progress)), dtype=np.float64)
+
+    def scorer(self) -> Callable[[Sequence[Item]], FloatArray]:
+        """Return ``rewards`` for a process that lives long: models stay in memory, and no vector goes to disk."""
+        if isinstance(self.features, TunedFeatures):
+            encoders: list[Encoder | None] = [*self.features.parts()]
+            surface = False
+        else:
+            encoders, surface = [self.features.load_checked()], self.features.surface
+
+        def rewards(items: Sequence[Item]) -> FloatArray:
+            features = [encode(items, encoder, surface=surface, cache=False) for encoder in encoders]
+            return np.asarray(self.members.rewards(np.hstack(features)), dtype=np.float64)
+
+        return rewards
 
     def pair_rewards(
         self, preferences: PreferenceSet, progress: Progress | None = None

@@ -1,0 +1,118 @@
+// The page of `pluralign serve`: what the ensemble is, and four views of it.
+
+import { call, onKeyNeeded } from "./api.js";
+import { ask } from "./ask.js";
+import { calibration } from "./calibration.js";
+import { compare } from "./compare.js";
+import { clear, colour, count, data, el, percent, plural, sized } from "./dom.js";
+import { members } from "./members.js";
+
+const VIEWS = { ask, calibration, members, compare };
+const at = (id) => document.getElementById(id);
+
+onKeyNeeded(
+  (refused) =>
+    new Promise((resolve) => {
+      const form = at("key");
+      const field = at("key-field");
+      form.hidden = false;
+      form.querySelector("label").textContent = refused
+        ? "That key was not accepted. Please give another."
+        : "This server asks for a key.";
+      field.value = "";
+      field.focus();
+      form.onsubmit = (event) => {
+        event.preventDefault();
+        form.hidden = true;
+        resolve(field.value.trim());
+      };
+    }),
+);
+
+try {
+  start(await call("v1/ensemble"));
+} catch (error) {
+  at("lead").hidden = true;
+  at("trouble").textContent = error.message;
+  at("trouble").hidden = false;
+}
+
+function start(ensemble) {
+  document.title = `${ensemble.name} · Pluralign`;
+  clear(at("name"), data(ensemble.name));
+  at("lead").textContent = introduction(ensemble);
+  clear(at("crowd"), crowd(ensemble));
+  const shown = {};
+  for (const [name, view] of Object.entries(VIEWS)) shown[name] = view(at(name), ensemble) ?? {};
+  tabs(shown);
+}
+
+function introduction({ k, data: source, votes }) {
+  const learned = source.train_pairs
+    ? ` They learned from ${count(source.train_pairs)} pairs of answers that people voted on`
+    : "";
+  const judged = votes ? `, and are judged here on ${count(votes.pairs)} pairs they have never seen` : "";
+  return (
+    `${plural(k, "reward model stands", "reward models stand")} for people who disagree. Between two answers each of ` +
+    "them votes; the weight behind an answer says what share of people would prefer it." +
+    (learned && `${learned}${judged}.`)
+  );
+}
+
+/** Who there is, as one bar cut by weight; each part leads to its card. */
+function crowd({ members: cards }) {
+  const total = cards.reduce((sum, card) => sum + card.weight, 0);
+  const parts = cards.map((card) => {
+    const label = `Member ${card.member}, ${percent(card.weight)} of the weight: ${card.name}`;
+    const link = el("a", { href: `#members/${card.member}`, "aria-label": label, title: label }, String(card.member));
+    return sized(el("li", { class: colour(card.member) }, link), card.weight / total);
+  });
+  return el(
+    "div",
+    {},
+    el("ul", { class: "strip", "aria-label": "Members by weight" }, parts),
+    el("p", { class: "muted small crowd-note" }, "The members by weight. Choose one to read its card."),
+  );
+}
+
+// --- tabs: arrow keys move, the address tells where one is
+
+function tabs(shown) {
+  const buttons = [...at("tabs").querySelectorAll("[role=tab]")];
+  const name = (button) => button.getAttribute("aria-controls");
+  const select = (wanted, detail) => {
+    for (const button of buttons) {
+      const chosen = name(button) === wanted;
+      button.setAttribute("aria-selected", String(chosen));
+      button.setAttribute("tabindex", chosen ? "0" : "-1");
+      at(name(button)).hidden = !chosen;
+    }
+    shown[wanted].show?.(detail);
+  };
+  const go = (button) => {
+    history.pushState(null, "", `#${name(button)}`);
+    select(name(button));
+    if (at("main").getBoundingClientRect().top < 0) at("main").scrollIntoView();
+  };
+  buttons.forEach((button, i) => {
+    button.addEventListener("click", () => go(button));
+    button.addEventListener("keydown", (event) => {
+      const last = buttons.length - 1;
+      const places = { ArrowRight: i === last ? 0 : i + 1, ArrowLeft: i === 0 ? last : i - 1, Home: 0, End: last };
+      const next = places[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      buttons[next].focus();
+      go(buttons[next]);
+    });
+  });
+  const follow = () => {
+    const [wanted, detail] = location.hash.slice(1).split("/");
+    if (wanted === "main") return; // the link that skips to the content
+    select(wanted in VIEWS ? wanted : "ask", detail);
+  };
+  addEventListener("hashchange", follow);
+  addEventListener("popstate", follow);
+  at("tabs").hidden = false;
+  follow();
+}

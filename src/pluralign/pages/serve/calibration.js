@@ -1,0 +1,356 @@
+// Calibration: do predicted shares come true, and what else would predict them as well?
+
+import { between, clear, count, data, el, note, number, percent, plural, roving, signed, svg, versus } from "./dom.js";
+
+const LINES = { constant_half: "always ½", floor: "floor", soft_bt: "soft BT", noise: "noise" };
+const WHAT = {
+  floor: "a perfect judge that always takes the majority’s side",
+  "constant ½": "one half for every pair",
+  "soft BT as σ(Δr)": "one ordinary reward model, fitted to shares, read as a probability",
+  "soft BT, tempered": "the same with a temperature fitted",
+  "hard BT": "one reward model fitted to majorities, as is usual",
+  "{r, −r}": "one reward model and its opposite",
+  bootstrap: "reward models fitted to redrawn votes",
+  "mean–variance": "one reward model with an uncertainty of its own",
+  "mixture of BT": "reward models read as probabilities, fitted together",
+  "ensemble: votes": "the weight of the members that vote for it",
+  "ensemble: policies": "the same members, each read as a policy",
+};
+const STANDING = {
+  "ahead of": ["ahead-text", "ensemble better"],
+  behind: ["behind-text", "ensemble worse"],
+  "level with": ["muted", "no clear difference"],
+};
+const LABEL_GAP = 15;
+const EXPLAINED =
+  "The Brier score is the mean squared distance between the predicted share and the votes: lower is better. With few " +
+  "votes a pair even the true shares would not score 0; that part is the noise, which the corrected score leaves out. ";
+
+export function calibration(panel, ensemble) {
+  const { reliability, history, verdicts, test } = ensemble;
+  const redraws = [];
+  panel.append(el("h2", {}, "Do predictions come true?"));
+  verdicts.forEach(({ kind, text }) => panel.append(el("p", { class: `verdict ${kind}` }, text)));
+  if (!reliability.length && !history) {
+    panel.append(note("Nothing is known here: this ensemble was fitted without held-out votes."));
+    return {};
+  }
+  if (test) {
+    const own = `Here: ${number(test.brier)}, of which ${number(test.noise)} is noise; `;
+    const corrected = `corrected ${number(test.brier_corrected)} (95 % over prompts: ${between(test.interval)}).`;
+    panel.append(el("p", {}, EXPLAINED, own, corrected));
+  }
+  const heading = el("h3", { "aria-live": "polite" });
+  const behind = el("div");
+  const figures = el("div", { class: "side" });
+  panel.append(figures);
+  if (history) figures.append(historyFigure());
+  if (reliability.length) {
+    figures.prepend(curveFigure());
+    panel.append(el("div", { class: "behind" }, heading, behind));
+  }
+  if (ensemble.comparison.length) panel.append(comparisonTable(ensemble));
+  if (Object.keys(ensemble.groups).length) panel.append(groupTable(ensemble));
+  let drawn = 0;
+  new ResizeObserver(() => {
+    const width = Math.round(figures.clientWidth);
+    if (width && width !== drawn) {
+      drawn = width;
+      redraws.forEach((redraw) => redraw());
+    }
+  }).observe(figures);
+  let chosen = furthest(reliability);
+  let pinned = false;
+  if (reliability.length) showPairs();
+  return {
+    show(detail) {
+      if (detail !== undefined && reliability[Number(detail)]) choose(Number(detail));
+    },
+  };
+
+  // --- predicted against observed
+
+  function curveFigure() {
+    const place = el("div");
+    const rows = reliability.map(({ predicted, observed, interval, count: pairs }) => {
+      return [number(predicted, 3), number(observed, 3), between(interval, 3), count(pairs)];
+    });
+    redraws.push(() => {
+      const focused = place.contains(document.activeElement);
+      clear(place, curve(place.clientWidth));
+      if (focused) place.querySelector(".chosen").focus();
+    });
+    return el(
+      "figure",
+      {},
+      el("h3", {}, "Predicted against observed"),
+      place,
+      el(
+        "figcaption",
+        {},
+        "Each point is a group of pairs with like predictions. On the dashed line predictions come true; bars are ",
+        "95 % intervals over prompts. Choose a point to read the pairs behind it.",
+      ),
+      asTable(["predicted", "observed", "95 %", "pairs"], rows),
+    );
+  }
+
+  function curve(width) {
+    const size = Math.min(width, 460);
+    const at = scales(size, size * 0.86, [0, 1], [0, 1], { left: 48, right: 12, top: 30, bottom: 42, inset: 0 });
+    const points = reliability.map((one, i) => {
+      const [x, y] = [at.x(one.predicted), at.y(one.observed)];
+      const spread = one.interval && one.interval.low !== null;
+      return svg(
+        "g",
+        {
+          class: `point${i === chosen ? " chosen" : ""}`,
+          role: "button",
+          "aria-label": `Predicted ${percent(one.predicted)}, observed ${percent(one.observed)}, ${pairsOf(one)}`,
+          on: { click: () => pin(i), mouseenter: () => pinned || choose(i), focus: () => choose(i) },
+        },
+        svg("circle", { class: "halo", cx: x, cy: y, r: 13 }),
+        spread && line("whisker", x, at.y(one.interval.low), x, at.y(one.interval.high)),
+        svg("circle", { class: "dot", cx: x, cy: y, r: 5.5 }),
+      );
+    });
+    roving(points);
+    points.forEach((point, i) => point.setAttribute("tabindex", i === chosen ? "0" : "-1"));
+    const ticks = [0, 0.25, 0.5, 0.75, 1];
+    return svg(
+      "svg",
+      { ...frame(at, width), role: "group", "aria-label": "Observed against predicted shares" },
+      axes(at, ticks, ticks, percent, percent, "predicted share preferring A", "observed share"),
+      line("diagonal", at.x(0), at.y(0), at.x(1), at.y(1)),
+      polyline(reliability.map((one) => [at.x(one.predicted), at.y(one.observed)])),
+      points,
+    );
+  }
+
+  /** A point that was clicked stays while the pointer moves on; another click lets it go. */
+  function pin(i) {
+    pinned = !(pinned && chosen === i);
+    choose(i);
+  }
+
+  function choose(i) {
+    if (i === chosen) return;
+    chosen = i;
+    figures.querySelectorAll(".point").forEach((point, j) => point.classList.toggle("chosen", j === i));
+    showPairs();
+  }
+
+  function showPairs() {
+    const one = reliability[chosen];
+    const many = one.pairs.length;
+    const told = many
+      ? `${many} of its ${pairsOf(one)}, drawn by lot.`
+      : `It holds ${pairsOf(one)}; their texts are not kept beside this ensemble.`;
+    heading.textContent = `Behind this point: predicted ${percent(one.predicted)}, observed ${percent(one.observed)}`;
+    clear(
+      behind,
+      el("p", { class: "muted" }, told),
+      el("div", { class: "pairs" }, one.pairs.map(pairCard)),
+    );
+  }
+
+  // --- Brier score against k
+
+  function historyFigure() {
+    const place = el("div");
+    redraws.push(() => clear(place, sizes(place.clientWidth)));
+    const rows = history.points.map(({ k, brier, brier_corrected: corrected }) => {
+      return [plural(k, "member", "members"), number(brier), number(corrected)];
+    });
+    for (const [key, name] of Object.entries(LINES)) {
+      if (known(history[key])) rows.push([name, number(history[key]), ""]);
+    }
+    return el(
+      "figure",
+      {},
+      el("h3", {}, "How many members it takes"),
+      place,
+      el(
+        "figcaption",
+        {},
+        "Held-out Brier score against the number of members. No single judge that always takes one side can come ",
+        "below the floor; soft BT is one ordinary reward model read as a probability; the noise is what even the true ",
+        "shares would score.",
+      ),
+      asTable(["", "Brier", "corrected"], rows),
+    );
+  }
+
+  function sizes(width) {
+    const lines = Object.keys(LINES).filter((key) => known(history[key]));
+    const most = Math.max(...history.points.map((one) => one.brier), ...lines.map((key) => history[key]));
+    const largest = Math.max(...history.points.map((one) => one.k));
+    const step = [0.01, 0.02, 0.05, 0.1].find((one) => most / one <= 6) ?? 0.2;
+    const ticks = Array.from({ length: Math.floor((most * 1.08) / step) + 1 }, (_, i) => i * step);
+    const margins = { left: 44, right: 130, top: 30, bottom: 42, inset: 10 };
+    const at = scales(width, Math.min(width * 0.72, 396), [1, Math.max(largest, 2)], [0, most * 1.08], margins);
+    const [first, last] = [history.points[0], history.points.at(-1)];
+    const heard = `Brier score ${number(first.brier)} with ${first.k}, ${number(last.brier)} with ${last.k} members`;
+    const ks = history.points.map((one) => one.k);
+    const labels = spaced([
+      ...lines.map((key) => ({ y: at.y(history[key]), class: key, text: `${LINES[key]} ${number(history[key])}` })),
+      { y: at.y(last.brier), class: "own", text: `ensemble ${number(last.brier)}` },
+    ]);
+    return svg(
+      "svg",
+      { ...frame(at, width), role: "img", "aria-label": heard },
+      known(history.floor) && band(at, at.y(history.floor)),
+      axes(at, ks, ticks, String, (value) => number(value, 2), "members", "Brier score"),
+      lines.map((key) => line(`mark ${key}`, at.left, at.y(history[key]), at.right, at.y(history[key]))),
+      polyline(history.points.map((one) => [at.x(one.k), at.y(one.brier)])),
+      history.points.map((one) => svg("circle", { class: "dot", cx: at.x(one.k), cy: at.y(one.brier), r: 5 })),
+      labels.map((label) => svg("text", { class: label.class, x: at.right + 8, y: label.y + 4 }, label.text)),
+    );
+  }
+}
+
+const pairsOf = (one) => plural(one.count, "pair", "pairs");
+const known = (value) => value !== null && value !== undefined;
+
+/** The point furthest from the diagonal: where it errs most. */
+function furthest(points) {
+  const gap = (one) => Math.abs(one.predicted - one.observed);
+  return points.reduce((best, one, i) => (gap(one) > gap(points[best]) ? i : best), 0);
+}
+
+function pairCard(pair) {
+  const people = pair.votes_a + pair.votes_b;
+  return el(
+    "article",
+    { class: "card pair" },
+    el("p", {}, el("b", {}, data(pair.prompt))),
+    versus(
+      `A · predicted ${percent(pair.prob_hat)}, chosen by ${pair.votes_a} of ${people}`,
+      pair.response_a,
+      `B · predicted ${percent(1 - pair.prob_hat)}, chosen by ${pair.votes_b} of ${people}`,
+      pair.response_b,
+    ),
+  );
+}
+
+// --- tables
+
+const row = (cells, attributes = {}) =>
+  el("tr", attributes, cells.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell))));
+
+function table(heads, bodies, label) {
+  const head = el("thead", {}, el("tr", {}, heads.map((title) => el("th", { scope: "col" }, title))));
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    el("table", {}, head, bodies),
+  );
+}
+
+function asTable(heads, rows) {
+  const body = el("tbody", {}, rows.map((cells) => row(cells)));
+  return el("details", {}, el("summary", {}, "The same as a table"), table(heads, body, "Table of the figure"));
+}
+
+function comparisonTable({ comparison }) {
+  const standing = ([look, words]) => el("span", { class: look }, words);
+  const heads = ["prediction", "members", "Brier", "corrected", "difference", "95 %", ""];
+  const rows = comparison.map((one) =>
+    row(
+      [
+        [data(one.name), WHAT[one.name] ? el("small", { class: "muted" }, WHAT[one.name]) : null],
+        String(one.k),
+        number(one.brier),
+        number(one.brier_corrected),
+        one.difference ? signed(one.difference.mean) : "",
+        one.difference ? between(one.difference, 4, signed) : "",
+        one.standing ? standing(STANDING[one.standing]) : "",
+      ],
+      { class: one.judged ? "own" : "" },
+    ),
+  );
+  return el(
+    "div",
+    {},
+    el("h2", {}, "What else predicts the votes"),
+    el(
+      "p",
+      {},
+      "Every way we know to predict the same votes, best first. The difference is the ensemble’s score less that of ",
+      "the row: below 0 the ensemble is better.",
+    ),
+    table(heads, el("tbody", {}, rows), "Comparison of predictions"),
+  );
+}
+
+function groupTable({ groups, worst_group: worst }) {
+  const isWorst = (grouping, one) => worst?.grouping === grouping && worst.name === one.name;
+  const figures = (one) => [
+    data(one.name),
+    count(one.pairs),
+    number(one.brier),
+    `${number(one.brier_corrected)} (${between(one.interval)})`,
+    `${signed(one.residual.mean, 3)} (${between(one.residual, 3, signed)})`,
+  ];
+  const heads = ["group", "pairs", "Brier", "corrected, 95 %", "predicted − observed, 95 %"];
+  const bodies = Object.entries(groups).map(([grouping, list]) =>
+    el(
+      "tbody",
+      {},
+      el("tr", { class: "grouping" }, el("th", { scope: "rowgroup", colspan: "5" }, `by ${grouping}`)),
+      list.map((one) => row(figures(one), { class: isWorst(grouping, one) ? "worst" : "" })),
+    ),
+  );
+  return el(
+    "div",
+    {},
+    el("h2", {}, "For whom is it worst?"),
+    worst
+      ? el(
+          "p",
+          {},
+          `Of ${plural(worst.groups, "group", "groups")} the worst is `,
+          el("b", {}, data(worst.name)),
+          ` (by ${worst.grouping}): corrected Brier score ${number(worst.brier_corrected)}, `,
+          `${between(worst.interval)} with an interval widened for having been picked.`,
+        )
+      : el("p", {}, "No group has enough prompts to be called the worst."),
+    table(heads, bodies, "Calibration by group"),
+    note(
+      "Predicted − observed share: by length, of the longer answer; in other groups, of the answer that the ensemble ",
+      "favours, so that above 0 it is too sure.",
+    ),
+  );
+}
+
+// --- drawing
+
+function scales(width, height, [x0, x1], [y0, y1], { left, right, top, bottom, inset }) {
+  const at = { width, height, left, right: width - right, top, bottom: height - bottom, inset };
+  at.x = (value) => at.left + at.inset + ((value - x0) / (x1 - x0)) * (at.right - at.left - 2 * at.inset);
+  at.y = (value) => at.bottom - ((value - y0) / (y1 - y0)) * (at.bottom - at.top);
+  return at;
+}
+
+const frame = (at, width) => ({ viewBox: `0 0 ${width} ${at.height}`, height: at.height });
+const line = (look, x1, y1, x2, y2) => svg("line", { class: look, x1, y1, x2, y2 });
+const polyline = (points) => svg("polyline", { class: "curve", points: points.join(" ") });
+const band = (at, y) => svg("rect", { class: "band", x: at.left, y, width: at.right - at.left, height: at.bottom - y });
+
+function axes(at, xs, ys, xText, yText, xTitle, yTitle) {
+  return [
+    ys.map((value) => line("grid", at.left, at.y(value), at.right, at.y(value))),
+    ys.map((value) => svg("text", { x: at.left - 8, y: at.y(value) + 4, "text-anchor": "end" }, yText(value))),
+    xs.map((value) => svg("text", { x: at.x(value), y: at.bottom + 18, "text-anchor": "middle" }, xText(value))),
+    line("axis", at.left, at.bottom, at.right, at.bottom),
+    svg("text", { x: (at.left + at.right) / 2, y: at.bottom + 38, "text-anchor": "middle" }, xTitle),
+    svg("text", { x: 0, y: 12 }, yTitle),
+  ].flat(2);
+}
+
+/** Labels beside a figure, moved apart where they would touch. */
+function spaced(labels) {
+  const sorted = labels.sort((one, two) => one.y - two.y);
+  for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + LABEL_GAP);
+  return sorted;
+}

@@ -1,0 +1,152 @@
+// Elements, numbers and the marks of members. Every text goes in as text: nothing here reads markup.
+
+const LONG = 420;
+const COLOURS = 10;
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Make an element: attributes by name, `on` for listeners, children as nodes or text. */
+export function el(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(node, { on = {}, ...attributes }, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+  }
+  for (const [event, listener] of Object.entries(on)) node.addEventListener(event, listener);
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const button = (label, click, look = "") => el("button", { class: look, type: "button", on: { click } }, label);
+export const note = (...children) => el("p", { class: "muted small" }, ...children);
+
+/** Text from data: its direction is its own and does not reach out of the element. */
+export const data = (text, tag = "span") => el(tag, { class: "data", dir: "auto" }, text);
+
+/** A text from data; long ones are folded, with a button to unfold them. */
+export function longText(text, limit = LONG) {
+  const body = el("p", { class: "data", dir: "auto" }, text);
+  if (text.length <= limit) return el("div", { class: "text" }, body);
+  body.classList.add("clamp");
+  const more = el("button", { class: "plain small", type: "button", "aria-expanded": "false" }, "Show all of it");
+  more.addEventListener("click", () => {
+    const folded = body.classList.toggle("clamp");
+    more.setAttribute("aria-expanded", String(!folded));
+    more.textContent = folded ? "Show all of it" : "Show less";
+  });
+  return el("div", { class: "text" }, body, more);
+}
+
+export function clear(node, ...children) {
+  node.replaceChildren(...children.flat().filter(Boolean));
+  return node;
+}
+
+/** A part of a bar; set through the CSSOM, which the content policy allows. */
+export function sized(node, share) {
+  node.style.width = `${(100 * Math.min(Math.max(share, 0), 1)).toFixed(2)}%`;
+  return node;
+}
+
+// --- numbers
+
+export const number = (value, digits = 4) =>
+  value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");
+export const signed = (value, digits = 4) =>
+  value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value, digits);
+export const count = (value) => value.toLocaleString("en");
+export const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many}`;
+export const between = (interval, digits = 4, shown = number) =>
+  interval && interval.low !== null ? `${shown(interval.low, digits)} to ${shown(interval.high, digits)}` : "–";
+
+export function percent(share) {
+  if (share === null || share === undefined) return "–";
+  if (share > 0 && share < 0.005) return "<1\u00a0%";
+  if (share > 0.995 && share < 1) return ">99\u00a0%";
+  return `${Math.round(100 * share)}\u00a0%`;
+}
+
+// --- members
+
+export const colour = (member) => `m${member % COLOURS}`;
+export const badge = (member) => el("span", { class: `badge ${colour(member)}` }, String(member));
+
+/** A member by number and name. */
+export const who = (member, name, ...more) =>
+  el("span", { class: "who" }, badge(member), el("span", {}, data(name), ...more));
+
+/** The share of some members in all the weight, one part a member. */
+export function strip(members, weights, total, label) {
+  const parts = members.map((j) => sized(el("div", { class: colour(j) }, el("span")), weights[j] / total));
+  return el("div", { class: "strip thin", role: "img", "aria-label": label }, parts);
+}
+
+export function meter(share, member = null, mark = null) {
+  const bar = el("div", { class: `meter ${member === null ? "" : colour(member)}` }, sized(el("i"), share));
+  if (mark !== null) {
+    const line = el("b");
+    line.style.left = `calc(${(100 * Math.min(mark, 1)).toFixed(2)}% - 1px)`;
+    bar.append(line);
+  }
+  return bar;
+}
+
+/** A member as a row of a list: a bar for a share of the widest, a mark to hold it against, and what it comes to. */
+export function memberRow(member, name, bar, value, first = false) {
+  const called = data(name);
+  called.classList.add("name");
+  const row = el("li", { class: first ? "first" : "" }, badge(member), called, bar);
+  row.append(el("span", { class: "percent" }, ...[value].flat()));
+  return row;
+}
+
+/** Two responses side by side, each with what is said above it. */
+export function versus(left, leftText, right, rightText) {
+  return el(
+    "div",
+    { class: "versus" },
+    el("div", {}, el("h4", {}, left), longText(leftText)),
+    el("div", {}, el("h4", {}, right), longText(rightText)),
+  );
+}
+
+// --- keys and work under way
+
+/** Move focus among elements by arrow keys; only one of them is a tab stop. */
+export function roving(nodes, onMove = () => {}, columns = 1) {
+  nodes.forEach((node, i) => {
+    node.setAttribute("tabindex", i === 0 ? "0" : "-1");
+    node.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[event.key];
+      const next = event.key === "Home" ? 0 : event.key === "End" ? nodes.length - 1 : step ? i + step : -1;
+      if (next < 0 || next >= nodes.length) return;
+      event.preventDefault();
+      nodes.forEach((other) => other.setAttribute("tabindex", "-1"));
+      nodes[next].setAttribute("tabindex", "0");
+      nodes[next].focus();
+      onMove(next);
+    });
+  });
+}
+
+/** Run something that may fail; the panel is busy meanwhile, and says what went wrong. */
+export async function guarded(panel, trouble, work) {
+  panel.setAttribute("aria-busy", "true");
+  trouble.hidden = true;
+  try {
+    return await work();
+  } catch (error) {
+    trouble.textContent = error.message;
+    trouble.hidden = false;
+    return undefined;
+  } finally {
+    panel.setAttribute("aria-busy", "false");
+  }
+}
+
+export const troubleLine = () => el("p", { class: "trouble", role: "alert", hidden: true });

@@ -1,0 +1,243 @@
+"""Texts that arrive together are scored together, each once, and nobody pays for another's trouble."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pluralign import RewardEnsemble, fit, town_hall
+from pluralign.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.encoders import Item
+
+Rewards = npt.NDArray[np.float64]
+
+
+class Scorer:
+    """Gives a text its length and its prompt's; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Item]] = []
+        self.go = threading.Event()
+        self.go.set()
+
+    def __call__(self, items: Sequence[Item]) -> Rewards:
+        self.go.wait(5)
+        self.batches.append(list(items))
+        if any(response == "bad" for _, response in items):
+            raise ValueError("a bad text")
+        return np.array([[len(response), len(str(prompt))] for prompt, response in items], dtype=np.float64)
+
+    @property
+    def scored(self) -> list[str]:
+        return [response for batch in self.batches for _, response in batch]
+
+
+def batcher(score: Callable[[Sequence[Item]], Rewards], **changes: Any) -> Batcher:
+    options: dict[str, Any] = {"texts": 64, "wait": 0.01, "queue": 1000, "remember": 100}
+    return Batcher(score, **(options | changes))
+
+
+def items(*responses: str) -> list[Item]:
+    return [("Tea?", response) for response in responses]
+
+
+def with_batcher(score: Scorer, use: Callable[[Batcher], Awaitable[Any]], **changes: Any) -> Any:
+    async def run() -> Any:
+        used = batcher(score, **changes)
+        try:
+            return await use(used)
+        finally:
+            score.go.set()
+            await used.close()
+
+    return asyncio.run(run())
+
+
+def test_requests_that_arrive_together_are_one_batch() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> list[Rewards]:
+        return await asyncio.gather(*(used.rewards(items("a" * n, "b" * n)) for n in range(1, 9)))
+
+    found = with_batcher(score, use)
+    assert [len(batch) for batch in score.batches] == [16]
+    assert [rows[:, 0].tolist() for rows in found] == [[n, n] for n in range(1, 9)]
+
+
+def test_a_batch_holds_no_more_than_it_may_and_the_first_come_first() -> None:
+    score = Scorer()
+    with_batcher(score, lambda used: used.rewards(items(*map(str, range(10)))), texts=4)
+    assert [len(batch) for batch in score.batches] == [4, 4, 2]
+    assert score.scored == [str(n) for n in range(10)]
+
+
+def test_a_text_is_scored_once_however_often_it_is_asked_for() -> None:
+    score = Scorer()
+    score.go.clear()
+
+    async def use(used: Batcher) -> list[Rewards]:
+        first = asyncio.create_task(used.rewards(items("one", "one", "two")))
+        await asyncio.sleep(0.05)  # it is being scored now
+        second = asyncio.create_task(used.rewards(items("two", "three")))
+        await asyncio.sleep(0)
+        score.go.set()
+        together = await asyncio.gather(first, second)
+        return [*together, await used.rewards(items("three", "one"))]
+
+    found = with_batcher(score, use)
+    assert sorted(score.scored) == ["one", "three", "two"]
+    assert [rows[:, 0].tolist() for rows in found] == [[3, 3, 3], [3, 5], [5, 3]]
+
+
+def test_the_same_response_to_another_prompt_is_another_text() -> None:
+    score = Scorer()
+    found = with_batcher(score, lambda used: used.rewards([("Tea?", "Yes"), ("Coffee?", "Yes")]))
+    assert found[:, 1].tolist() == [4, 7]
+
+
+def test_only_so_many_texts_are_remembered_and_the_oldest_are_forgotten() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> None:
+        for response in ("one", "two", "one", "three", "one", "two"):
+            await used.rewards(items(response))
+
+    with_batcher(score, use, remember=2)
+    assert score.scored == ["one", "two", "three", "two"]
+
+
+def test_too_long_a_queue_refuses_and_takes_texts_again_when_it_is_shorter() -> None:
+    score = Scorer()
+    score.go.clear()
+
+    async def use(used: Batcher) -> Rewards:
+        running = asyncio.create_task(used.rewards(items("running")))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(used.rewards(items("a", "b", "c")))
+        await asyncio.sleep(0)
+        assert used.waiting == 3
+        with pytest.raises(QueueFullError, match="try again in 1 s"):
+            await used.rewards(items("d", "e"))
+        assert used.waiting == 3
+        score.go.set()
+        await asyncio.gather(running, waiting)
+        return await used.rewards(items("d", "e"))
+
+    assert len(with_batcher(score, use, queue=4)) == 2
+
+
+def test_what_a_request_that_was_given_up_asked_for_is_not_scored() -> None:
+    score = Scorer()
+    score.go.clear()
+
+    async def use(used: Batcher) -> Rewards:
+        running = asyncio.create_task(used.rewards(items("running")))
+        await asyncio.sleep(0.05)
+        given_up = asyncio.create_task(used.rewards(items("nobody", "shared")))
+        kept = asyncio.create_task(used.rewards(items("shared")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.sleep(0)
+        score.go.set()
+        await running
+        return await kept
+
+    assert with_batcher(score, use)[0, 0] == 6
+    assert score.scored == ["running", "shared"]
+
+
+def test_a_text_that_cannot_be_scored_spoils_no_other_request() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> list[Any]:
+        asked = [items("a"), items("bb", "bad"), items("ccc", "dddd"), items("e")]
+        found = await asyncio.gather(*map(used.rewards, asked), return_exceptions=True)
+        return [*found, await used.rewards(items("after"))]
+
+    first, spoilt, third, fourth, after = with_batcher(score, use)
+    assert isinstance(spoilt, ValueError)
+    assert str(spoilt) == "a bad text"
+    assert [first[0, 0], third[:, 0].tolist(), fourth[0, 0], after[0, 0]] == [1, [3, 4], 1, 5]
+
+
+def test_a_batch_waits_for_company() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> None:
+        used._last = 1, 1000.0  # a hundred seconds would be a tenth
+        first = asyncio.create_task(used.rewards(items("first")))
+        await asyncio.sleep(0.02)
+        await asyncio.gather(first, used.rewards(items("second")))
+
+    with_batcher(score, use, texts=2, wait=60.0)
+    assert [len(batch) for batch in score.batches] == [2]
+
+
+def test_a_batch_waits_no_longer_than_a_tenth_of_what_the_last_one_took() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> None:
+        for response in ("first", "second", "third"):
+            await asyncio.wait_for(used.rewards(items(response)), 10)
+
+    with_batcher(score, use, wait=60.0)
+    assert score.scored == ["first", "second", "third"]
+
+
+def test_a_full_batch_waits_for_nobody() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> float:
+        used._last = 1, 1000.0
+        started = time.perf_counter()
+        await asyncio.gather(*(used.rewards(items(str(n), "b")) for n in range(3)))
+        return time.perf_counter() - started
+
+    assert with_batcher(score, use, texts=4, wait=60.0) < 10
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"]), min_size=1, max_size=4), max_size=6),
+    st.integers(1, 5),
+)
+def test_batching_changes_no_reward(asked: list[list[str]], texts: int) -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> list[Rewards]:
+        return await asyncio.gather(*(used.rewards(items(*responses)) for responses in asked))
+
+    for responses, found in zip(asked, with_batcher(score, use, texts=texts, wait=0.0), strict=True):
+        np.testing.assert_array_equal(found, score(items(*responses)))
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> RewardEnsemble:
+    return fit(town_hall(200).preferences, k=2, encoder="hashing")
+
+
+def test_an_ensemble_with_known_rewards_answers_like_the_one_it_stands_for(ensemble: RewardEnsemble) -> None:
+    texts: list[Item] = [("Tea?", "y" * n) for n in range(5)]
+    known = ScoredEnsemble.of(ensemble, texts, ensemble.rewards(texts))
+    np.testing.assert_array_equal(known.rewards(texts[::-1]), ensemble.rewards(texts)[::-1])
+    assert known.rewards([]).shape == (0, 2)
+    with pytest.raises(KeyError):
+        known.rewards([("Tea?", "A text that nobody scored.")])
+
+
+def test_a_scorer_gives_the_ensembles_rewards_and_writes_no_vector(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    texts: list[Item] = [("Tea?", "A text that is not in any cache."), ("Tea?", "Another one.")]
+    cache = tmp_path_factory.mktemp("empty")
+    monkeypatch.setenv("PLURALIGN_CACHE", str(cache))
+    found = ensemble.scorer()(texts)
+    assert list(cache.iterdir()) == []
+    np.testing.assert_array_equal(found, ensemble.rewards(texts))
+    assert list(cache.iterdir()) != []
