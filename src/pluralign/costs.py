@@ -1,7 +1,8 @@
-"""What fine-tuning and sampling cost before they are run: tokens, operations, hours, memory, disk.
+"""What encoding, fine-tuning and sampling cost before they are run: tokens, operations, hours, memory, disk.
 
-Arithmetic on published sizes and stated assumptions; nothing is measured. Attention's own operations are left out: at
-500 tokens a text they are under 2 % of an 8B model's. The formulas in words: docs/reproduce.md.
+Arithmetic on published sizes and stated assumptions; nothing is measured. Attention's own operations are left out
+except in encoding: at 500 tokens a text they are under 2 % of an 8B model's. The formulas in words: docs/reproduce.md,
+docs/scaling.md.
 """
 
 import math
@@ -16,6 +17,9 @@ H100_BANDWIDTH = 3.35e12
 """Bytes a second that it reads from its memory."""
 TRAINING_UTILISATION = 0.35
 """Share of the peak that training and scoring reach; recomputed activations are in it, not in the operations."""
+NARROW_UTILISATION = 0.1
+"""Share of the BF16 peak assumed for a model as narrow as MiniLM, whose layers wait for memory: a product with a
+384 × 384 matrix does at most 192 operations a byte moved, and an H100 needs 295 to be busy."""
 DECODING_UTILISATION = 0.2
 """Share of the bandwidth that transformers' own sampling loop reaches, which waits for Python at every token."""
 H100_MEMORY = 80e9
@@ -30,7 +34,7 @@ SOAP_EVERY = 10
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a Llama-like decoder."""
+    """The sizes of a Llama-like decoder, or of a BERT-like encoder."""
 
     vocabulary: int
     hidden: int
@@ -38,13 +42,16 @@ class Architecture:
     layers: int
     heads: int
     key_value_heads: int
+    gated: bool = True
+    """Whether the feed-forward part has a gate, a third matrix: Llama has, BERT has not."""
 
     @property
     def linear_layers(self) -> list[tuple[int, int]]:
-        """(rows, columns) of the seven matrices of one layer."""
+        """(rows, columns) of the matrices of one layer: seven, or six without a gate."""
         kv = self.hidden * self.key_value_heads // self.heads
         attention = [(self.hidden, self.hidden), (kv, self.hidden), (kv, self.hidden), (self.hidden, self.hidden)]
-        return [*attention, *[(self.intermediate, self.hidden)] * 2, (self.hidden, self.intermediate)]
+        wide = [(self.intermediate, self.hidden)] * (2 if self.gated else 1)
+        return [*attention, *wide, (self.hidden, self.intermediate)]
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
@@ -53,6 +60,8 @@ class Architecture:
 
 
 LLAMA_3_8B = Architecture(128_256, 4096, 14_336, 32, 32, 8)
+MINILM = Architecture(30_522, 384, 1536, 6, 12, 12, gated=False)
+"""all-MiniLM-L6-v2, by its config.json."""
 
 
 def reward_parameters(architecture: Architecture) -> int:
@@ -114,6 +123,65 @@ def scoring_flops(parameters: int, tokens: float) -> float:
     return 2.0 * parameters * tokens
 
 
+def encoding_flops(architecture: Architecture, tokens: float, length: float, layers: int | None = None) -> float:
+    """Operations of reading texts of one length with the lowest layers of a model: T Σ_layers (2 N_layer + 4 h s).
+
+    The second term is attention: a token's product with s keys and s values of h numbers. It is a tenth of a narrow
+    model's operations. Embeddings are looked up and cost none; what is above ``layers`` is not computed.
+
+    Args:
+        architecture: of the model.
+        tokens: T, of all texts.
+        length: s, tokens of a text.
+        layers: that are kept; all unless given.
+
+    Example:
+        >>> round(encoding_flops(MINILM, 1, 256) / 1e6, 1), round(encoding_flops(LLAMA_3_8B, 1, 256, 21) / 1e9, 1)
+        (23.6, 9.2)
+    """
+    kept = architecture.layers if layers is None else layers
+    matrices = sum(rows * columns for rows, columns in architecture.linear_layers)
+    return tokens * kept * (2.0 * matrices + 4.0 * architecture.hidden * length)
+
+
+@dataclass(frozen=True)
+class EncodingCost:
+    """What it takes to encode the texts of some pairs, or to score as many."""
+
+    pairs: int
+    texts: float
+    tokens: float
+    flops: float
+    gpu_hours: float
+    stored_bytes: float
+    """Of the vectors on disk, before compression."""
+
+
+def encoding_cost(
+    pairs: int,
+    architecture: Architecture,
+    *,
+    texts_a_pair: float,
+    tokens_a_text: float,
+    layers: int | None = None,
+    surface: int = 0,
+    peak: float = H100_FLOPS,
+    utilisation: float = TRAINING_UTILISATION,
+) -> EncodingCost:
+    """Return what encoding the distinct texts of ``pairs`` costs; every text is taken to have the mean length.
+
+    Example:
+        >>> cost = encoding_cost(1_000_000, MINILM, texts_a_pair=2, tokens_a_text=256)
+        >>> f"{cost.tokens:.1e} tokens, {cost.flops:.1e} operations, {cost.stored_bytes / 1e9:.1f} GB"
+        '5.1e+08 tokens, 1.2e+16 operations, 3.1 GB'
+    """
+    texts = pairs * texts_a_pair
+    tokens = texts * tokens_a_text
+    flops = encoding_flops(architecture, tokens, tokens_a_text, layers)
+    stored = texts * FP32_BYTES * (architecture.hidden + surface)
+    return EncodingCost(pairs, texts, tokens, flops, gpu_hours(flops, peak, utilisation), stored)
+
+
 def soap_flops(matrices: Iterable[tuple[int, int]], steps: int) -> float:
     """What SOAP adds to the operations of training.
 
@@ -144,14 +212,14 @@ def _preconditioned(rows: int, columns: int) -> list[int]:
     return [side for side in (rows, columns) if side <= SOAP_LARGEST_SIDE]
 
 
-def gpu_hours(flops: float, peak: float = H100_FLOPS) -> float:
+def gpu_hours(flops: float, peak: float = H100_FLOPS, utilisation: float = TRAINING_UTILISATION) -> float:
     """Hours on one H100 that reaches a stated share of its peak.
 
     Example:
         >>> round(gpu_hours(H100_FLOPS * 0.35 * 3600), 9)
         1.0
     """
-    return flops / (peak * TRAINING_UTILISATION) / 3600
+    return flops / (peak * utilisation) / 3600
 
 
 def decoding_hours(parameters: int, prompts: int, samples: int, tokens: int, at_once: int) -> float:

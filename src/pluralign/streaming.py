@@ -36,8 +36,13 @@ def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[s
             yield {"votes": vote.tolist(), "prob_hat": float(share), "prob_policy": float(policy)}
 
 
+def read_item(record: Record) -> Item:
+    """Return the text of a line of {prompt, response}; a line that cannot be used is a ``RowError``."""
+    return _prompt(record), _response(record, "response")
+
+
 def _read_response(record: Record) -> list[Item]:
-    return [(_prompt(record), _response(record, "response"))]
+    return [read_item(record)]
 
 
 def _read_pair(record: Record) -> list[Item]:

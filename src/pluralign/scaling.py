@@ -1,0 +1,438 @@
+"""Encoding and scoring past one machine: texts in shards, each done whole by whichever worker is free.
+
+Decided here: how work is cut, where it is done, and what is kept. A shard is a Parquet file, its result another one,
+written whole under a name of its own: doing a shard twice is harmless, and a finished one is never done again. So a
+lost worker costs the shard it had in hand, a lost driver nothing but its time, and the same call goes on with the rest.
+The engine ``local`` is a loop in this process, ``ray`` a pool of actors of Ray Data; both run the same ``Worker``.
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import pyarrow.parquet as pq
+
+from pluralign import __version__, featurestore
+from pluralign.encoders import Progress
+from pluralign.ensemble import TextFeatures, read_description, texts_of
+from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
+from pluralign.featurestore import item_keys, shard_name
+from pluralign.files import write_whole
+from pluralign.options import EncodeOptions, EngineOptions, with_changes
+from pluralign.preferences import PreferenceSet
+from pluralign.shards import (
+    BEGUN,
+    Cut,
+    EncodeTask,
+    ScoreTask,
+    Task,
+    Worker,
+    cut_file,
+    cut_items,
+    ensemble_identity,
+    find_shards,
+    storage_error,
+)
+
+UNFINISHED = ".unfinished"
+PLAN_FILE = "plan.json"
+SCORES_FILE = "_scores.json"
+"""Readers of Parquet folders pass over names that begin with an underscore."""
+REACH_SECONDS = 10.0
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Memory of a Ray started here: only names of shards pass through it."""
+
+Shard: TypeAlias = tuple[str, str]
+"""The path of a shard, and that of its result."""
+Outcomes: TypeAlias = Generator[Mapping[str, Any]]
+"""``{"shard": path, "problem": sentence}`` of each shard; the sentence is empty where all went well."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What ``encode`` left in a folder."""
+
+    folder: str
+    encoder: str
+    layer: int | None
+    pooling: str
+    surface: bool
+    identity: str
+    dimension: int
+    rows: int
+    shards: int
+    resumed: int
+    """Of the shards, those that an earlier run had finished."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What ``score`` left in a folder."""
+
+    folder: str
+    ensemble: str
+    k: int
+    rows: int
+    shards: int
+    resumed: int
+    """Of the shards, those that an earlier run had finished."""
+    seconds: float
+
+
+def encode(
+    texts: PreferenceSet | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    options: EncodeOptions | None = None,
+    engine_options: EngineOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Encoded:
+    """Encode each distinct text once and keep the vectors in a folder that ``fit --features`` reads.
+
+    Args:
+        texts: votes, or a folder of Parquet shards with columns prompt and response, which only the workers read.
+        folder: for the features, and for unfinished work, which the same call goes on with. With ``ray`` it must be on
+            storage that all nodes see.
+        options: the encoder; ``changes`` are its fields, and those of ``engine_options``, by name.
+        engine_options: where the work is done.
+        progress: called with shards done and in all.
+
+    Example:
+        >>> import tempfile
+        >>> from pluralign import town_hall
+        >>> votes = town_hall(50).preferences
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     done = encode(votes, folder, encoder="none", shard_rows=40)
+        >>> done.rows == len(texts_of(votes)), done.shards == -(-done.rows // 40)
+        (True, True)
+    """
+    engine, changes = _where(engine_options, changes)
+    options = with_changes(options or EncodeOptions(), changes)
+    folder = Path(folder).absolute()
+    features = TextFeatures(_absolute(options.encoder), options.layer, options.pooling, options.surface)
+    encoder = features.load()
+    if encoder is None and not options.surface:
+        raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
+    features = replace(features, identity=encoder.identity if encoder else "")
+    made_by = asdict(options) | {"identity": features.identity}
+    if isinstance(texts, PreferenceSet):
+        items = texts_of(texts)
+        data = hashlib.sha256(item_keys(items).tobytes()).hexdigest()
+        cut: Cut = lambda target: cut_items(items, target, engine.shard_rows)  # noqa: E731
+    else:
+        data, cut = find_shards(Path(texts), folder)
+    work = _Work(
+        folder=folder,
+        results=folder / featurestore.VECTORS_FOLDER,
+        done_file=folder / featurestore.FEATURES_FILE,
+        settings={"command": "encode", "texts": data, **made_by, **_of_shards(engine, texts)},
+        task=EncodeTask(features),
+    )
+    about = {"format": featurestore.FORMAT, "format_version": featurestore.FORMAT_VERSION, **made_by}
+    facts, run = _do(work, cut, engine, about, progress)
+    return Encoded(folder=str(folder), **made_by, **_named(facts, "dimension", "rows", "shards"), **run)
+
+
+def score(
+    ensemble: str | os.PathLike[str],
+    texts: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    engine_options: EngineOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Scored:
+    """Add each member's reward to texts: Parquet shards with the input's columns and ``rewards``, in its order.
+
+    Args:
+        ensemble: folder that ``fit`` wrote.
+        texts: a JSON Lines, CSV or Parquet file of {prompt, response}, or a folder of Parquet shards of them, which
+            only the workers read.
+        folder: for the shards, and for unfinished work, which the same call goes on with.
+        engine_options: where the work is done; ``changes`` are its fields by name.
+        progress: called with shards done and in all.
+    """
+    engine, changes = _where(engine_options, changes)
+    if changes:
+        raise UsageError(f"there is no option {next(iter(changes))!r}.")
+    ensemble, texts, folder = Path(ensemble).absolute(), Path(texts).absolute(), Path(folder).absolute()
+    description = read_description(ensemble)
+    if texts.is_dir():
+        data, cut = find_shards(texts, folder)
+    elif texts.is_file():
+        with texts.open("rb") as stream:
+            data = hashlib.file_digest(stream, "sha256").hexdigest()
+        cut = lambda target: cut_file(texts, target, engine.shard_rows)  # noqa: E731
+    else:
+        raise UsageError(f"there is no file or folder {texts}.")
+    identity = ensemble_identity(description)
+    work = _Work(
+        folder=folder,
+        results=folder,
+        done_file=folder / SCORES_FILE,
+        settings={"command": "score", "texts": data, "ensemble": identity, **_of_shards(engine, texts)},
+        task=ScoreTask(ensemble, identity),
+    )
+    about = {"format": "pluralign-scores", "ensemble": str(ensemble), "k": len(description["weights"])}
+    facts, run = _do(work, cut, engine, about, progress)
+    return Scored(folder=str(folder), **_named(facts, "ensemble", "k", "rows", "shards"), **run)
+
+
+def _where(options: EngineOptions | None, changes: dict[str, Any]) -> tuple[EngineOptions, dict[str, Any]]:
+    known = EngineOptions.__dataclass_fields__
+    ours = {name: value for name, value in changes.items() if name in known}
+    return replace(options or EngineOptions(), **ours), {k: v for k, v in changes.items() if k not in known}
+
+
+def _of_shards(engine: EngineOptions, texts: Any) -> dict[str, Any]:
+    is_folder = not isinstance(texts, PreferenceSet) and Path(texts).is_dir()
+    return {"shard_rows": None if is_folder else engine.shard_rows, "version": __version__}
+
+
+def _absolute(encoder: str) -> str:
+    """Return a model's folder so that workers find it wherever they run; other names are left as they are."""
+    return str(Path(encoder).absolute()) if Path(encoder).is_dir() else encoder
+
+
+def _named(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: facts[name] for name in names}
+
+
+# --- one piece of work ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    folder: Path
+    results: Path
+    done_file: Path
+    """Written last; where it is, nothing is left to do."""
+    settings: Mapping[str, Any]
+    """What the results depend on; work with others is refused in the same folder."""
+    task: Task
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / UNFINISHED / PLAN_FILE
+
+    def finished(self) -> set[str]:
+        """Return the names of results that are there. One listing: asking for each is slow on network storage."""
+        return {path.name for path in self.results.glob("part-*.parquet")} if self.results.is_dir() else set()
+
+
+def _do(
+    work: _Work, cut: Cut, engine: EngineOptions, about: Mapping[str, Any], progress: Progress | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plan, do what is left, and describe; return the description, and what this run did."""
+    started = time.perf_counter()
+    if work.done_file.is_file():
+        facts = _read_json(work.done_file)
+        _refuse_other_settings(work, facts.get("settings", {}))
+        return facts, {"resumed": facts["shards"], "seconds": time.perf_counter() - started}
+    shards = _planned(work, cut)
+    names = [shard_name(number) for number in range(len(shards))]
+    finished = work.finished()
+    todo = [
+        (str(shard), str(work.results / name))
+        for shard, name in zip(shards, names, strict=True)
+        if name not in finished
+    ]
+    shutil.rmtree(work.plan.parent / BEGUN, ignore_errors=True)
+    digest = hashlib.sha256(work.plan.read_bytes()).hexdigest()
+    worker = Worker(work.task, work.plan, digest, Path.cwd())
+    done = resumed = len(shards) - len(todo)
+    with closing(_with_ray(worker, todo, engine) if engine.engine == "ray" else _here(worker, todo)) as outcomes:
+        for outcome in outcomes if todo else ():
+            if outcome["problem"]:
+                raise PluralignError(outcome["problem"])
+            done += 1
+            if progress:
+                progress(done, len(shards))
+    facts = {**_measured([work.results / name for name in names]), **about, "settings": dict(work.settings)}
+    with write_whole(work.done_file) as partial:
+        partial.write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+    shutil.rmtree(work.plan.parent, ignore_errors=True)
+    for left_behind in work.results.glob(".part-*.partial"):  # by workers that were killed
+        left_behind.unlink(missing_ok=True)
+    return facts, {"resumed": resumed, "seconds": time.perf_counter() - started}
+
+
+def _planned(work: _Work, cut: Cut) -> list[Path]:
+    """Return the shards of this work: those of a plan that is there, or newly cut, with the plan written last."""
+    if work.plan.is_file():
+        plan = _read_json(work.plan)
+        _refuse_other_settings(work, plan["settings"])
+        return [Path(shard) for shard in plan["shards"]]
+    if found := len(work.finished()):
+        problem = f"it holds {found} shards that are not of this work"
+        raise DataError(problem, file=str(work.results), remedy="name an empty folder")
+    try:
+        shards = cut(work.folder / UNFINISHED / "texts")
+    except OSError as error:
+        raise storage_error(error, work.folder) from None
+    if not shards:
+        raise DataError("there are no texts", file=str(work.folder), remedy="name data with at least one row")
+    plan = {"settings": dict(work.settings), "shards": [str(shard) for shard in shards]}
+    with write_whole(work.plan) as partial:
+        partial.write_text(json.dumps(plan, indent=1, ensure_ascii=False), encoding="utf-8")
+    return shards
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError):
+        raise DataError("it is not what was written there", file=str(path), remedy="name an empty folder") from None
+
+
+def _refuse_other_settings(work: _Work, theirs: Mapping[str, Any]) -> None:
+    other = [name for name, value in work.settings.items() if theirs.get(name) != value]
+    if other:
+        shown = [
+            f"{name} {theirs[name]}"
+            for name in other
+            if name in theirs and name not in ("texts", "ensemble", "identity")
+        ]
+        problem = f"it holds work with {', '.join(shown) or 'other ' + ' and '.join(other)}"
+        raise DataError(problem, file=str(work.folder), remedy="give the same settings, or name another folder")
+
+
+def _measured(results: Sequence[Path]) -> dict[str, Any]:
+    """Return what the results' own footers say: rows in all, shards, and the length of a vector."""
+    rows, dimension = 0, 0
+    for path in results:
+        with pq.ParquetFile(path) as file:
+            rows += file.metadata.num_rows
+            if file.metadata.num_rows and "vector" in file.schema_arrow.names:
+                dimension = file.schema_arrow.field("vector").type.list_size
+    return {"rows": rows, "shards": len(results), "dimension": dimension}
+
+
+# --- engines --------------------------------------------------------------------------------------------------------
+
+
+def _here(worker: Worker, todo: Iterable[Shard]) -> Outcomes:
+    for shard, result in todo:
+        done = worker({"shard": [shard], "result": [result]})
+        yield {name: values[0] for name, values in done.items()}
+
+
+def _with_ray(worker: Worker, todo: Sequence[Shard], options: EngineOptions) -> Outcomes:
+    """Yield outcomes as a pool of actors of Ray Data finishes shards, one shard a task, in any order."""
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "--engine ray") from None
+    with _cluster(ray, options):
+        workers = min(options.workers or _room(ray, options), len(todo))
+        rows = [{"shard": shard, "result": result} for shard, result in todo]
+        outcomes = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+            Worker,
+            batch_size=1,
+            fn_constructor_kwargs=dict(vars(worker)),
+            compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
+            num_cpus=options.worker_cpus,
+            num_gpus=options.worker_gpus or None,
+        )  # by default a lost actor is started again, and its shard given to another one, without end
+        outcomes.context.enable_progress_bars = False
+        outcomes.context.print_on_execution_start = False
+        try:
+            yield from outcomes.iter_rows()
+        except ray.exceptions.RayActorError as error:
+            remedy = "run the same command again, which goes on with what is left"
+            raise DataError(f"Ray lost its workers ({_first_line(error)})", remedy=remedy) from None
+
+
+def _room(ray: Any, options: EngineOptions) -> int:
+    resources = ray.cluster_resources()
+    by_cpu = resources.get("CPU", 0.0) // options.worker_cpus
+    by_gpu = resources.get("GPU", 0.0) // options.worker_gpus if options.worker_gpus else by_cpu
+    return max(1, int(min(by_cpu, by_gpu)))
+
+
+@contextmanager
+def _cluster(ray: Any, options: EngineOptions) -> Iterator[None]:
+    """Join the cluster that is named, or start one here; leave or stop it in the end. A session at hand is used."""
+    if ray.is_initialized():
+        yield
+        return
+    address = options.address or os.environ.get("RAY_ADDRESS")
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # what matters is raised
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    with redirect_stdout(_ThisThread(sys.stdout)):
+        try:
+            if address:
+                _reach(address)
+                with _silent_stderr():
+                    ray.init(address=address, **quiet)
+            else:
+                cpus = options.workers * options.worker_cpus if options.workers else None
+                own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+                with _silent_stderr():
+                    ray.init(address="local", **own, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            remedy = "check --address, and that the cluster has this version of Ray and Python"
+            where = address or "on this machine"
+            raise DataError(f"Ray cannot be reached at {where} ({_first_line(error)})", remedy=remedy) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+class _ThisThread(io.TextIOBase):
+    """Passes on what this thread prints: Ray's own threads tell of lost workers on stdout, where results belong."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream, self.thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return self.stream.write(text) if threading.get_ident() == self.thread else len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Keep what Ray's C++ says of its own log level off the terminal; errors are raised and not only printed."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _reach(address: str) -> None:
+    """Try the door before Ray does, which waits for minutes."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,0 +1,503 @@
+"""Past one machine: every engine gives what one process gives, and what is lost on the way is done again."""
+
+import errno
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import WriteLines, run, wide
+
+from pluralign import encoders, fit, scaling, shards, town_hall
+from pluralign.encoders import HashingEncoder, Item
+from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
+from pluralign.featurestore import stored_features
+from pluralign.options import EngineOptions
+from pluralign.preferences import Message, PreferenceSet
+from pluralign.scaling import encode, score
+from pluralign.shards import EncodeTask, Transform, Worker
+
+VOTES = town_hall(120).preferences
+HASHING = TextFeatures("hashing")
+SMALL: dict[str, Any] = {"encoder": "hashing", "shard_rows": 20}
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("town")
+    fit(town_hall(300).preferences, k=2, encoder="none", folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of this machine with room for two workers, which all tests of this file share."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own deprecations
+        import ray
+
+        options = EngineOptions("ray", workers=2)
+        with scaling._cluster(ray, options):
+            yield
+
+
+with_ray = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::FutureWarning:ray")
+
+
+def parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.parquet"))
+
+
+def vectors(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in parts(folder / "vectors")]
+
+
+# --- the same as one process ----------------------------------------------------------------------------------------
+
+
+def test_features_are_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> None:
+    done = encode(VOTES, tmp_path, **SMALL)
+    items = texts_of(VOTES)
+    found = stored_features(tmp_path, items, HASHING)
+    np.testing.assert_array_equal(found, encoders.encode(items, HashingEncoder(), cache=False))
+    assert (done.rows, done.dimension) == found.shape
+    assert done.shards == len(parts(tmp_path / "vectors")) == -(-len(items) // 20)
+
+
+def test_nothing_but_vectors_and_their_description_is_left(tmp_path: Path) -> None:
+    encode(VOTES, tmp_path, **SMALL)
+    assert {path.name for path in tmp_path.iterdir()} == {"vectors", "features.json"}
+    facts = json.loads((tmp_path / "features.json").read_text())
+    assert facts["identity"] == HashingEncoder().identity
+    assert facts["rows"] == len(texts_of(VOTES))
+
+
+def test_no_cache_of_vectors_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    encode(VOTES, tmp_path / "features", **SMALL)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_chat_is_encoded_as_a_chat(tmp_path: Path) -> None:
+    chat = (Message("user", "Tea?"), Message("assistant", "Milk?"), Message("user", "Yes."))
+    votes = PreferenceSet.from_columns([chat, "Tea?"], ["Here.", "Yes."], ["No milk.", "No."], [3, 2], [2, 3])
+    seen: list[Item] = []
+    transform = EncodeTask(HASHING).prepare()
+
+    @dataclass(frozen=True)
+    class Watching(EncodeTask):
+        def prepare(self) -> Transform:
+            def watched(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
+                seen.extend(items)
+                return transform(rows, items)
+
+            return watched
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "EncodeTask", Watching)
+        encode(votes, tmp_path, **SMALL)
+    assert seen == texts_of(votes)
+    assert len(stored_features(tmp_path, texts_of(votes), HASHING)) == 4
+
+
+def test_a_folder_of_shards_is_encoded_where_it_is(tmp_path: Path) -> None:
+    items = texts_of(VOTES)
+    source = tmp_path / "texts"
+    source.mkdir()
+    for number, rows in enumerate((items[:30], items[30:31], [], items[31:])):
+        table = pa.table(
+            {name: pa.array([item[c] for item in rows], pa.string()) for c, name in enumerate(("prompt", "response"))}
+        )
+        pq.write_table(table, source / f"{number}.parquet")
+    done = encode(source, tmp_path / "features", encoder="hashing")
+    assert (done.shards, done.rows) == (4, len(items))
+    found = stored_features(tmp_path / "features", items[::-1], HASHING)
+    np.testing.assert_array_equal(found, encoders.encode(items[::-1], HashingEncoder(), cache=False))
+
+
+# --- going on -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Interrupted(EncodeTask):
+    """Stops as Ctrl-C does when it has done two shards."""
+
+    def prepare(self) -> Transform:
+        transform, calls = EncodeTask(self.features).prepare(), []
+
+        def twice(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
+            calls.append(len(items))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return transform(rows, items)
+
+        return twice
+
+
+def interrupted_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Stop a run after two shards; return when each of their files was written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(scaling, "EncodeTask", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            encode(VOTES, folder, **SMALL)
+    return {path.name: path.stat().st_mtime_ns for path in parts(folder / "vectors")}
+
+
+def test_an_interrupted_run_goes_on_and_finished_shards_are_not_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = interrupted_run(tmp_path / "broken", monkeypatch)
+    assert sorted(before) == ["part-00000.parquet", "part-00001.parquet"]
+    done = encode(VOTES, tmp_path / "broken", **SMALL)
+    assert done.resumed == 2
+    after = {path.name: path.stat().st_mtime_ns for path in parts(tmp_path / "broken" / "vectors")}
+    assert {name: after[name] for name in before} == before
+    encode(VOTES, tmp_path / "unbroken", **SMALL)
+    assert vectors(tmp_path / "broken") == vectors(tmp_path / "unbroken")
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode(VOTES, tmp_path, **SMALL)
+    monkeypatch.setattr(Worker, "__call__", lambda *_: pytest.fail("there was nothing to do"))
+    done = encode(VOTES, tmp_path, **SMALL)
+    assert done.resumed == done.shards
+
+
+def test_a_run_that_died_while_it_planned_plans_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_run(tmp_path, monkeypatch)
+    (tmp_path / ".unfinished" / "plan.json").unlink()
+    for path in parts(tmp_path / "vectors"):
+        path.unlink()
+    assert encode(VOTES, tmp_path, **SMALL).resumed == 0
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("votes", "changes", "sentence"),
+    [
+        (VOTES, {"encoder": "none"}, "work with encoder hashing; give the same settings, or name another folder"),
+        (VOTES, {"surface": False}, "work with surface True"),
+        (VOTES, {"shard_rows": 21}, "work with shard_rows 20"),
+        (VOTES[:50], {}, "work with other texts"),
+    ],
+)
+def test_other_settings_are_refused_in_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool, votes: Any, changes: Any, sentence: str
+) -> None:
+    interrupted_run(tmp_path, monkeypatch)
+    if finished:
+        encode(VOTES, tmp_path, **SMALL)
+    with pytest.raises(DataError, match=sentence):
+        encode(votes, tmp_path, **SMALL | changes)
+
+
+def test_shards_of_someone_else_are_not_taken_for_results(tmp_path: Path) -> None:
+    (tmp_path / "vectors").mkdir()
+    (tmp_path / "vectors" / "part-00000.parquet").write_bytes(b"theirs")
+    with pytest.raises(DataError, match="1 shards that are not of this work; name an empty folder"):
+        encode(VOTES, tmp_path, **SMALL)
+
+
+# --- Ray ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deadly(EncodeTask):
+    """Kills its own process, half way through a shard, the first time any worker does the shard with a given text."""
+
+    text: str = ""
+    marker: Path = Path()
+
+    def prepare(self) -> Transform:
+        transform = EncodeTask(self.features).prepare()
+
+        def once_deadly(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
+            if any(response == self.text for _, response in items) and not self.marker.exists():
+                self.marker.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return transform(rows, items)
+
+        return once_deadly
+
+
+@pytest.mark.slow
+@with_ray
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_killed_half_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    encode(VOTES, tmp_path / "serial", **SMALL)
+    response, marker = texts_of(VOTES)[50][1], tmp_path / "killed"
+    by_value: Any = ray.cloudpickle.register_pickle_by_value  # workers cannot import tests
+    by_value(sys.modules[__name__])
+    monkeypatch.setattr(scaling, "EncodeTask", lambda features: Deadly(features, response, marker))
+    seen: list[tuple[int, int]] = []
+    done = encode(
+        VOTES, tmp_path / "ray", **SMALL, engine="ray", workers=2, progress=lambda *counts: seen.append(counts)
+    )
+    killed, threads = map(int, marker.read_text().split())
+    assert killed != os.getpid()
+    assert threads == 1, "a worker has as many threads as CPUs"
+    assert vectors(tmp_path / "ray") == vectors(tmp_path / "serial")
+    assert seen == [(number + 1, done.shards) for number in range(done.shards)]
+    assert not list((tmp_path / "ray" / "vectors").glob(".*")), "what the killed worker left is cleared away"
+
+
+@with_ray
+@pytest.mark.usefixtures("cluster")
+def test_rewards_from_ray_are_those_of_one_process(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
+    items = texts_of(VOTES)
+    file = write_jsonl([{"id": n, "prompt": p, "response": r} for n, (p, r) in enumerate(items)], "texts.jsonl")
+    done = score(ensemble, file, tmp_path / "scored", engine="ray", workers=2, shard_rows=30)
+    table = pq.read_table(tmp_path / "scored")
+    assert (done.k, done.rows) == (2, len(items))
+    assert table.column_names == ["id", "prompt", "response", "rewards"]
+    assert table["id"].to_pylist() == list(range(len(items)))
+    expected = RewardEnsemble.load(ensemble).rewards(items)
+    np.testing.assert_allclose(np.array(table["rewards"].to_pylist()), expected, rtol=1e-12, atol=1e-12)
+
+
+@with_ray
+@pytest.mark.usefixtures("cluster")
+def test_a_bad_row_met_by_a_ray_worker_is_one_sentence(ensemble: Path, tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    pq.write_table(pa.table({"prompt": ["Tea?", "Tea?"], "response": ["Yes.", None]}), source / "a.parquet")
+    with pytest.raises(PluralignError, match=r"a\.parquet, row 2: there is no value for response"):
+        score(ensemble, source, tmp_path / "scored", engine="ray", workers=1)
+
+
+@pytest.mark.slow
+def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path) -> None:
+    done = run(
+        *("encode", "demo:60", "-o", tmp_path, "--encoder", "hashing", "--shard-rows", "20", "--json"),
+        *("--engine", "ray", "--workers", "2"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["shards"] == len(parts(tmp_path / "vectors"))
+
+
+@with_ray
+def test_an_address_where_no_cluster_is_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check --address"
+    with pytest.raises(DataError, match=sentence):
+        encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
+
+
+def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        MissingExtraError, match=r"--engine ray needs the package ray: run  pip install 'pluralign\[ray\]'"
+    ):
+        encode(VOTES, tmp_path, **SMALL, engine="ray")
+
+
+# --- what can go wrong in a shard -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker of an unfinished run, as an engine would make it."""
+    made: list[Worker] = []
+
+    def stop(self: Worker, _: Any) -> None:
+        made.append(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "__call__", stop)
+        with pytest.raises(KeyboardInterrupt):
+            encode(VOTES, tmp_path / "features", **SMALL)
+    return made[0]
+
+
+def attempt(worker: Worker, number: int = 0) -> str:
+    folder, name = worker.plan.parents[1], f"part-{number:05d}.parquet"
+    shard, result = folder / ".unfinished" / "texts" / name, folder / "vectors" / name
+    done = worker({"shard": [str(shard)], "result": [str(result)]})
+    assert bool(done["problem"][0]) != result.exists()
+    return done["problem"][0]
+
+
+def test_a_node_that_does_not_see_the_folder_says_what_is_needed(worker: Worker, tmp_path: Path) -> None:
+    elsewhere = replace(worker, plan=tmp_path / "not-mounted" / "plan.json")
+    assert "does not find it; the folders of texts and results must be on storage that all nodes see" in attempt(
+        elsewhere
+    )
+
+
+def test_a_node_that_sees_another_folder_in_its_place_writes_nothing(worker: Worker) -> None:
+    assert "other work goes on in this folder" in attempt(replace(worker, digest="another"))
+
+
+def test_a_shard_that_kills_every_worker_is_given_up(worker: Worker) -> None:
+    begun = worker.plan.parent / shards.BEGUN
+    begun.mkdir()
+    for number in range(shards.ATTEMPTS):
+        (begun / f"part-00001.parquet.{number}").touch()
+    sentence = attempt(worker, 1)
+    assert sentence.startswith(str(worker.plan.parent / "texts" / "part-00001.parquet"))
+    assert "4 workers died over it, perhaps for want of memory" in sentence
+    assert attempt(worker, 0) == ""
+
+
+def test_a_full_disk_is_a_sentence(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    assert "cannot be written (No space left on device); make room" in attempt(worker)
+    monkeypatch.undo()
+    assert attempt(worker) == "", "the next attempt is not hindered by the first"
+
+
+def test_another_encoder_under_the_same_name_on_a_node_is_refused(worker: Worker) -> None:
+    task = EncodeTask(replace(HASHING, identity="hashing-of-old"))
+    assert "the encoder is not the one" in attempt(replace(worker, task=task))
+
+
+def test_a_damaged_shard_is_named(worker: Worker) -> None:
+    path = worker.plan.parent / "texts" / "part-00000.parquet"
+    path.write_bytes(path.read_bytes()[:-8])
+    assert attempt(worker).startswith(f"{path}: the Parquet file cannot be read")
+
+
+# --- scoring files --------------------------------------------------------------------------------------------------
+
+
+def test_rewards_come_in_the_order_of_the_file_with_its_columns(
+    ensemble: Path, write_jsonl: WriteLines, tmp_path: Path
+) -> None:
+    lines = [{"prompt": f"Tea {n}?", "response": "word " * n, "n": n} for n in range(7)]
+    lines[5]["note"] = "only here"
+    lines[6] |= {"n": 6.5, "prompt": [{"role": "user", "content": "Tea?"}]}
+    score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=2)
+    table = pq.read_table(tmp_path / "scored")
+    assert table["n"].to_pylist() == [0, 1, 2, 3, 4, 5, 6.5]
+    assert table["note"].to_pylist() == [None] * 5 + ["only here", None]
+    assert table["prompt"].to_pylist()[5:] == ["Tea 5?", '[["user","Tea?"]]']
+    assert table["prompt_is_chat"].to_pylist() == [None] * 6 + [True]
+    texts: list[Item] = [(f"Tea {n}?", "word " * n) for n in range(6)]
+    expected = RewardEnsemble.load(ensemble).rewards([*texts, ((Message("user", "Tea?"),), "word " * 6)])
+    np.testing.assert_allclose(np.array(table["rewards"].to_pylist()), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_parquet_file_keeps_its_types(ensemble: Path, tmp_path: Path) -> None:
+    turns = [[{"role": "user", "content": "Tea?"}]] * 3
+    table = pa.table({"prompt": turns, "response": ["Yes.", "No.", ""], "n": pa.array([1, 2, 3], pa.int8())})
+    pq.write_table(table, tmp_path / "texts.parquet")
+    score(ensemble, tmp_path / "texts.parquet", tmp_path / "scored", shard_rows=2)
+    scored = pq.read_table(tmp_path / "scored")
+    assert scored.drop_columns("rewards").cast(table.schema).equals(table)
+    assert scored.schema.field("n").type == pa.int8()
+    assert scored.schema.field("rewards").type.value_type == pa.float64()
+
+
+def test_a_parquet_file_that_is_cut_short_is_refused(ensemble: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "texts.parquet")
+    (tmp_path / "texts.parquet").write_bytes((tmp_path / "texts.parquet").read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"texts\.parquet: the Parquet file cannot be read"):
+        score(ensemble, tmp_path / "texts.parquet", tmp_path / "scored")
+
+
+def test_a_csv_file_is_scored_too(ensemble: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("prompt,response\nTea?,Yes.\nTea?,No.\n")
+    assert score(ensemble, tmp_path / "texts.csv", tmp_path / "scored").rows == 2
+
+
+def test_shards_larger_than_memory_allows_are_read_in_parts(
+    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "ROWS_AT_ONCE", 2)
+    source = tmp_path / "texts"
+    source.mkdir()
+    pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": list("abcde")}), source / "a.parquet")
+    score(ensemble, source, tmp_path / "scored")
+    assert pq.read_table(tmp_path / "scored")["response"].to_pylist() == list("abcde")
+    pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": ["a", "b", "c", None, "e"]}), source / "a.parquet")
+    with pytest.raises(PluralignError, match=r"a\.parquet, row 4: there is no value for response"):
+        score(ensemble, source, tmp_path / "again")
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ([wide(response="Yes."), {"prompt": "Tea?"}], "row 2: there is no value for response"),
+        (
+            [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, "one")],
+            "column x holds values of several types",
+        ),
+        ([{"prompt": "Tea?", "response": "Yes.", "rewards": 1}], "have a column rewards already; rename it"),
+        ([], "there are no texts"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_refused(
+    ensemble: Path, write_jsonl: WriteLines, tmp_path: Path, lines: Any, sentence: str
+) -> None:
+    with pytest.raises(PluralignError, match=sentence):
+        score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored")
+
+
+def test_a_column_that_changes_its_type_between_shards_is_refused(
+    ensemble: Path, write_jsonl: WriteLines, tmp_path: Path
+) -> None:
+    lines = [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, [1])]
+    with pytest.raises(DataError, match="a column changes its type from shard to shard"):
+        score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=1)
+
+
+def test_results_never_go_where_the_texts_are(ensemble: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "part-00000.parquet")
+    with pytest.raises(UsageError, match="where the texts are: name another folder"):
+        score(ensemble, tmp_path, tmp_path)
+
+
+def test_another_ensemble_in_its_place_is_refused(ensemble: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not the ensemble that the work was begun with"):
+        shards.ScoreTask(ensemble, "another").prepare()
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_score_without_a_folder_refuses_what_is_about_folders(ensemble: Path) -> None:
+    done = run("score", ensemble, "--engine", "ray", stdin="")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "pluralign: --engine is about work that is kept: name a folder with -o.\n",
+    )
+
+
+def test_the_command_shows_what_it_wrote(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
+    file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
+    done = run("score", ensemble, file, "-o", tmp_path / "scored")
+    assert done.returncode == 0, done.stderr
+    assert "1 texts, rewards of 2 members, in 1 shards" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"engine": "spark"}, "engine cannot be 'spark'; known are: local, ray"),
+        ({"workers": 2}, "workers is about --engine ray"),
+        ({"engine": "ray", "workers": 0}, "workers must be at least 1, not 0"),
+        ({"engine": "ray", "worker_gpus": -1.0}, "worker_gpus must not be below 0"),
+        ({"shard_rows": 0}, "shard_rows must be at least 1, not 0"),
+        ({"encoder": "none", "surface": False}, "there is nothing to encode with"),
+        ({"shards": 3}, "there is no option 'shards'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        encode(VOTES, tmp_path, **changes)
