@@ -80,6 +80,22 @@ def wide(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
+def launch(*arguments: str | Path) -> "subprocess.Popen[str]":
+    """Start ``pluralign`` twice on this machine's CPU, as ``accelerate launch`` does on a node of GPUs.
+
+    ``accelerate launch --cpu`` would start one process: for CPUs it leaves more than one to MPI.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return subprocess.Popen(
+        [*torchrun, "-m", "pluralign", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+        start_new_session=True,
+    )
+
+
 def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> subprocess.CompletedProcess[str]:
     """Run ``pluralign`` as a script would and return its exit code, stdout and stderr."""
     done = subprocess.run(

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, run
+from conftest import WriteLines, launch, run
 from tiny import two_camps, write_backbone
 
 from pluralign import finetune, pairtrainer
@@ -234,45 +233,32 @@ def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
 FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-size", "32", "--micro-batch", "16")
 
 
-def launch(*arguments: str | Path, folder: Path) -> "subprocess.Popen[str]":
-    """Start two processes on this machine's CPU, as ``accelerate launch`` does on a node of GPUs."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--mixed_precision"]
-    command += ["no", "--num_machines", "1", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "pluralign"]
-    environment = os.environ | {"PLURALIGN_CACHE": str(folder), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.slow
 def test_two_processes_give_the_ensemble_of_one_also_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
     votes_of(tmp_path, 300)
     data, fit_it = tmp_path / "camps.jsonl", ("fit", tmp_path / "camps.jsonl", "--backbone", llama, *FIT, "--json")
     alone = run(*fit_it, "-o", tmp_path / "one")
     assert alone.returncode == 0, alone.stderr
-    first = launch(*fit_it, "-o", tmp_path / "two", folder=tmp_path / "cache")
+    first = launch(*fit_it, "-o", tmp_path / "two")
     deadline = time.monotonic() + 120
     while not list((tmp_path / "two").glob(".unfinished-*/training-joint/checkpoint-*/complete.json")):
         assert first.poll() is None, first.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True).stdout.split()
+    assert len(workers) == 2
     os.kill(int(workers[-1]), signal.SIGKILL)
     out, _ = first.communicate(timeout=120)
     if first.returncode == 0:  # it was done before the kill
         pytest.fail("the worker was not killed in time: make the fit longer")
     assert out == ""
     assert not (tmp_path / "two" / "ensemble.json").exists()
-    second = launch(*fit_it, "-o", tmp_path / "two", folder=tmp_path / "cache")
+    second = launch(*fit_it, "-o", tmp_path / "two")
     out, told = second.communicate(timeout=240)
     assert second.returncode == 0, told
     assert len(out.splitlines()) == 1, "one process prints"
     facts, expected = json.loads(out), json.loads(alone.stdout)
+    assert (facts["processes"], expected["processes"]) == (2, 1)
     np.testing.assert_allclose(facts["weights"], expected["weights"], atol=1e-3)
     one, two = (RewardEnsemble.load(tmp_path / name) for name in ("one", "two"))
     votes = load_preferences(str(data))

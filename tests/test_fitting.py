@@ -1,6 +1,5 @@
 """``fit``: what it returns, what it may look at, and that a killed fit ends as an unbroken one would."""
 
-import functools
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ import pytest
 
 from pluralign import FitOptions, RewardEnsemble, encoders, evaluate, fit, joint, load_preferences
 from pluralign.demo import town_hall
-from pluralign.encoders import HashingEncoder, Item
+from pluralign.encoders import Item
 from pluralign.ensemble import texts_of
 from pluralign.errors import DataError, UsageError
 from pluralign.fitting import Record
@@ -36,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A joint fit of a few steps and hashes of 32 numbers: enough for everything but quality."""
     monkeypatch.setattr(joint, "STEPS", 20)
     monkeypatch.setattr(joint, "BATCH", 256)
-    monkeypatch.setattr(encoders, "HashingEncoder", functools.partial(HashingEncoder, 32))
+    monkeypatch.setattr(encoders, "HASH_DIMENSION", 32)
 
 
 @pytest.fixture(scope="module")

@@ -78,7 +78,7 @@ def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
 
 def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
     """Φ((μ_a − μ_b) / √(s²_a + s²_b)), log s² linear: utilities that are normal with their own spread."""
-    variance = np.exp(np.clip(pairs.inputs @ arrays["log_variance"] + arrays["offset"], -20, 20))
+    variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
     total = variance[pairs.a] + variance[pairs.b]
     return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
 
@@ -227,7 +227,7 @@ def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[npt.NDAr
     Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
     """
     axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
-    inputs = np.asarray(pairs.inputs @ axes, dtype=np.float64)
+    inputs = np.asarray(pairs.judge().of_texts(axes), dtype=np.float64)
     guide = axes.T @ theta
 
     def solve(rows: npt.NDArray[np.bool_], l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
@@ -245,7 +245,7 @@ def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[npt.NDAr
         for held_out in folds[:1]:
             part = Baseline("mean-variance", arrays(*solve(~held_out, l2, 40)))
             checked = pairs[held_out]
-            error += brier(part.prob_hat(Differences(checked.inputs, checked.a, checked.b)), checked.prob_a)
+            error += brier(part.prob_hat(checked.judge()), checked.prob_a)
         errors.append(error)
     everything = np.ones(len(pairs), dtype=bool)
     return arrays(*solve(everything, VARIANCE_L2[int(np.argmin(errors))], 80))

@@ -18,9 +18,10 @@ from pluralign.baselines import BASELINE_NAMES, Baseline
 from pluralign.calibration import Interval, Reliability
 from pluralign.differences import Differences
 from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.errors import DataError, UsageError
 from pluralign.extremes import USED
+from pluralign.featurestore import stored_features
 from pluralign.groups import (
     DEFAULT_GROUPINGS,
     AdversarialGroup,
@@ -168,6 +169,7 @@ def evaluate(
     groups: Sequence[str] = DEFAULT_GROUPINGS,
     betas: Sequence[float] = (),
     reference: str | None = None,
+    features: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FullEvaluation:
@@ -182,6 +184,7 @@ def evaluate(
         betas: further strengths of regularisation for the policy level.
         reference: the reference policy: ``data`` for columns logprob_a and logprob_b, or a causal model (a folder, a
             hub id or ``smollm2``).
+        features: a folder that ``pluralign encode`` wrote of these votes, for an ensemble over frozen features.
         seed: of topics, random groups, drawings and folds.
         progress: called with texts done and in all.
     """
@@ -193,7 +196,9 @@ def evaluate(
     else:
         name = "ensemble"
     if isinstance(subject, RewardEnsemble):
-        own, baselines = _read_ensemble(subject, preferences, subject.features(texts_of(preferences), progress), name)
+        own, baselines = _read_ensemble(subject, preferences, _features(subject, preferences, features, progress), name)
+    elif features:
+        raise UsageError("features are what an ensemble over frozen features reads; this subject reads texts.")
     else:
         own, baselines = load_subject(subject, preferences, seed=seed, progress=progress), {}
     rivals = []
@@ -219,6 +224,17 @@ def evaluate(
         adversarial=adversarial_calibration(prediction, p, n, preferences.prompt_index, seed=seed),
         policy=policy_level(own, preferences, betas, reference, progress),
     )
+
+
+def _features(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, stored: str | None, progress: Progress | None
+) -> Array:
+    texts = texts_of(preferences)
+    if stored is None:
+        return ensemble.features(texts, progress)
+    if not isinstance(ensemble.features, TextFeatures):
+        raise UsageError("features are what an ensemble over frozen features reads; this one reads texts.")
+    return stored_features(stored, texts, ensemble.features)
 
 
 # --- the policy level -----------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from pluralign.pairtrainer import (
     TextPairs,
     Watch,
 )
+from pluralign.processes import launch_state
 from pluralign.simplex import simplex_least_squares
 from pluralign.stagewise import fit_member
 from pluralign.tuned import (
@@ -84,6 +85,7 @@ class Tuned:
     seconds: list[float]
     """Of each model's training."""
     notes: list[str]
+    processes: int
 
 
 def fine_tune(
@@ -237,7 +239,7 @@ class _Work:
         self.bound, self.progress = bound, progress
         self.base_name = str(tuning.backbone)
         self.base = backbone_folder(self.base_name)
-        self.state = accelerate.PartialState()
+        self.state = launch_state(cpu=not torch.cuda.is_available())
         self.batch, self.steps = batch_and_steps(len(pairs.prob_a), tuning)
         if self.batch % self.state.num_processes:
             raise UsageError(f"{self.batch} pairs a step cannot be dealt out to {self.state.num_processes} processes.")
@@ -264,7 +266,9 @@ class _Work:
 
     def result(self, features: TunedFeatures, seconds: list[float]) -> Tuned:
         """Return what ``fine_tune`` does."""
-        return Tuned(features, self.steps, self.batch, self.learning_rate, seconds, self.notes)
+        return Tuned(
+            features, self.steps, self.batch, self.learning_rate, seconds, self.notes, self.state.num_processes
+        )
 
     def read(self, features: TunedFeatures) -> npt.NDArray[np.float32]:
         """Return the outputs for all texts; each process reads its part, and all find the rest in the cache."""
@@ -442,6 +446,7 @@ class _Work:
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=torch.cuda.is_available(),
+            use_cpu=not torch.cuda.is_available(),  # else it sees no other process where there is no GPU
             seed=self.options.seed,
         )
         model = self._fresh_model(outputs, np.random.SeedSequence(seed), arguments, heads)
@@ -574,7 +579,7 @@ class _Configured:
 @contextmanager
 def only_the_first() -> Iterator[bool]:
     """Yield whether this is the first process of a launch; the others wait at the end of the block."""
-    state = accelerate.PartialState()
+    state = launch_state(cpu=not torch.cuda.is_available())
     yield bool(state.is_main_process)
     state.wait_for_everyone()
 

@@ -6,8 +6,11 @@ Decided here: the order of the work, what is chosen on validation prompts, and w
 
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -26,18 +29,21 @@ from pluralign.errors import DataError, MissingExtraError, UsageError
 from pluralign.evaluation import Evaluation, evaluate_features
 from pluralign.evidence import Evidence, remove_evidence, save_evidence
 from pluralign.extremes import USED, keep_near_people, training_bound
+from pluralign.featurestore import stored_features
 from pluralign.hidden import fit_hidden_layer
 from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
-from pluralign.members import LinearMembers, as_they_are, fit_feature_map
+from pluralign.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
 from pluralign.options import FitOptions, TuneOptions, changed_options, with_changes
 from pluralign.pairs import MIN_PROMPTS, Pairs, validation_folds
 from pluralign.preferences import PreferenceSet
+from pluralign.processes import ALONE, Processes, this_process
 from pluralign.simplex import simplex_least_squares
 from pluralign.stagewise import Stage, hard_votes, solve_weights, stages
-from pluralign.steps import Arrays, Steps
+from pluralign.steps import UNFINISHED, Arrays, Steps
 from pluralign.tuned import TunedFeatures
 
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -102,24 +108,80 @@ def fit(
     started = time.perf_counter()
     if tuning.backbone is not None:
         return _fit_tuned(preferences, options, tuning, folder, progress, watch)
-    test_rows = held_out(preferences, options)
+    test_rows, processes = held_out(preferences, options), this_process()
     text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
-    texts = texts_of(preferences)
-    watch("encode", len(texts))
-    features = text_features(texts, progress)
-    encoding = time.perf_counter() - started
-    encoder = text_features.load()
-    text_features = replace(text_features, identity=encoder.identity if encoder else "")
-    inputs = {"data": preferences.fingerprint, "options": asdict(options), "version": __version__}
-    steps = Steps(folder, {**inputs, "encoder": text_features.identity})
-    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        ensemble, evidence = _learn(preferences, test_rows, features, text_features, options, steps, watch)
+    watch("encode", len(preferences.items().prompt_index))
+    with _features(preferences, text_features, options, folder, processes, progress) as features:
+        encoding = time.perf_counter() - started
+        encoder = text_features.load()
+        text_features = replace(text_features, identity=encoder.identity if encoder else "")
+        inputs = {"data": preferences.fingerprint, "options": _recipe(options), "version": __version__}
+        steps = Steps(folder, {**inputs, "encoder": text_features.identity}, processes)
+        with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
+            ensemble, evidence = _learn(preferences, test_rows, features, text_features, options, steps, watch)
     seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
-    ensemble = replace(ensemble, facts={**ensemble.facts, **seconds})
-    if folder is not None:
+    ensemble = replace(ensemble, facts={**ensemble.facts, "processes": processes.count, **seconds})
+    processes.wait()
+    if folder is not None and processes.first:
         _save(ensemble, evidence, folder, options)
         steps.finish()
     return ensemble
+
+
+def _recipe(options: FitOptions) -> dict[str, Any]:
+    """Return the options that decide what is learned: a killed fit goes on where the others differ."""
+    return {name: value for name, value in asdict(options).items() if name not in ("features", "keep_held_out")}
+
+
+@contextmanager
+def _features(
+    preferences: PreferenceSet,
+    text_features: TextFeatures,
+    options: FitOptions,
+    folder: str | os.PathLike[str] | None,
+    processes: Processes,
+    progress: Progress | None,
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield features of texts: encoded now, or those stored, mapped from a file that goes when the fit ends.
+
+    Several processes encode a part each and then have all; of stored features each maps those that it will read.
+    """
+    texts = texts_of(preferences)
+    if options.features is None:
+        own = processes.part(len(texts))
+        part = text_features(texts[own], progress)
+        if processes.count == 1:
+            yield part
+            return
+        features = np.zeros((len(texts), part.shape[1]), dtype=np.float32)
+        features[own] = part
+        yield processes.total(features)
+        return
+    if options.members == "mlp" and processes.count > 1:
+        raise UsageError("a hidden layer needs all features in every process; leave out --members mlp or --features.")
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as scratch:
+        only = _texts_read(preferences, processes)
+        yield stored_features(options.features, texts, text_features, Path(scratch) / "features", only)
+
+
+def _texts_read(preferences: PreferenceSet, processes: Processes) -> slice:
+    """Return the range of texts whose features a process reads: its own, and what they are compared with."""
+    items = preferences.items()
+    own = processes.part(len(items.prompt_index))
+    other = items.b[(items.a >= own.start) & (items.a < own.stop)]
+    return slice(min(own.start, other.min(initial=own.start)), max(own.stop, other.max(initial=0) + 1))
+
+
+def _mapped_inputs(inputs: FeatureMap, features: npt.NDArray[np.float32], only: slice) -> Array:
+    """Return the inputs of texts: in memory, or on disk beside features that are there."""
+    if not isinstance(features, np.memmap):
+        return inputs(features)
+    file = Path(str(features.filename)).with_name(f"inputs-{inputs.dimension}")
+    mapped = np.memmap(file, np.float32, "w+", shape=(len(features), inputs.dimension))
+    inputs(features[only], mapped[only])
+    return mapped
 
 
 def _save(ensemble: RewardEnsemble, evidence: Evidence, folder: str | os.PathLike[str], options: FitOptions) -> None:
@@ -151,16 +213,17 @@ def _learn(
     steps: Steps,
     watch: Watch,
 ) -> tuple[RewardEnsemble, Evidence]:
-    texts = texts_of(preferences)
-    items = preferences.items()
-    in_train = np.zeros(len(texts), dtype=bool)
+    processes, items = steps.processes, preferences.items()
+    only = _texts_read(preferences, processes)
+    in_train = np.zeros(len(features), dtype=bool)
     in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
-    inputs = fit_feature_map(features, len(surface.NAMES) if options.surface else 0, in_train)
-    everything = Pairs(inputs(features), items.a, items.b, preferences.prob_a, preferences.prompt_index)
+    inputs = fit_feature_map(features, len(surface.NAMES) if options.surface else 0, in_train, processes)
+    mapped = _mapped_inputs(inputs, features, only)
+    everything = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index, processes)
     if options.members == "mlp":
         hidden, bias = fit_hidden_layer(everything[~test_rows], seed=options.seed)
         inputs = replace(inputs, hidden=hidden, bias=bias)
-        everything = replace(everything, inputs=inputs(features))
+        everything = replace(everything, inputs=_mapped_inputs(inputs, features, only))
     train, test = everything[~test_rows], everything[test_rows]
     work = _Work(train, validation_folds(train.prompt, options.seed), options, steps, watch)
 
@@ -184,7 +247,7 @@ def _learn(
         theta = theta / np.maximum(spread, 1e-12)
 
     ensemble = RewardEnsemble(LinearMembers(inputs, theta), weights, text_features, beta)
-    ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history)
+    ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history, processes)
     facts = {
         "target": work.target if options.method == "joint" and options.level == "vote" else None,
         "bound": _bound(work, ensemble.facts, test, size),
@@ -200,6 +263,7 @@ def _judged(
     options: FitOptions,
     baselines: Mapping[str, Baseline],
     history: Sequence[Record],
+    processes: Processes = ALONE,
 ) -> tuple[RewardEnsemble, Evidence]:
     """Return a fitted ensemble with its baselines, its figures on the test pairs and what is known of the fit."""
     ensemble = replace(
@@ -214,7 +278,7 @@ def _judged(
     )
     row_of = {text: row for row, text in enumerate(texts_of(preferences))}
     test_set = preferences[test_rows]
-    test_features = features[[row_of[text] for text in texts_of(test_set)]]
+    test_features = _rows_of(features, np.array([row_of[text] for text in texts_of(test_set)]), processes)
     evaluation = evaluate_features(ensemble, test_set, test_features)
     learned_from = preferences.prompt_index[~test_rows]
     facts = {
@@ -237,6 +301,17 @@ def _judged(
     }
     evidence = Evidence(test_set, ensemble.members.rewards(test_features))
     return replace(ensemble, facts=without_nan(facts)), evidence
+
+
+def _rows_of(
+    features: npt.NDArray[np.float32], rows: npt.NDArray[np.int64], processes: Processes
+) -> npt.NDArray[np.float32]:
+    """Return some rows of features, each from the process that has it."""
+    own = processes.part(len(features))
+    found = np.zeros((len(rows), features.shape[1]), dtype=np.float32)
+    mine = (rows >= own.start) & (rows < own.stop)
+    found[mine] = features[rows[mine]]
+    return processes.total(found)
 
 
 # --- fine-tuned members ---------------------------------------------------------------------------------------------
@@ -275,7 +350,7 @@ def _fit_tuned(
     recipe = {
         key: value for key, value in asdict(tuning).items() if key not in ("micro_batch", "gradient_checkpointing")
     }
-    inputs = {"data": preferences.fingerprint, "options": asdict(options), "tuning": recipe, "version": __version__}
+    inputs = {"data": preferences.fingerprint, "options": _recipe(options), "tuning": recipe, "version": __version__}
     steps = Steps(folder, inputs)
     assert steps.path is not None  # noqa: S101 - there is a folder
     n_prompts = len(np.unique(preferences.prompt_index[learned]))
@@ -314,6 +389,7 @@ def _fit_tuned(
             "validation_pairs": len(check),
         },
         "notes": tuned.notes,
+        "processes": tuned.processes,
         "seconds_members": tuned.seconds,
         "seconds": now - started,
         "seconds_encoding": now - reading,
@@ -331,7 +407,9 @@ def _tuned_size(options: FitOptions, folder: str | os.PathLike[str] | None) -> i
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     frozen = [
-        name for name in changed_options(options) if name in ("encoder", "layer", "pooling", "surface", "members")
+        name
+        for name in changed_options(options)
+        if name in ("encoder", "layer", "pooling", "surface", "members", "features")
     ]
     if frozen:
         raise UsageError(f"{frozen[0]} is about frozen features and has no use beside --backbone.")
@@ -417,8 +495,7 @@ def _bound(work: "_Work", facts: Mapping[str, Any], test: Pairs, size: int) -> d
     """What keeping members near people cost: held-out Brier and worst member, with the bound and without."""
     if work.options.max_disagreement >= 1:
         return None
-    free = replace(work, options=replace(work.options, max_disagreement=1.0))
-    theta, weights = free.one(work.train, size, "unbounded")
+    theta, weights = work.unbounded(size)
     votes = hard_votes(test.difference, theta)
     worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > USED].max()
     return {
@@ -469,6 +546,9 @@ class _Work:
                 yield j, (stage.theta, stage.weights)
             return
         sizes = sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size})
+        self.target  # noqa: B018 - chosen now, so that it is chosen once
+        fits: list[Callable[[], Any]] = [partial(self.one, self.train, k, "joint") for k in reversed(sizes)]
+        self._at_once([*fits, partial(self.unbounded, size)] if self.options.max_disagreement < 1 else fits)
         for k in sizes:
             yield k, self.one(self.train, k, "joint")
 
@@ -480,6 +560,22 @@ class _Work:
         restarts = RESTARTS if name == "joint" else FEW_RESTARTS
         arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target, restarts))
         return arrays["theta"], arrays["weights"]
+
+    def unbounded(self, k: int) -> tuple[FloatArray, FloatArray]:
+        """Return (theta, weights) of k members that may be as far from people as they like."""
+        free = replace(self, options=replace(self.options, max_disagreement=1.0))
+        return free.one(self.train, k, "unbounded")
+
+    def _at_once(self, fits: Sequence[Callable[[], Any]]) -> None:
+        """Make joint fits that do not need each other, a core each; their steps keep them until they are asked for.
+
+        Not where numpy has all cores already, nor where processes learn together: their sums are taken in order.
+        """
+        if self.options.level == "policy" or len(self.train) >= MANY_PAIRS or self.train.processes.count > 1:
+            return
+        self._teacher(self.train)  # all of them need it
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda fit: fit(), fits))
 
     def _joint(self, pairs: Pairs, k: int, target: str, restarts: int = FEW_RESTARTS) -> Arrays:
         teacher, seed = self._teacher(pairs), self.options.seed
@@ -539,11 +635,14 @@ class _Work:
         def compute() -> Arrays:
             self.watch("choose", "target")
             learn, check = self._split
-            errors = []
-            for target in ("teacher", "votes"):
-                arrays = self.steps(f"validation-{target}-{size}", lambda t=target: self._joint(learn, size, t))  # type: ignore[misc]
-                errors.append(calibration.brier(self.predict(check, arrays["theta"], arrays["weights"]), check.prob_a))
-            return {"errors": np.array(errors)}
+            targets = ("teacher", "votes")
+
+            def fitted(target: str) -> Arrays:
+                return self.steps(f"validation-{target}-{size}", lambda: self._joint(learn, size, target))
+
+            self._at_once([partial(fitted, target) for target in targets])
+            shares = [self.predict(check, arrays["theta"], arrays["weights"]) for arrays in map(fitted, targets)]
+            return {"errors": np.array([calibration.brier(share, check.prob_a) for share in shares])}
 
         errors = self.steps("target", compute)["errors"] if size > 1 else [0.0, 1.0]
         return "teacher" if errors[0] <= errors[1] else "votes"
@@ -589,6 +688,8 @@ class _Work:
             found = dict(enumerate(self._stages(learn, AUTO_SIZES[-1], self._stagewise_l2(), "validation"), 1))
             fits = {k: (stage.theta, stage.weights) for k, stage in found.items()}
         else:
+            self.target  # noqa: B018 - chosen now, so that it is chosen once
+            self._at_once([partial(self._validated, k) for k in reversed(AUTO_SIZES)])
             fits = {k: self._validated(k) for k in AUTO_SIZES}
         for k, fitted in fits.items():
             errors[k] = calibration.squared_error(self.predict(check, *fitted), check.prob_a)

@@ -205,31 +205,38 @@ def _train_restarts(
     adam = [Adam(theta), Adam(logits)]
     members, of_restart = np.arange(restarts * k), np.repeat(np.arange(restarts), k)
     blocks = np.zeros((restarts * k, restarts), dtype=np.float32)
+    # Large arrays are written over in every step: new ones would be new memory each time.
+    batch = np.empty((BATCH, m), dtype=np.float32)
+    drawn, mixed = batch[: BATCH - n_mixed], batch[BATCH - n_mixed :]
+    soft, slope, rest = (np.empty((BATCH, restarts * k), dtype=np.float32) for _ in range(3))
     for step in range(STEPS):
         done = step / (STEPS - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
-        rows = rng.integers(n, size=BATCH - n_mixed)
+        rows = rng.integers(n, size=len(drawn))
         first, second = rng.integers(n, size=(2, n_mixed))
         angle = rng.random((n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
-        mixed = np.cos(angle) * x[first] + np.sin(angle) * x[second]
+        np.take(x, rows, axis=0, out=drawn, mode="clip")
+        np.add(np.cos(angle) * x[first], np.sin(angle) * x[second], out=mixed)
         mixed_share = sigmoid(mixed @ guide).astype(np.float32)
-        batch = np.concatenate([x[rows], mixed])
         wanted = np.concatenate([target[rows], mixed_share])
         lean = 1 - 2 * np.concatenate([share[rows], mixed_share])  # a vote for a costs this much more disagreement
 
-        soft = 0.5 * (1 + np.tanh(batch @ (theta / (2 * tau))))
+        np.tanh(np.matmul(batch, theta / (2 * tau), out=soft), out=soft)
+        soft += 1
+        soft *= 0.5
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         blocks[members, of_restart] = weights.ravel()  # (restarts · k, restarts): all sums over members are products
         error = soft @ blocks - wanted[:, None]
-        slope = error @ (blocks.T * np.float32(2 / BATCH))
+        np.matmul(error, blocks.T * np.float32(2 / BATCH), out=slope)
         if bounded:
             disagreement = (1 - lean.mean()) / 2 + lean @ soft / BATCH
             charged = disagreement > bound
-            slope += np.float32(EXTREME_PRICE / BATCH / k) * lean[:, None] * charged
+            if charged.any():
+                slope += np.multiply(np.float32(EXTREME_PRICE / BATCH / k) * lean[:, None], charged, out=rest)
         slope *= soft
-        slope *= 1 - soft
+        slope *= np.subtract(1, soft, out=rest)
         gradient = batch.T @ slope / tau
         pulled = covariance @ theta
         gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one

@@ -4,7 +4,7 @@ Decided here: what a linear and a small neural reward are. How they are fitted i
 ``stagewise``; scoring needs numpy alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.differences import blocks
+from pluralign.processes import ALONE, Processes
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -52,7 +53,7 @@ class FeatureMap:
         """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32; ``out`` may be memory-mapped."""
         out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
         d = len(self.mean)
-        for rows in blocks(len(features)):
+        for rows in blocks(slice(0, len(features))):
             scaled = np.clip((features[rows] - self.mean) / self.spread, -self.clip, self.clip)
             out[rows, :d] = scaled * self.gain
             if self.hidden is not None and self.bias is not None:
@@ -60,13 +61,27 @@ class FeatureMap:
         return out
 
 
-def fit_feature_map(features: Array, n_surface: int, used: npt.NDArray[np.bool_] | None = None) -> FeatureMap:
+def fit_feature_map(
+    features: Array,
+    n_surface: int,
+    used: npt.NDArray[np.bool_] | None = None,
+    processes: Processes = ALONE,
+) -> FeatureMap:
     """Return the scaling of features, or of the rows ``used``; the last ``n_surface`` are surface features."""
     used = np.ones(len(features), dtype=bool) if used is None else used
     n = np.count_nonzero(used)
-    parts = [(rows, used[rows]) for rows in blocks(len(features))]
-    mean = sum(features[rows][kept].sum(axis=0, dtype=np.float64) for rows, kept in parts) / n
-    spread = np.sqrt(sum(((features[rows][kept] - mean) ** 2).sum(axis=0) for rows, kept in parts) / n)
+
+    def mean_of(value: Callable[[Array], Array]) -> FloatArray:
+        def sum_of(part: slice) -> FloatArray:
+            total = np.zeros(features.shape[1])
+            for rows in blocks(part):
+                total += value(features[rows][used[rows]]).sum(axis=0, dtype=np.float64)
+            return total
+
+        return processes.sum_of(len(features), sum_of) / n
+
+    mean = mean_of(lambda part: part)
+    spread = np.sqrt(mean_of(lambda part: (part - mean) ** 2))
     gain = np.where(spread > 1e-6, 1.0, 0.0)  # a feature that never varies says nothing
     if n_surface:
         gain[-n_surface:] *= SURFACE_GAIN

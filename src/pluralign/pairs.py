@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.differences import Matrix, differences
+from pluralign.differences import Differences, Matrix, differences
 from pluralign.errors import DataError
+from pluralign.processes import ALONE, Processes
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -32,6 +33,8 @@ class Pairs:
     """Share of people choosing a, ``(n,)``."""
     prompt: npt.NDArray[np.int32]
     """Which prompt each pair belongs to, ``(n,)``."""
+    processes: Processes = ALONE
+    """Who learns from them together."""
 
     def __len__(self) -> int:
         return len(self.prob_a)
@@ -39,7 +42,11 @@ class Pairs:
     @cached_property
     def difference(self) -> Matrix:
         """Inputs of response a less those of b, ``(n, d)``."""
-        return differences(self.inputs, self.a, self.b)
+        return differences(self.inputs, self.a, self.b, self.processes)
+
+    def judge(self) -> Differences:
+        """Return the pairs as what predicts shares takes them."""
+        return Differences(self.inputs, self.a, self.b, processes=self.processes)
 
     def __getitem__(self, rows: npt.NDArray[Any]) -> "Pairs":
         """Return some of the pairs; inputs are shared."""

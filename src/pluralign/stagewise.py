@@ -75,10 +75,11 @@ def stages(
             member = keep_near_people(free, anchor, difference, prob_a, bound)
         else:
             free = member = theta[:, j - 1]
-        theta_uncapped = np.column_stack([theta[:, : j - 1], free])
         theta = np.column_stack([theta[:, : j - 1], member, theta[:, j:]])
         weights, prob_hat = solve_weights(difference, theta[:, :j], prob_a)
-        _, uncapped = solve_weights(difference, theta_uncapped, prob_a)
+        uncapped = prob_hat
+        if not np.array_equal(free, member):
+            _, uncapped = solve_weights(difference, np.column_stack([theta[:, : j - 1], free]), prob_a)
         brier = float(np.mean((prob_hat - prob_a) ** 2))
         yield Stage(theta[:, :j], weights, brier, float(np.mean((uncapped - prob_a) ** 2)))
 

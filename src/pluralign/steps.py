@@ -13,7 +13,10 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from pluralign.files import write_whole
+from pluralign.processes import ALONE, Processes
 
+UNFINISHED = ".unfinished-"
+"""How the names of folders begin that hold work under way."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -24,9 +27,12 @@ class Steps:
     step must be deterministic, so that a resumed run ends as an unbroken one would.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None, inputs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None, inputs: Mapping[str, Any], processes: Processes = ALONE
+    ) -> None:
         self.inputs = inputs
         self.folder = folder
+        self.processes = processes
         self._done: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     @property
@@ -35,7 +41,7 @@ class Steps:
         if self.folder is None:
             return None
         key = hashlib.sha256(json.dumps(self.inputs, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return Path(self.folder) / f".unfinished-{key}"
+        return Path(self.folder) / f"{UNFINISHED}{key}"
 
     def __call__(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
         """Return the step's arrays: as they were if the step was finished before, else computed and kept."""
@@ -47,15 +53,17 @@ class Steps:
         if self.path is None:
             return dict(compute())
         file = self.path / f"{name}.safetensors"
-        if file.is_file():
-            return dict(safetensors.numpy.load_file(file))
+        known = self.processes.agreed(lambda: safetensors.numpy.load_file(file) if file.is_file() else None)
+        if known is not None:
+            return dict(known)
         arrays = {key: np.asarray(array, order="C") for key, array in compute().items()}
-        with write_whole(file) as partial:
-            partial.write_bytes(safetensors.numpy.save(arrays))
+        if self.processes.first:
+            with write_whole(file) as partial:
+                partial.write_bytes(safetensors.numpy.save(arrays))
         return arrays
 
     def finish(self) -> None:
         """Remove what was kept, this work's and that of abandoned ones in the same folder."""
-        if self.folder is not None:
-            for path in Path(self.folder).glob(".unfinished-*"):
+        if self.folder is not None and self.processes.first:
+            for path in Path(self.folder).glob(f"{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)

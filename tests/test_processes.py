@@ -1,0 +1,123 @@
+"""Frozen members fitted by several processes, each with a part of the features, are those of one process."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import launch, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pluralign import differences
+from pluralign.ensemble import RewardEnsemble
+from pluralign.errors import UsageError
+from pluralign.fitting import _texts_read, fit
+from pluralign.preferences import PreferenceSet
+from pluralign.processes import ALONE, PARTS, Processes, this_process
+from pluralign.sources import load_preferences
+
+
+@given(st.integers(0, 1000), st.integers(1, PARTS))
+def test_parts_cover_everything_once_and_are_nearly_even(n: int, count: int) -> None:
+    parts = [range(n)[Processes(count, rank).part(n)] for rank in range(count)]
+    assert [i for part in parts for i in part] == list(range(n))
+    assert max(map(len, parts)) - min(map(len, parts)) <= n / PARTS + 2
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1))
+def test_a_sum_over_parts_is_the_sum(n: int, seed: int) -> None:
+    values = np.random.default_rng(seed).standard_normal((n, 2))
+    np.testing.assert_allclose(ALONE.sum_of(n, lambda part: values[part].sum(axis=0)), values.sum(axis=0), atol=1e-10)
+
+
+def test_a_program_that_nothing_launched_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert this_process() is ALONE
+    assert ALONE.first
+    array = np.arange(3)
+    assert ALONE.total(array) is array
+    assert ALONE.agreed(lambda: 7) == 7
+
+
+def test_a_process_reads_its_texts_and_those_they_are_compared_with() -> None:
+    votes = load_preferences("demo:400")
+    items = votes.items()
+    for rank in range(3):
+        part, read = Processes(3, rank).part(len(items.prompt_index)), _texts_read(votes, Processes(3, rank))
+        mine = (items.a >= part.start) & (items.a < part.stop)
+        touched = {*range(part.start, part.stop), *items.a[mine].tolist(), *items.b[mine].tolist()}
+        assert read == slice(min(touched), max(touched) + 1)
+        assert len(touched) <= read.stop - read.start < len(touched) + 20, "texts of a prompt lie together"
+
+
+def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    votes: PreferenceSet = load_preferences("demo:400")
+    monkeypatch.setattr("pluralign.fitting.this_process", lambda: Processes(2, 0))
+    with pytest.raises(UsageError, match="leave out --members mlp or --features"):
+        fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
+
+
+FIT = ("--encoder", "hashing:48", "--k", "3", "--json")
+
+
+def same(one: RewardEnsemble, folder: Path) -> None:
+    """Check for equality to the last digits, which starts that are nearly as good would not survive otherwise."""
+    two = RewardEnsemble.load(folder)
+    np.testing.assert_allclose(two.weights, one.weights, rtol=1e-12)
+    np.testing.assert_allclose(two.members.theta, one.members.theta, rtol=1e-9)
+    assert two.facts["test"] == one.facts["test"]
+    assert two.facts["baselines"] == one.facts["baselines"]
+
+
+@pytest.fixture
+def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit small votes as large ones are: a matrix held whole sums in another order."""
+    monkeypatch.setattr(differences, "DENSE_ELEMENTS", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_blocks")
+def test_two_processes_that_encode_a_part_each_give_the_ensemble_of_one(tmp_path: Path) -> None:
+    votes = tmp_path / "town.jsonl"
+    assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
+    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3)
+    together = launch("fit", votes, *FIT, "-o", tmp_path / "two")
+    out, told = together.communicate(timeout=240)
+    assert together.returncode == 0, told
+    assert len(out.splitlines()) == 1, "one process prints"
+    assert json.loads(out)["processes"] == 2
+    same(alone, tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_blocks")
+def test_stored_features_are_shared_out_and_a_killed_process_costs_only_the_step_it_was_at(tmp_path: Path) -> None:
+    votes, features = tmp_path / "town.jsonl", tmp_path / "features"
+    assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
+    encoded = run("encode", votes, "-o", features, *FIT[:2])
+    assert encoded.returncode == 0, encoded.stderr
+    fit_it = ("fit", votes, *FIT, "--features", features)
+    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, features=str(features))
+    first = launch(*fit_it, "-o", tmp_path / "two")
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "two").glob(".unfinished-*/baselines.safetensors")):
+        assert first.poll() is None, first.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True).stdout.split()
+    assert len(workers) == 2
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    assert first.communicate(timeout=120)[0] == ""
+    assert first.returncode != 0
+    assert not (tmp_path / "two" / "ensemble.json").exists()
+    second = launch(*fit_it, "-o", tmp_path / "two")
+    out, told = second.communicate(timeout=240)
+    assert second.returncode == 0, told
+    assert json.loads(out)["processes"] == 2
+    same(alone, tmp_path / "two")
+    assert not list((tmp_path / "two").glob(".unfinished*")), "nothing is left behind"
