@@ -28,11 +28,10 @@ lint: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2
 
-# DATA names a file of votes, for instance: make bench DATA=votes.jsonl.gz
-DATA ?= demo:2000
+# All benchmarks, small; fails if a ratio is worse than half of benchmarks/reference.json. BENCH takes what
+# benchmarks/guard.py takes, for instance: make bench BENCH='--pluralism votes.jsonl.gz rankings.jsonl.gz'
 bench: $(READY)
-	$(BIN)/python benchmarks/inspect_speed.py
-	$(BIN)/python benchmarks/calibration.py $(DATA)
+	$(BIN)/python benchmarks/guard.py $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pluralign import encoders
 from pluralign.encoders import HashingEncoder, Item, ModelEncoder, encode, load_encoder
@@ -314,6 +317,90 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     seen.append(identity())
     assert len(set(seen)) == 4
     assert len({identity(), identity(layer=2), identity(pooling="last")}) == 3
+
+
+# --- shared out among cores -----------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=60), cores=st.integers(1, 8))
+def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], cores: int) -> None:
+    batches = encoders._core_batches(lengths, cores)
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    for rows in batches:
+        padded = len(rows) * max(lengths[row] for row in rows)
+        assert len(rows) == 1 or padded <= min(encoders.CORE_TOKENS, sum(lengths) / cores + 1)
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True), "like lengths together, the longest first"
+
+
+def test_few_texts_are_spread_over_the_cores() -> None:
+    assert encoders._core_batches([100, 100], cores=2) == [[0], [1]]
+    assert encoders._core_batches([100], cores=8) == [[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [8, 40, 10_000])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_batches_of_any_size_give_what_sentence_transformers_own_encode_gives(
+    bert_folder: Path, llama_folder: Path, tokens: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "CORE_TOKENS", tokens)
+    items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
+    # BERT counts positions from the first column, so only decoders can be padded there.
+    folders = [(llama_folder, "mean"), (llama_folder, "last"), (bert_folder, "mean")]
+    for folder, pooling in folders[:2] if padding_side == "left" else folders:
+        encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
+        monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
+        decoder = folder == llama_folder
+        inputs = [(encoders.chat_messages if decoder else encoders.plain_text)(*item) for item in items]
+        np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_with_a_default_prompt_is_left_to_sentence_transformers(
+    bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder: Any = load_encoder(str(bert_folder))
+    without = encoder.encode(ITEMS)
+    monkeypatch.setattr(encoder._model, "prompts", {"thanks": "thank you "})
+    monkeypatch.setattr(encoder._model, "default_prompt_name", "thanks")
+    expected = encoder._model.encode([encoders.plain_text(*item) for item in ITEMS])
+    np.testing.assert_allclose(encoder.encode(ITEMS), expected, atol=1e-6)
+    assert np.abs(expected - without).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_cores_leave_the_threads_of_torch_as_they_were(bert_folder: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    encoder: Any = load_encoder(str(bert_folder))
+    encoder.encode(ITEMS)
+    assert torch.get_num_threads() == before
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert seen == [before], "and those of threads that start later"
+
+
+@pytest.mark.slow
+def test_a_model_is_read_once_however_often_its_encoder_is_asked_for(
+    bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[ModelEncoder] = []
+    load = ModelEncoder.load_model
+    monkeypatch.setattr(ModelEncoder, "load_model", lambda encoder: read.append(encoder) or load(encoder))  # type: ignore[func-returns-value]
+    encoders._loaded.cache_clear()
+    for _ in range(3):
+        encoder = load_encoder(str(bert_folder))
+        assert encoder is not None
+        encoder.encode(ITEMS)
+    assert len(read) == 1
+    (bert_folder / "note.txt").write_text("another identity")
+    changed = load_encoder(str(bert_folder))
+    assert changed is not None
+    changed.encode(ITEMS)
+    assert len(read) == 2, "a folder that was changed is read again"
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

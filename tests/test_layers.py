@@ -10,15 +10,15 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 
 LAYERS = {
-    "ground": "errors files options hub jsonable",
-    "mathematics": "differences calibration simplex social_choice policies rankings bradley_terry extremes theory surface traits "
-    "diversity costs",
+    "ground": "errors files options hub jsonable processes",
+    "mathematics": "differences calibration simplex social_choice policies rankings bradley_terry extremes theory surface "
+    "traits diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
     "vectorcache encoders models tuned members pairs ensemble featurestore evidence candidates steps",
     "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
-    "pruning certification choices profiles pluralism study showcase streaming walkthrough rehearsal",
-    "edges": "terminal figures reporting model_card exporting servers generation tuning gate batching chat serving "
-    "reproduction commandline cli",
+    "pruning certification choices profiles pluralism study showcase streaming shards walkthrough rehearsal",
+    "edges": "terminal figures reporting model_card exporting scaling servers generation policysamples tuning "
+    "gate batching bodies chat service serving reproduction commandline cli",
     "fronts": "__init__ __main__",
 }
 HOMES = {
@@ -28,9 +28,12 @@ HOMES = {
     "huggingface_hub": {"hub"},
     "sentence_transformers": {"encoders"},
     "transformers": {"encoders", "models", "generation", "tuned", "pairtrainer", "finetune"},
-    "torch": {"encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune", "policysamples", "tuning"},
+    "torch": {
+        *("processes", "encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"),
+        *("policysamples", "tuning"),
+    },
     "peft": {"tuned", "finetune"},
-    "accelerate": {"pairtrainer", "finetune"},
+    "accelerate": {"pairtrainer", "finetune", "processes"},
     "pytorch_optimizer": {"pairtrainer"},
     "matplotlib": {"figures", "reporting"},
     "jinja2": {"reporting", "model_card"},

@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from pluralign.fitting import fit
     from pluralign.generation import Generation, generate
     from pluralign.inspection import Inspection, inspect
-    from pluralign.options import FitOptions, LoadOptions, SamplingOptions
+    from pluralign.options import FitOptions, LoadOptions, PolicyOptions, RemoteOptions, SamplingOptions
     from pluralign.preferences import Message, PreferenceSet, concatenate
     from pluralign.profiles import Profile, member_profiles
     from pluralign.pruning import Pruning, prune
     from pluralign.rankings import Decomposition, decompose
     from pluralign.reproduction import Plan, Reproduction, plan, reproduce
+    from pluralign.scaling import encode, score
+    from pluralign.servers import ServerModel
+    from pluralign.serving import create_app, serve
     from pluralign.sources import load_preferences
     from pluralign.tournaments import Tournament, load_tournament
+    from pluralign.tuning import Tuning, tune
 
 __version__ = "0.1.0"
 
@@ -47,20 +51,26 @@ _HOMES = {
     "MissingExtraError": "errors",
     "Plan": "reproduction",
     "PluralignError": "errors",
+    "PolicyOptions": "options",
     "PreferenceSet": "preferences",
     "Profile": "profiles",
     "Pruning": "pruning",
+    "RemoteOptions": "options",
     "Reproduction": "reproduction",
     "RewardEnsemble": "ensemble",
     "SamplingOptions": "options",
+    "ServerModel": "servers",
     "Tournament": "tournaments",
     "TownHall": "demo",
+    "Tuning": "tuning",
     "UsageError": "errors",
     "answer": "pluralism",
     "case_studies": "choices",
     "certify": "certification",
     "concatenate": "preferences",
+    "create_app": "serving",
     "decompose": "rankings",
+    "encode": "scaling",
     "evaluate": "evaluation",
     "export": "exporting",
     "fit": "fitting",
@@ -74,7 +84,10 @@ _HOMES = {
     "plan": "reproduction",
     "prune": "pruning",
     "reproduce": "reproduction",
+    "score": "scaling",
+    "serve": "serving",
     "town_hall": "demo",
+    "tune": "tuning",
 }
 
 __all__ = [
@@ -95,21 +108,27 @@ __all__ = [
     "MissingExtraError",
     "Plan",
     "PluralignError",
+    "PolicyOptions",
     "PreferenceSet",
     "Profile",
     "Pruning",
+    "RemoteOptions",
     "Reproduction",
     "RewardEnsemble",
     "SamplingOptions",
+    "ServerModel",
     "Tournament",
     "TownHall",
+    "Tuning",
     "UsageError",
     "__version__",
     "answer",
     "case_studies",
     "certify",
     "concatenate",
+    "create_app",
     "decompose",
+    "encode",
     "evaluate",
     "export",
     "fit",
@@ -123,7 +142,10 @@ __all__ = [
     "plan",
     "prune",
     "reproduce",
+    "score",
+    "serve",
     "town_hall",
+    "tune",
 ]
 
 

@@ -5,12 +5,14 @@ sentence on stderr and exit code 2. What the commands share is in ``commandline`
 """
 
 import dataclasses
+import functools
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stderr
+from contextlib import ExitStack, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,7 +40,17 @@ from pluralign.commandline import (
 )
 from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.jsonable import without_nan
-from pluralign.options import FitOptions, LoadOptions, SamplingOptions, TuneOptions
+from pluralign.options import (
+    EncodeOptions,
+    EngineOptions,
+    FitOptions,
+    LoadOptions,
+    PolicyOptions,
+    RemoteOptions,
+    SamplingOptions,
+    TuneOptions,
+    changed_options,
+)
 
 app = typer.Typer(
     name="pluralign",
@@ -95,7 +107,7 @@ def fit(
     with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
         preferences = load_votes(data, load_options)
     work: dict[str, Any] = {"tuning": tune_options, "folder": output}
-    if tune_options.backbone is None:
+    if tune_options.backbone is None and first:
         with progress_bar("Encoding texts") as progress, terminal.FitWatch() as watch:
             ensemble = fit_ensemble(preferences, fit_options, progress=progress, watch=watch, **work)
     else:
@@ -108,6 +120,35 @@ def fit(
         print_json(facts)
     else:
         terminal.show(terminal.fit_page(ensemble, str(output)))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign encode votes.parquet -o features\n\n"
+    "  pluralign fit votes.parquet -o ensemble --features features\n\n"
+    "  pluralign encode votes.parquet -o features --engine ray --workers 8 --encoder my-model --worker-gpus 1\n\n"
+    "  pluralign encode shards -o /shared/features --engine ray --address head:6379 --json"
+)
+@with_options(LoadOptions, EncodeOptions, EngineOptions)
+def encode(
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the features; resumes there.")],
+    load_options: LoadOptions,
+    encode_options: EncodeOptions,
+    engine_options: EngineOptions,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Encode the texts of DATA, or of a folder of Parquet shards, into features for fit; resumes a killed run."""
+    from pluralign import terminal
+    from pluralign.scaling import encode as encode_texts
+
+    texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
+    with progress_bar("Encoding shards") as progress:
+        done = encode_texts(texts, output, encode_options, engine_options, progress=progress)
+    if as_json:
+        print_json(done)
+    else:
+        terminal.show(terminal.shards_page(dataclasses.asdict(done)))
 
 
 @app.command(
@@ -133,6 +174,9 @@ def evaluate(
         str | None,
         typer.Option(help="Reference policy: data (columns logprob_a, logprob_b), smollm2, a model folder or hub id."),
     ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Folder that pluralign encode wrote of these votes; nothing is encoded then.")
+    ] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -153,6 +197,7 @@ def evaluate(
             groups=group,
             betas=beta,
             reference=reference,
+            features=features,
             seed=seed,
             progress=progress,
         )
@@ -283,9 +328,10 @@ def diversity(
 @app.command(
     epilog="Examples:\n\n  pluralign generate prompts.jsonl -o candidates.jsonl -n 16\n\n"
     "  pluralign generate prism -o candidates.jsonl --model my-org/my-model -n 100 --limit 50\n\n"
-    "  pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json"
+    "  pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json\n\n"
+    "  pluralign generate prompts.jsonl -o candidates.jsonl --model llama3.2 --base-url http://localhost:11434/v1"
 )
-@with_options(SamplingOptions)
+@with_options(SamplingOptions, RemoteOptions)
 def generate(
     prompts: Annotated[
         str,
@@ -297,17 +343,25 @@ def generate(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Candidates file; an unfinished one is gone on with.")],
     sampling_options: SamplingOptions,
-    model: Annotated[str, typer.Option(help="smollm2, or a causal language model's folder or hub id.")] = "smollm2",
+    remote_options: RemoteOptions,
+    model: Annotated[
+        str, typer.Option(help="smollm2, a causal language model's folder or hub id, or a server's name for a model.")
+    ] = "smollm2",
     n: Annotated[int, typer.Option("-n", help="Distinct responses to each prompt.")] = 8,
     limit: Annotated[int | None, typer.Option(help="Only so many prompts, drawn by the seed.")] = None,
     as_json: Json = False,
 ) -> None:
     """Sample several different responses to each prompt from a language model; resumes an interrupted file."""
     from pluralign import terminal
+    from pluralign.generation import find_sampler
     from pluralign.generation import generate as generate_candidates
 
-    with progress_bar(f"Sampling from {model}") as progress:
-        done = generate_candidates(prompts, output, model, n, sampling_options, limit=limit, progress=progress)
+    sampler = find_sampler(model, remote_options)
+    together = remote_options.concurrency if remote_options.base_url else 1
+    with progress_bar(f"Sampling from {sampler.name}") as progress:
+        done = generate_candidates(
+            prompts, output, sampler, n, sampling_options, limit=limit, concurrency=together, progress=progress
+        )
     if as_json:
         print_json(done)
     else:
@@ -472,12 +526,42 @@ def export(
 
 
 @app.command(epilog="Examples:\n\n  pluralign score ensemble texts.jsonl\n\n"
-             "  echo '{\"prompt\": \"Tea?\", \"response\": \"Yes.\"}' | pluralign score ensemble")  # fmt: skip
-def score(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
-    """Print each member's reward for lines of {prompt, response}; streams JSON Lines."""
-    from pluralign.streaming import score as score_lines
+             "  echo '{\"prompt\": \"Tea?\", \"response\": \"Yes.\"}' | pluralign score ensemble\n\n"
+             "  pluralign score ensemble shards -o scored --engine ray --workers 8 --worker-gpus 1")  # fmt: skip
+@with_options(EngineOptions)
+def score(
+    ensemble: Ensemble,
+    engine_options: EngineOptions,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]",
+            help="JSON Lines file, or - for standard input; with -o also CSV, Parquet or a folder of Parquet shards.",
+        ),
+    ] = "-",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for Parquet shards with rewards; resumes there.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+) -> None:
+    """Print each member's reward for lines of {prompt, response}, or write them into Parquet shards with -o."""
+    if output is None:
+        from pluralign.streaming import score as score_lines
 
-    stream_lines(ensemble, file, score_lines, as_json)
+        if changed := changed_options(engine_options):
+            raise UsageError(f"--{changed[0].replace('_', '-')} is about work that is kept: name a folder with -o.")
+        stream_lines(ensemble, file, score_lines, as_json)
+        return
+    from pluralign import terminal
+    from pluralign.scaling import score as score_shards
+
+    with progress_bar("Scoring shards") as progress:
+        done = score_shards(ensemble, file, output, engine_options, progress=progress)
+    if as_json:
+        print_json(done)
+    else:
+        terminal.show(terminal.shards_page(dataclasses.asdict(done)))
 
 
 @app.command(epilog="Examples:\n\n  pluralign compare ensemble pairs.jsonl\n\n"
@@ -494,18 +578,20 @@ def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: 
     epilog="Examples:\n\n  pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl\n\n"
     "  pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'"
     "\n\n  pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7"
+    "\n\n  pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1"
 )
-@with_options(SamplingOptions)
+@with_options(SamplingOptions, RemoteOptions)
 def answer(
     ensemble: Ensemble,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What is asked.")],
     sampling_options: SamplingOptions,
+    remote_options: RemoteOptions,
     mode: Annotated[str, typer.Option(help="balanced, steerable or distributional.")] = "balanced",
     candidates: Annotated[
         str | None, typer.Option(help="JSON Lines of {prompt, responses}, or - for standard input; its line is used.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Sample the candidates from this language model: smollm2, a folder or hub id.")
+        str | None, typer.Option(help="Sample the candidates from this language model; names as for generate.")
     ] = None,
     n: Annotated[int, typer.Option("-n", help="How many to sample.", min=1, max=1000)] = 8,
     rule: Annotated[str, typer.Option(help="Balanced: maximin, borda, schulze or lottery.")] = "maximin",
@@ -523,6 +609,7 @@ def answer(
     from pluralign import pluralism, terminal
     from pluralign.ensemble import RewardEnsemble
     from pluralign.evidence import REWARDS_FILE, load_evidence
+    from pluralign.generation import find_sampler, sample_distinct
     from pluralign.profiles import member_profiles
 
     if (candidates is None) == (model is None):
@@ -530,9 +617,23 @@ def answer(
     loaded = RewardEnsemble.load(ensemble)
     kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
     cards = member_profiles(loaded.weights, kept) if kept else []
-    texts = _candidates_for(prompt, candidates) if candidates else _sampled(prompt, str(model), n, sampling_options)
+    samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
+
+    cooler = min(sampling_options.temperature, pluralism.WRITING_TEMPERATURE)
+    writing_options = dataclasses.replace(sampling_options, temperature=cooler)
+
+    def sampled(name: str, options: SamplingOptions, words: str, count: int) -> list[str]:
+        with working(f"Sampling from {samplers[name].name}"):
+            return sample_distinct(samplers[name], words, count, options).responses
+
+    for sampler in samplers.values():
+        with working(f"Reaching {sampler.name}"):
+            sampler.prepare()
+    texts = _candidates_for(prompt, candidates) if candidates else sampled(str(model), sampling_options, prompt, n)
+    if model and len(texts) < n:
+        print(f"note: {model} gave {len(texts)} different responses, not {n}.", file=sys.stderr)
     own = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
-    writer = (lambda words, count: _sampled(words, distill, count, sampling_options)) if distill else None
+    writer = functools.partial(sampled, distill, writing_options) if distill else None
     with progress_bar("Encoding texts") as progress:
         found = pluralism.answer(
             loaded,
@@ -564,11 +665,47 @@ def _candidates_for(prompt: str, file: str) -> list[str]:
     return list((found or lists)[0].responses)
 
 
-def _sampled(prompt: str, model: str, n: int, options: SamplingOptions) -> list[str]:
-    from pluralign.generation import LocalModel
+@app.command(
+    epilog="Examples:\n\n  pluralign tune ensemble prompts.jsonl -o policies --model my-org/my-model\n\n"
+    "  pluralign tune ensemble prompts.jsonl -o policies --method grpo --steps 300 --member 0 --member 3\n\n"
+    "  pluralign tune ensemble ensemble -o policies --limit 48 --steps 40 --max-new-tokens 48 --json"
+)
+@with_options(PolicyOptions)
+def tune(
+    ensemble: Ensemble,
+    prompts: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROMPTS",
+            help="A file with a column prompt, - for standard input, prism, a known set of votes, or an ensemble's "
+            "folder: the prompts held out.",
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the adapters; finished ones are kept.")],
+    policy_options: PolicyOptions,
+    model: Annotated[str, typer.Option(help="smollm2, or a causal language model's folder or hub id.")] = "smollm2",
+    member: Annotated[
+        list[int], typer.Option(metavar="J", help="Only this member; else all with weight. Repeatable.")
+    ] = [],  # noqa: B006
+    limit: Annotated[int | None, typer.Option(help="Only so many prompts, drawn by the seed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tune a language model to each member: one LoRA adapter a member, judged on prompts it never trained on."""
+    from pluralign import terminal
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.exporting import member_names
+    from pluralign.tuning import tune as tune_policies
 
-    with working(f"Sampling from {model}"):
-        return [text.strip() for text in LocalModel(model).sample(prompt, n, options, options.seed)]
+    loaded = RewardEnsemble.load(ensemble)
+    names = member_names(ensemble, loaded)
+    with progress_bar(f"Tuning {model}") as progress:
+        done = tune_policies(
+            loaded, prompts, model, output, policy_options, members=member, names=names, limit=limit, progress=progress
+        )
+    if as_json:
+        print_json(done)
+    else:
+        terminal.show(terminal.tuning_page(dataclasses.asdict(done)))
 
 
 @app.command(
@@ -602,6 +739,76 @@ def rankings(
         print_json(facts)
     else:
         terminal.show(terminal.rankings_page(facts, tournament.name))
+
+
+@app.command(
+    epilog="Examples:\n\n  pluralign serve ensemble\n\n  pluralign serve ensemble --model smollm2 --port 9000\n\n"
+    "  pluralign serve ensemble --model llama3.2 --base-url http://localhost:11434/v1 --name town\n\n"
+    "  PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0"
+)
+@with_options(SamplingOptions, RemoteOptions)
+def serve(
+    ensemble: Ensemble,
+    sampling_options: SamplingOptions,
+    remote_options: RemoteOptions,
+    host: Annotated[str, typer.Option(help="Where to listen; other than this machine only with a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any free one.", min=0, max=65535)] = 8000,
+    model: Annotated[
+        str | None, typer.Option(help="Sample candidates from this language model; names as for generate.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="How many to sample for a prompt.", min=1, max=64)] = 8,
+    name: Annotated[str | None, typer.Option(help="First part of the model ids; else the folder's name.")] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="PLURALIGN_API_KEY", show_envvar=True, help="What clients must send.")
+    ] = "",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write the texts of requests to the log.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve an ensemble over HTTP: OpenAI's chat, rerank and reward shapes, and a page for people."""
+    from pluralign.ensemble import RewardEnsemble
+    from pluralign.evidence import REWARDS_FILE, load_evidence
+    from pluralign.generation import find_sampler
+
+    if remote_options.base_url and not model:
+        raise UsageError("--base-url names a server; name its model with --model too.")
+    serving = _serving()
+    loaded = RewardEnsemble.load(ensemble)
+    known_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
+    with ExitStack() as until_ready:
+        until_ready.enter_context(working(f"Preparing {known_as}"))
+
+        def ready(address: str) -> None:
+            until_ready.close()
+            if as_json:
+                print_json({"address": address, "name": known_as, "k": loaded.k, "model": model})
+            else:
+                print(serving.greeting(address, known_as, loaded.k, bool(model), bool(api_key)))
+            sys.stdout.flush()
+
+        serving.serve(
+            loaded,
+            find_sampler(model, remote_options) if model else None,
+            host=host,
+            port=port,
+            api_key=api_key,
+            ready=ready,
+            evidence=load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
+            name=known_as,
+            limits=serving.Limits(generations=remote_options.concurrency, generation_seconds=remote_options.timeout)
+            if remote_options.base_url
+            else None,
+            sampling=sampling_options,
+            n=n,
+            log_prompts=log_prompts,
+        )
+
+
+def _serving() -> Any:
+    try:
+        from pluralign import serving
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(missing.name or "fastapi", "server", "a server") from None
+    return serving
 
 
 @app.command(

@@ -1,8 +1,8 @@
 """Frozen text encoders: (prompt, response) → vector, each distinct text once ever.
 
-Decided here: which encoders there are and what each reads of a prompt and a response. Pooling and batching are
-sentence-transformers' own. A model is loaded only when a text is not in the cache yet, so that a second fit imports no
-torch.
+Decided here: which encoders there are, what each reads of a prompt and a response, and how texts are shared out among
+cores. Tokens, pooling and normalisation are sentence-transformers' own. A model is loaded only when a text is not in
+the cache yet, so that a second fit imports no torch; then it stays in memory.
 """
 
 import hashlib
@@ -11,12 +11,15 @@ import io
 import itertools
 import json
 import logging
+import os
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -43,6 +46,9 @@ HASH_DIMENSION = 1024
 CACHE_EVERY = 512
 """Texts encoded between two writes to the cache: what a kill can cost."""
 BATCH_SIZE = 32
+"""Texts read at once where they are not shared out among cores."""
+CORE_TOKENS = 1024
+"""Tokens that one core reads at once: what it works on stays in its cache (docs/performance.md)."""
 
 logger = logging.getLogger("pluralign")
 
@@ -86,7 +92,7 @@ def encode(
 
 
 def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Progress | None) -> Vectors:
-    keys = [_text_key(*item) for item in items]
+    keys = [text_key(*item) for item in items]
     store = VectorCache(encoder.identity) if cache else None
     known: dict[str, Any] = dict(zip(keys, store.get(keys), strict=True)) if store else dict.fromkeys(keys)
     missing = {key: item for key, item in zip(keys, items, strict=True) if known[key] is None}
@@ -105,7 +111,7 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
     return np.stack([known[key] for key in keys])
 
 
-def _text_key(prompt: Prompt, response: str) -> str:
+def text_key(prompt: Prompt, response: str) -> str:
     """Return one text for a prompt and a response; a chat's begins as no prompt does, its JSON may be a prompt too."""
     return f"{'' if isinstance(prompt, str) else chr(30)}{prompt_key(prompt)}\x1f{response}"
 
@@ -165,8 +171,13 @@ class ModelEncoder:
     def _is_decoder(self) -> bool:
         return any(name.endswith("ForCausalLM") for name in self._config.get("architectures") or [])
 
-    @cached_property
+    @property
     def _model(self) -> Any:
+        with _LOADING:
+            return _loaded(self)
+
+    def load_model(self) -> Any:
+        """Return a ``SentenceTransformer`` of the folder, read anew."""
         try:
             import sentence_transformers
             from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
@@ -205,14 +216,84 @@ class ModelEncoder:
         """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
         templated = self._is_decoder and self._model[0].tokenizer.chat_template
         inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
-        vectors = self._model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        return _read_on_cores(self._model, inputs)
+
+
+_LOADING = threading.Lock()
+
+
+@lru_cache(maxsize=2)
+def _loaded(encoder: ModelEncoder) -> Any:
+    """Return an encoder's model; the last two used stay in memory."""
+    return encoder.load_model()
+
+
+def _read_on_cores(model: Any, inputs: list[Any]) -> Vectors:
+    """Return what ``model.encode`` returns, faster: each core reads small batches of like length by itself.
+
+    A batch for all cores at once is so large that its arrays fit no cache and are new memory for every layer, and cores
+    wait for each other after every product.
+    """
+    import torch
+    from sentence_transformers.base.modules import Transformer
+
+    plain = isinstance(model[0], Transformer) and model.default_prompt_name is None and model.truncate_dim is None
+    features = model.preprocess(inputs) if plain and model.device.type == "cpu" else {}
+    if "attention_mask" not in features:
+        vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
+    mask = features["attention_mask"]
+
+    def read(rows: list[int]) -> Vectors:
+        used = mask[rows].any(dim=0)  # the columns in which some text has a token
+        parts = {
+            name: value[rows][:, used] if getattr(value, "shape", None) == mask.shape else value
+            for name, value in features.items()
+        }
+        with torch.inference_mode():
+            return np.asarray(model(parts)["sentence_embedding"].numpy(), dtype=np.float32)
+
+    threads = torch.get_num_threads()
+    batches = _core_batches(mask.sum(dim=1).tolist(), threads)
+    found = [read(rows) for rows in batches] if len(batches) == 1 else list(_cores().map(read, batches))
+    torch.set_num_threads(threads)  # for threads to come: those of the pool have set it to one
+    vectors = np.empty((len(inputs), found[0].shape[1]), dtype=np.float32)
+    for rows, part in zip(batches, found, strict=True):
+        vectors[rows] = part
+    return vectors
+
+
+def _core_batches(lengths: Sequence[int], cores: int) -> list[list[int]]:
+    """Return rows in batches of at most ``CORE_TOKENS``, the longest first; fewer tokens if a core would have none.
+
+    Example:
+        >>> _core_batches([400, 500, 300, 300], cores=2)
+        [[1], [0], [2, 3]]
+    """
+    most = min(CORE_TOKENS, -(-sum(lengths) // cores))
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > most:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+@cache
+def _cores() -> ThreadPoolExecutor:
+    """Return one thread a core, each of which computes by itself."""
+    import torch
+
+    return ThreadPoolExecutor(torch.get_num_threads(), "core", torch.set_num_threads, (1,))
+
+
+os.register_at_fork(after_in_child=_cores.cache_clear)  # threads do not survive a fork
 
 
 def _keeping_the_response(model: Any) -> Any:
     """Cut texts that are too long from the left: the response is last, and the prompt the same for both sides."""
     model.tokenizer.truncation_side = "left"
-    return model
+    return model.eval()
 
 
 def chat_messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
@@ -263,8 +344,11 @@ def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mea
     """
     if name == "none":
         return None
-    if name == "hashing":
-        return HashingEncoder()
+    if name.partition(":")[0] == "hashing":
+        dimension = name.partition(":")[2] or str(HASH_DIMENSION)
+        if not (dimension.isdecimal() and int(dimension) > 0):
+            raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
+        return HashingEncoder(int(dimension))
     if name == "minilm":
         return ModelEncoder(minilm_folder(), f"minilm-{MINILM_SHA256[:16]}/left", sha256=MINILM_SHA256)
     folder = smollm2_folder() if name == "smollm2" else model_folder(name)

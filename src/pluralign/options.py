@@ -6,6 +6,7 @@ Apart from the functions they steer, because ``pluralign --help`` shows them wit
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from urllib.parse import urlsplit
 
 from pluralign.errors import UsageError, did_you_mean
 
@@ -19,7 +20,12 @@ Target: TypeAlias = Literal["auto", "teacher", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Pooling: TypeAlias = Literal["mean", "last"]
 Optimizer: TypeAlias = Literal["soap", "adamw"]
+PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
+Engine: TypeAlias = Literal["local", "ray"]
 MAX_MEMBERS = 256
+MAX_CONCURRENCY = 256
+MAX_TIMEOUT = 24 * 3600
+MAX_LORA_RANK = 512
 TIE_RULES: tuple[TieRule, ...] = ("drop", "half")
 
 
@@ -76,6 +82,9 @@ class FitOptions:
     )
     pooling: Pooling = field(default="mean", metadata={"help": "Mean over a decoder's tokens, or the last one."})
     surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
+    features: str | None = field(
+        default=None, metadata={"help": "Folder that pluralign encode wrote: read from disk as it is used."}
+    )
     test_fraction: float = field(
         default=0.1, metadata={"help": "Share of prompts held out where no official split is."}
     )
@@ -136,6 +145,49 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
+class RemoteOptions:
+    """Which server's model is sampled from, and how patiently."""
+
+    base_url: str = field(
+        default="",
+        metadata={"help": "Sample from this server, which speaks OpenAI's chat completions: http://localhost:8000/v1."},
+    )
+    api_key_env: str = field(
+        default="OPENAI_API_KEY",
+        metadata={"help": "Server: environment variable with the key that is sent to it; it may be unset."},
+    )
+    concurrency: int = field(default=8, metadata={"help": "Server: prompts asked at the same time."})
+    timeout: float = field(default=300.0, metadata={"help": "Server: seconds that an answer may take."})
+
+    def __post_init__(self) -> None:
+        if not self.base_url and (changed := changed_options(self)):
+            raise UsageError(f"{changed[0]} is about a server: name one with --base-url.")
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise UsageError(f"concurrency must be from 1 to {MAX_CONCURRENCY}, not {self.concurrency}.")
+        if not 0 < self.timeout <= MAX_TIMEOUT:
+            raise UsageError(f"timeout must be above 0 and at most {MAX_TIMEOUT:,} seconds, not {self.timeout:g}.")
+        if self.base_url:
+            object.__setattr__(self, "base_url", _checked_url(self.base_url))
+
+
+def _checked_url(url: str) -> str:
+    """Return a server's address without a slash at its end; nothing secret is in it, since it is kept with results."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https") or not url.isprintable() or " " in url:
+        raise UsageError("the base URL must look like http://localhost:8000/v1 or https://api.example.com/v1.")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise UsageError(
+            "the base URL must not hold a password or anything after ? or #; a key goes into the environment variable "
+            "that --api-key-env names."
+        )
+    return url.rstrip("/")
+
+
+@dataclass(frozen=True)
 class TuneOptions:
     """How a language model is fine-tuned; the defaults are the paper's recipe (App. Training Pipeline)."""
 
@@ -177,12 +229,106 @@ class TuneOptions:
             raise UsageError(f"{changed[0]} is about fine-tuning: name a model to tune with --backbone.")
 
 
+@dataclass(frozen=True)
+class PolicyOptions:
+    """How a policy is tuned to a member."""
+
+    method: PolicyMethod = field(
+        default="dpo", metadata={"help": "Pairs of the best and worst samples (dpo), or its reward itself (grpo)."}
+    )
+    beta: float = field(
+        default=0.1, metadata={"help": "Price of a nat of KL to the base, in standard deviations of reward."}
+    )
+    steps: int = field(default=100, metadata={"help": "Steps of the optimiser for each member."})
+    batch_size: int = field(default=8, metadata={"help": "Pairs a step (dpo), or prompts a step (grpo)."})
+    samples: int = field(
+        default=8, metadata={"help": "Responses to a prompt: of the base, in a group of grpo, and in the evaluation."}
+    )
+    lora_rank: int = field(default=16, metadata={"help": "Rank of the adapters."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Largest learning rate; it warms up and decays."})
+    temperature: float = field(default=1.0, metadata={"help": "Of sampling, in training and evaluation."})
+    max_new_tokens: int = field(default=128, metadata={"help": "Longest response, in tokens."})
+    held_out: float = field(default=0.25, metadata={"help": "Share of prompts never trained on, to judge by."})
+    micro_batch: int = field(default=8, metadata={"help": "Most responses read at once; lower it to save memory."})
+    seed: int = field(default=0, metadata={"help": "Seed of everything random; the same for all members."})
+
+    def __post_init__(self) -> None:
+        if self.method not in (known := get_args(PolicyMethod)):
+            raise UsageError(f"method cannot be {self.method!r}; {did_you_mean(self.method, known)}.")
+        for name in ("beta", "steps", "batch_size", "lora_rank", "learning_rate", "max_new_tokens", "micro_batch"):
+            if not 0 < (value := getattr(self, name)) < float("inf"):
+                raise UsageError(f"{name} must be above 0, not {value:g}.")
+        if self.lora_rank > MAX_LORA_RANK:
+            raise UsageError(f"lora_rank must be at most {MAX_LORA_RANK}, the most that vLLM serves.")
+        if self.samples < 2:
+            raise UsageError(f"samples must be at least 2, or no response is better than another, not {self.samples}.")
+        if not 0 < self.temperature <= 10:
+            raise UsageError(f"temperature must be above 0 and at most 10, not {self.temperature:g}.")
+        if not 0 < self.held_out < 1:
+            raise UsageError(f"held_out must be between 0 and 1, not {self.held_out:g}.")
+        if self.seed < 0:
+            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+
+
+def _as_in(config: type, name: str) -> Any:
+    """Return an option of another dataclass as it is there."""
+    known = config.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    return field(default=known.default, metadata=known.metadata)
+
+
+@dataclass(frozen=True)
+class EncodeOptions:
+    """What texts are encoded with; as for ``fit``."""
+
+    encoder: str = _as_in(FitOptions, "encoder")
+    layer: int | None = _as_in(FitOptions, "layer")
+    pooling: Pooling = _as_in(FitOptions, "pooling")  # noqa: RUF009
+    surface: bool = _as_in(FitOptions, "surface")
+
+    def __post_init__(self) -> None:
+        if self.pooling not in (known := get_args(Pooling)):
+            raise UsageError(f"pooling cannot be {self.pooling!r}; {did_you_mean(self.pooling, known)}.")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where the shards of a large piece of work are done."""
+
+    engine: Engine = field(default="local", metadata={"help": "This process, or workers on a Ray cluster (ray)."})
+    workers: int | None = field(
+        default=None, metadata={"help": "Ray: workers at once; as many as there is room for unless given."}
+    )
+    worker_cpus: int = field(default=1, metadata={"help": "Ray: CPUs, and threads, of a worker."})
+    worker_gpus: float = field(default=0.0, metadata={"help": "Ray: GPUs of a worker; 0.5 lets two share one."})
+    address: str | None = field(
+        default=None,
+        metadata={"help": "Ray: HOST:PORT of a cluster, or auto; else $RAY_ADDRESS, else one is started here."},
+    )
+    shard_rows: int = field(
+        default=8192, metadata={"help": "Texts a shard: what a lost worker can cost. Shards of a folder stay as is."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.engine not in (known := get_args(Engine)):
+            raise UsageError(f"engine cannot be {self.engine!r}; {did_you_mean(self.engine, known)}.")
+        for name in ("workers", "worker_cpus", "shard_rows"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, not {value}.")
+        if not 0 <= self.worker_gpus < float("inf"):
+            raise UsageError(f"worker_gpus must not be below 0, but it is {self.worker_gpus:g}.")
+        of_ray = [name for name in changed_options(self) if name not in ("engine", "shard_rows")]
+        if self.engine == "local" and of_ray:
+            raise UsageError(f"{of_ray[0]} is about --engine ray.")
+
+
 def changed_options(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
     return [dial.name for dial in fields(options) if getattr(options, dial.name) != dial.default]
 
 
-Options = TypeVar("Options", "LoadOptions", "FitOptions", "SamplingOptions", "TuneOptions")
+Options = TypeVar(
+    "Options", "LoadOptions", "FitOptions", "SamplingOptions", "TuneOptions", "PolicyOptions", "EncodeOptions"
+)
 
 
 def with_changes(options: Options, changes: Mapping[str, Any]) -> Options:

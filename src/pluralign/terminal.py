@@ -563,6 +563,80 @@ def generation_page(facts: Mapping[str, Any], n: int) -> Iterator[RenderableType
     yield Text()
 
 
+def shards_page(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What ``pluralign encode`` and ``pluralign score -o`` show: what is in the folder, and what was there before."""
+    made = f"vectors of {facts['dimension']:,} numbers" if "dimension" in facts else f"rewards of {facts['k']} members"
+    yield Text(f"\n{facts['folder']}", style="bold")
+    yield Text(f"{facts['rows']:,} texts, {made}, in {facts['shards']:,} shards, {facts['seconds']:.0f} s")
+    if facts["resumed"]:
+        yield Text(f"· {facts['resumed']:,} shards were there from an earlier run", style="dim")
+    yield Text()
+
+
+def tuning_page(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """What ``pluralign tune`` shows: rewards before and after, KL, the cross table, answers, and how to serve."""
+    policies = facts["members"]
+    yield Text(f"\n{facts['folder']}: {len(policies)} policies", style="bold")
+    yield Text(
+        f"{facts['model']}, {facts['method']} · {facts['prompts']:,} prompts to train on, "
+        f"{facts['held_out']:,} held out · {facts['seconds']:.0f} s"
+    )
+    remarks = (
+        (facts["resumed"], "members were tuned by an earlier run"),
+        (facts["too_long"], "prompts do not fit the model's window with a response, and are left out"),
+        (facts["bad_rows"], "rows hold no prompt, and are left out"),
+    )
+    for count, what in remarks:
+        if count:
+            yield Text(f"· {count:,} {what}", style="dim")
+    yield Text()
+    title = "Reward by its own member on held-out prompts, in standard deviations of the base's answers to a prompt"
+    table = figures(title, "policy", "before", "after", "95 % of the gain", "KL, nats", "tokens")
+    for policy in policies:
+        low, high = policy["interval"]
+        table.add_row(
+            Text(f"{policy['member']} {policy['name']}"),
+            f"{policy['reward_before']:+.2f}",
+            f"{policy['reward_after']:+.2f}",
+            f"{low:+.2f} – {high:+.2f}",
+            f"{policy['kl']:.2f} ± {policy['kl_standard_error']:.2f}",
+            f"{policy['tokens']:.0f}",
+        )
+    table.caption = f"the base writes {facts['base_tokens']:.0f} tokens"
+    yield table
+    for policy in policies:
+        if not policy["improved"]:
+            yield Text(
+                f"! The reward of member {policy['member']} did not go up: its interval includes 0 or lies below. "
+                "Give it more steps or prompts, a higher --learning-rate or a lower --beta.",
+                style="yellow",
+            )
+    for note in facts["notes"]:
+        yield Text(f"! {note}", style="yellow")
+    if len(policies) > 1:
+        names = [f"by {policy['member']}" for policy in policies]
+        cross = figures("Rewards of each policy by each member", "policy", *names)
+        cross.add_row("base", *(f"{value:+.2f}" for value in facts["base"]))
+        for policy, row in zip(policies, facts["matrix"], strict=True):
+            cross.add_row(str(policy["member"]), *(f"{value:+.2f}" for value in row))
+        yield cross
+    for policy in policies:
+        for sample in policy["samples"][:1]:
+            prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1]["content"]
+            texts = (f"“{prompt}”", f"before: {sample['before']}", f"after: {sample['after']}")
+            body = Text("\n".join(_shortened(_visible(text)) for text in texts))
+            yield Panel(body, title=f"Policy {policy['member']}", title_align="left", width=PANEL_WIDTH)
+    yield Text("Serve base and adapters with vLLM, and draw an adapter for each request with these weights:")
+    weights = facts["serving"]["weights"].items()
+    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in weights))
+    yield Text(f"  cd {shlex.quote(facts['folder'])} && {facts['serving']['command']}\n")
+
+
+def _visible(text: str) -> str:
+    """Text in one line, without control characters that would move a terminal's cursor."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def plan_page(plan: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What ``pluralign reproduce --dry-run`` shows: steps, needs, and what it is reckoned to cost."""
     recipe, cost = plan["recipe"], plan["cost"]

@@ -44,7 +44,7 @@ class VectorCache:
         """Return each text's vector, or None where it is not there yet."""
         if not self.path.exists():
             return [None] * len(texts)
-        keys = [_key(text) for text in texts]
+        keys = [vector_key(text) for text in texts]
         found: dict[bytes, bytes] = {}
         with closing(self._connect()) as connection:
             for start in range(0, len(keys), _KEYS_A_QUERY):
@@ -56,7 +56,7 @@ class VectorCache:
     def put(self, texts: Iterable[str], vectors: Vectors) -> None:
         """Store vectors, all of them or, when killed, none."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [(_key(text), vector.astype("<f4").tobytes()) for text, vector in zip(texts, vectors, strict=True)]
+        rows = [(vector_key(text), vector.astype("<f4").tobytes()) for text, vector in zip(texts, vectors, strict=True)]
         with closing(self._connect()) as connection, connection:
             connection.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
 
@@ -77,5 +77,6 @@ class VectorCache:
         return DataError(f"the cache of vectors cannot be used ({error})", file=str(self.path), remedy=remedy)
 
 
-def _key(text: str) -> bytes:
+def vector_key(text: str) -> bytes:
+    """Return the 16 bytes that a text's vector is kept under, here and in a folder of features."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

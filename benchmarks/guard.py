@@ -1,0 +1,189 @@
+"""Has a change made something much slower or worse? All benchmarks, small, against the ratios that are committed.
+
+    python benchmarks/guard.py [--only speed,serving] [--pluralism VOTES RANKINGS] [--update] [-o build/bench.json]
+
+Runs each benchmark with ``--json`` and writes what they print as one object. Ratios are compared, never times, with
+``benchmarks/reference.json``: one that is worse than half its reference fails, and the exit code is 1. ``--update``
+makes this run the reference instead; say why in the change.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+REFERENCE = HERE / "reference.json"
+WORST = 2.0
+"""How many times worse than its reference a ratio may be."""
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A script beside this one, its arguments when run small, and the ratios to look at."""
+
+    arguments: Sequence[str]
+    ratios: Mapping[str, Better]
+    """Which way is better, by the names in its JSON; ``/`` steps into an object."""
+    without: str = ""
+    """Why it is skipped, if it is."""
+
+
+BENCHMARKS = {
+    "inspect_speed": Benchmark(["--pairs", "50000"], {"inspect_vs_json_loads": "lower"}),
+    "calibration": Benchmark(
+        ["demo:600", "--seeds", "1", "--encoder", "hashing", "--runs", "joint,stagewise symmetric"],
+        {
+            "demo:600/rows/joint k=8/vs_soft_bt": "lower",
+            "demo:600/rows/stagewise symmetric k=8/vs_soft_bt": "lower",
+        },
+    ),
+    "growth": Benchmark(
+        ["--sizes", "2000", "20000"],
+        {"load_exponent": "lower", "fit_exponent": "lower", "evaluate_exponent": "lower"},
+    ),
+    "speed": Benchmark(
+        ["--quick"],
+        {
+            "encode_vs_sentence_transformers": "higher",
+            "encode_vs_gemm_peak": "higher",
+            "fit_vs_encode": "lower",
+            "refit_vs_fit": "lower",
+            "joint_vs_stagewise": "lower",
+            "joint_vs_logistic": "lower",
+            "compare_vs_encode": "higher",
+        },
+    ),
+    "serving": Benchmark(["--quick"], {"online / offline throughput": "higher", "p99 / full batch": "lower"}),
+    "pluralism": Benchmark([], {}, without="it needs votes and rankings: --pluralism VOTES RANKINGS"),
+    "finetuning": Benchmark([], {}, without="it trains for many minutes: python benchmarks/finetuning.py VOTES"),
+}
+
+
+def main() -> None:
+    """Run the benchmarks, write their JSON, print the table; exit 1 if a ratio is much worse."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help=f"only these, comma-separated: {','.join(BENCHMARKS)}")
+    parser.add_argument("--pluralism", nargs=2, metavar=("VOTES", "RANKINGS"), help="data for benchmarks/pluralism.py")
+    parser.add_argument("--update", action="store_true", help="make this run the reference")
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/bench.json"))
+    arguments = parser.parse_args()
+    chosen = arguments.only.split(",") if arguments.only else list(BENCHMARKS)
+    if unknown := [name for name in chosen if name not in BENCHMARKS]:
+        sys.exit(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}.")
+    benchmarks = {name: BENCHMARKS[name] for name in chosen}
+    if arguments.pluralism and "pluralism" in benchmarks:
+        benchmarks["pluralism"] = Benchmark([*arguments.pluralism, "--seeds", "1"], {})
+    found, skipped, failed = run_all(benchmarks)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+    reference = json.loads(REFERENCE.read_text()) if REFERENCE.is_file() else {}
+    if arguments.update:
+        reference |= {name: ratios_of(benchmarks[name], result) for name, result in found.items()}
+        REFERENCE.write_text(json.dumps({name: reference[name] for name in sorted(reference)}, indent=1) + "\n")
+    rows = [row for name, result in found.items() for row in compare(name, benchmarks[name], result, reference)]
+    show(rows, skipped)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}.")
+    sys.exit(any(row.verdict == "worse" for row in rows))
+
+
+def run_all(benchmarks: Mapping[str, Benchmark]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+    """Return what the benchmarks print, by name, why others did not run, and which failed."""
+    found, skipped, failed = {}, {}, []
+    for name, benchmark in benchmarks.items():
+        script = HERE / f"{name}.py"
+        if reason := benchmark.without or ("" if script.is_file() else f"there is no {script.name}"):
+            skipped[name] = reason
+            continue
+        started = time.perf_counter()
+        command = [sys.executable, str(script), *benchmark.arguments, "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            failed.append(name)
+            continue
+        found[name] = json.loads(done.stdout)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+    return found, skipped, failed
+
+
+# --- the comparison -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio beside its reference."""
+
+    benchmark: str
+    ratio: str
+    value: float
+    reference: float | None
+    verdict: Literal["as good", "worse", "new"]
+    better: Better
+
+
+def compare(name: str, benchmark: Benchmark, result: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Row]:
+    """Return every ratio of a benchmark's JSON beside its reference.
+
+    Args:
+        name: of the benchmark.
+        benchmark: its ratios.
+        result: what it printed.
+        reference: ratios by benchmark and name; one that is missing is new.
+    """
+    rows = []
+    for ratio, value in ratios_of(benchmark, result).items():
+        better, before = benchmark.ratios[ratio], reference.get(name, {}).get(ratio)
+        worse = before is not None and times_worse(value, before, better) > WORST
+        verdict: Literal["as good", "worse", "new"] = "new" if before is None else "worse" if worse else "as good"
+        rows.append(Row(name, ratio, value, before, verdict, better))
+    return rows
+
+
+def times_worse(value: float, reference: float, better: Better) -> float:
+    """Return how many times worse a ratio is than its reference; below 1 it is better."""
+    numerator, denominator = (reference, value) if better == "higher" else (value, reference)
+    return numerator / denominator if denominator > 0 else float("inf")
+
+
+def ratios_of(benchmark: Benchmark, result: Mapping[str, Any]) -> dict[str, float]:
+    """Return a benchmark's ratios by their names; one that it did not print is an error, for it guards nothing then."""
+    return {ratio: _value(result, ratio) for ratio in benchmark.ratios}
+
+
+def _value(result: Any, path: str) -> float:
+    """Return the number under a name, or under names with ``/`` between them."""
+    if path in result:
+        return float(result[path])
+    for end, letter in enumerate(path):
+        if letter == "/" and path[:end] in result:
+            return _value(result[path[:end]], path[end + 1 :])
+    raise KeyError(f"there is no {path} in what the benchmark printed")
+
+
+def show(rows: Sequence[Row], skipped: Mapping[str, str]) -> None:
+    """Print the table."""
+    console, table = Console(width=130), Table(box=box.SIMPLE_HEAD)
+    for heading in ("benchmark", "ratio", "now", "reference", "better", ""):
+        table.add_column(heading, justify="right" if heading in ("now", "reference") else "left")
+    for row in rows:
+        before = "" if row.reference is None else f"{row.reference:.3g}"
+        style = "bold red" if row.verdict == "worse" else ""
+        table.add_row(row.benchmark, row.ratio, f"{row.value:.3g}", before, row.better, row.verdict, style=style)
+    console.print(table)
+    for name, reason in skipped.items():
+        console.print(f"{name}: skipped, {reason}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

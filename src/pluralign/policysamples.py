@@ -1,0 +1,184 @@
+"""Samples of a policy, token by token: drawing them, how likely they are, and the figures they give.
+
+Decided here: what a policy's sample is, its KL to a reference, and how rewards are standardised and paired. Nothing is
+trained; ``tuning`` trains on such samples and judges by them.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.calibration import Interval, clustered_interval
+from pluralign.errors import DataError
+from pluralign.generation import LocalModel, prompt_seed
+from pluralign.models import padded
+from pluralign.options import SamplingOptions
+from pluralign.preferences import Prompt
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Ids: TypeAlias = list[int]
+
+
+@dataclass(frozen=True)
+class Response:
+    """One sampled response: its tokens, with the one that ends it where it ended by itself, and its text."""
+
+    tokens: Ids
+    text: str
+
+
+Samples: TypeAlias = list[list[Response]]
+"""As many responses to each of some prompts."""
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+class Policy(LocalModel):
+    """A causal language model that samples tokens and says how likely it finds them, with or without an adapter."""
+
+    @property
+    def model(self) -> Any:
+        """The loaded model."""
+        return self._model()[0]
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._loaded = (model, self.tokenizer)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self._model()[1]
+
+    def check_ends(self) -> frozenset[int]:
+        """Return the tokens that end a text; without any a policy could not learn when to stop."""
+        end = self.model.generation_config.eos_token_id
+        end = self.tokenizer.eos_token_id if end is None else end
+        if end is None or self.tokenizer.eos_token_id is None:
+            remedy = "give its tokenizer an eos_token"
+            raise DataError("the model has no token that ends a text", file=self.name, remedy=remedy)
+        return frozenset(end if isinstance(end, list) else [end])
+
+    def context(self, prompt: Prompt, new: int) -> Ids:
+        """Return the prompt's tokens up to where the assistant speaks; too long a prompt is a ``DataError``."""
+        return list(map(int, self._tokens(prompt, new)[0]))
+
+    def draw(self, prompt: Prompt, n: int, options: SamplingOptions, at_once: int) -> list[Response]:
+        """Return n responses, sampled with a generator of their own."""
+        import torch
+
+        ends, found = self.check_ends(), list[Ids]()
+        tokens = self._tokens(prompt, options.max_new_tokens).to(self.model.device)
+        with torch.random.fork_rng(), torch.inference_mode():
+            torch.manual_seed(prompt_seed(prompt, options.seed))
+            while len(found) < n:
+                written = self._continue(tokens, min(at_once, n - len(found)), options)
+                found += [_up_to_the_end(row, ends) for row in written[:, tokens.shape[1] :].tolist()]
+        texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
+        return [Response(ids, text.strip()) for ids, text in zip(found, texts, strict=True)]
+
+    def log_prob(self, context: Ids, responses: Sequence[Ids], temperature: float, at_once: int) -> FloatArray:
+        """Return log π(response | context) summed over its tokens, ``(n_responses,)``."""
+        import torch
+
+        model, sums = self.model, list[float]()
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        # The logits of a large vocabulary are what fills memory: only those of the responses are kept.
+        keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
+        with torch.inference_mode():
+            for start in range(0, len(responses), at_once):
+                batch = responses[start : start + at_once]
+                texts = [{"input_ids": context + ids, "attention_mask": [1] * len(context + ids)} for ids in batch]
+                longest = max(map(len, batch))
+                kept = {"logits_to_keep": longest + 1} if keeps else {}
+                logits = model(**padded(texts, 0, model.device), **kept).logits[:, -longest - 1 :].float()
+                for row, ids in zip(torch.log_softmax(logits / temperature, dim=-1), batch, strict=True):
+                    own = row[: len(ids)].gather(1, torch.tensor(ids, device=row.device)[:, None])
+                    sums.append(float(own.double().sum()))
+        return np.array(sums)
+
+
+def _up_to_the_end(ids: Ids, ends: frozenset[int]) -> Ids:
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What standardises rewards: see ``reward_scale``."""
+
+    mean: FloatArray
+    """μ, ``(k,)``."""
+    spread: FloatArray
+    """σ, ``(k,)``."""
+
+    def __call__(self, rewards: FloatArray) -> FloatArray:
+        """Return (r − μ) / σ of ``(…, k)`` rewards; of a member without spread, 0."""
+        known = self.spread > 0
+        return np.where(known, (rewards - self.mean) / np.where(known, self.spread, 1.0), 0.0)
+
+
+def reward_scale(rewards: npt.ArrayLike) -> Scale:
+    """Return what standardises rewards, by samples y_1 … y_n of the base policy to each of some prompts X.
+
+        r̃_j(x, y) = (r_j(x, y) − μ_j) / σ_j,   μ_j = mean of r_j(x, y_i) over X and i,   σ_j² = mean over X of s_j²(x),
+
+    with s_j²(x) the unbiased variance of r_j among the samples to one prompt. So 0 is what the base earns, and 1
+    what separates its answers to a prompt; how much prompts differ, which no policy can change, does not count.
+
+    Args:
+        rewards: ``(n_prompts, n_samples, k)``.
+
+    Example:
+        >>> scale = reward_scale([[[0.0], [2.0]], [[10.0], [12.0]]])
+        >>> scale.mean, scale.spread.round(4), scale(np.array([6.0]))
+        (array([6.]), array([1.4142]), array([0.]))
+    """
+    r = np.asarray(rewards, dtype=np.float64)
+    spread = np.sqrt(r.var(axis=1, ddof=1).mean(axis=0))
+    return Scale(r.mean(axis=(0, 1)), np.where(spread > 1e-9 * np.abs(r).max(), spread, 0.0))
+
+
+def sampled_kl(log_prob: npt.ArrayLike, reference_log_prob: npt.ArrayLike) -> Interval:
+    """Estimate KL(π ‖ π_ref) per response, in nats, from responses that π sampled.
+
+        KL ≈ mean over prompts x and samples y ~ π(· | x) of  Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t),
+
+    the sum over all tokens of the response, the one that ends it too. Unbiased; it can fall below 0 by chance. Both are
+    read at the temperature of sampling, and responses are cut at ``max_new_tokens`` as when they were sampled.
+
+    Args:
+        log_prob: log π(y | x), ``(n_prompts, n_samples)``.
+        reference_log_prob: log π_ref(y | x) of the same responses.
+
+    Returns:
+        The mean, with its interval and standard error by prompt.
+
+    Example:
+        >>> sampled_kl([[-1.0, -2.0], [-1.5, -1.0]], [[-1.5, -2.0], [-2.5, -1.5]]).mean
+        0.5
+    """
+    ratio = np.asarray(log_prob, dtype=np.float64) - np.asarray(reference_log_prob, dtype=np.float64)
+    return clustered_interval(ratio.ravel(), np.repeat(np.arange(len(ratio)), ratio.shape[1]))
+
+
+def best_and_worst(rewards: npt.ArrayLike) -> list[tuple[int, int]]:
+    """Return pairs of responses to one prompt: best and worst, second best and second worst, … for the best quarter.
+
+    Example:
+        >>> best_and_worst([0.1, 0.9, 0.5, 0.3, 0.2, 0.4, 0.7, 0.6])
+        [(1, 0), (6, 4)]
+        >>> best_and_worst([0.5, 0.5])
+        []
+    """
+    r = np.asarray(rewards, dtype=np.float64)
+    order = np.argsort(-r, kind="stable")
+    ends = [(int(order[i]), int(order[-1 - i])) for i in range(max(1, len(r) // 4))]
+    return [(best, worst) for best, worst in ends if r[best] > r[worst]]

@@ -1,0 +1,118 @@
+"""The guard over benchmarks: a ratio that gets twice as bad is seen, one that is merely noisy is not."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+guard: Any = load("guard")
+BOTH = guard.Benchmark([], {"rate": "higher", "cost": "lower"})
+REFERENCE = {"toy": {"rate": 1.6, "cost": 0.2}}
+positive = st.floats(0.01, 100)
+
+
+def verdicts(rate: float, cost: float, reference: dict[str, Any] = REFERENCE) -> list[str]:
+    return [row.verdict for row in guard.compare("toy", BOTH, {"rate": rate, "cost": cost}, reference)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost", "expected"),
+    [
+        (1.6, 0.2, ["as good", "as good"]),
+        (0.81, 0.39, ["as good", "as good"]),
+        (0.79, 0.2, ["worse", "as good"]),
+        (1.6, 0.41, ["as good", "worse"]),
+        (90.0, 0.001, ["as good", "as good"]),
+        (0.0, 0.2, ["worse", "as good"]),
+    ],
+)
+def test_a_ratio_is_worse_when_it_is_not_half_as_good_as_its_reference(
+    rate: float, cost: float, expected: list[str]
+) -> None:
+    assert verdicts(rate, cost) == expected
+
+
+def test_a_ratio_without_a_reference_is_new_and_fails_nothing() -> None:
+    assert verdicts(0.1, 9.0, {}) == ["new", "new"]
+    assert verdicts(0.1, 9.0, {"toy": {"cost": 0.2}}) == ["new", "worse"]
+
+
+@given(value=positive, reference=positive)
+def test_turning_a_ratio_upside_down_and_its_direction_too_changes_nothing(value: float, reference: float) -> None:
+    turned = guard.times_worse(1 / value, 1 / reference, "lower")
+    assert guard.times_worse(value, reference, "higher") == pytest.approx(turned)
+
+
+def test_ratios_are_found_inside_objects_and_under_names_with_slashes() -> None:
+    benchmark = guard.Benchmark([], {"demo:9/rows/joint k=8/vs": "lower", "online / offline": "higher"})
+    result = {"demo:9": {"rows": {"joint k=8": {"vs": 0.5}}}, "online / offline": 0.9, "other": "text"}
+    assert guard.ratios_of(benchmark, result) == {"demo:9/rows/joint k=8/vs": 0.5, "online / offline": 0.9}
+
+
+def test_a_ratio_that_is_no_longer_printed_is_noticed() -> None:
+    with pytest.raises(KeyError, match="there is no cost"):
+        guard.compare("toy", BOTH, {"rate": 1.0}, REFERENCE)
+
+
+def test_a_much_worse_ratio_ends_with_exit_code_1_and_the_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "toy.py").write_text("""print('{"rate": 0.5, "cost": 0.2}')""")
+    (tmp_path / "reference.json").write_text(json.dumps(REFERENCE))
+    absent = guard.Benchmark([], {}, without="there is no data")
+    monkeypatch.setattr(guard, "HERE", tmp_path)
+    monkeypatch.setattr(guard, "REFERENCE", tmp_path / "reference.json")
+    monkeypatch.setattr(guard, "BENCHMARKS", {"toy": BOTH, "absent": absent})
+    output = tmp_path / "build" / "bench.json"
+    monkeypatch.setattr(sys, "argv", ["guard.py", "-o", str(output)])
+    with pytest.raises(SystemExit) as ended:
+        guard.main()
+    assert ended.value.code == 1
+    printed = capsys.readouterr().out
+    assert "worse" in printed
+    assert "absent: skipped, there is no data" in printed
+    assert json.loads(output.read_text()) == {"toy": {"rate": 0.5, "cost": 0.2}}
+    monkeypatch.setattr(sys, "argv", ["guard.py", "-o", str(output), "--update"])
+    with pytest.raises(SystemExit) as ended:
+        guard.main()
+    assert ended.value.code == 0
+    assert json.loads((tmp_path / "reference.json").read_text()) == {"toy": {"rate": 0.5, "cost": 0.2}}
+
+
+def test_a_benchmark_that_fails_is_named_after_the_others_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    (tmp_path / "toy.py").write_text("""print('{"rate": 1.6, "cost": 0.2}')""")
+    monkeypatch.setattr(guard, "HERE", tmp_path)
+    monkeypatch.setattr(guard, "BENCHMARKS", {"broken": guard.Benchmark([], {}), "toy": BOTH})
+    monkeypatch.setattr(sys, "argv", ["guard.py", "-o", str(tmp_path / "bench.json")])
+    with pytest.raises(SystemExit, match="failed: broken"):
+        guard.main()
+    assert list(json.loads((tmp_path / "bench.json").read_text())) == ["toy"]
+
+
+def test_every_reference_is_of_a_ratio_that_is_guarded() -> None:
+    reference = json.loads((FOLDER / "reference.json").read_text())
+    for name, ratios in reference.items():
+        assert set(ratios) == set(guard.BENCHMARKS[name].ratios)
+    assert "speed" in reference
