@@ -116,3 +116,19 @@ def test_every_reference_is_of_a_ratio_that_is_guarded() -> None:
     for name, ratios in reference.items():
         assert set(ratios) == set(guard.BENCHMARKS[name].ratios)
     assert "speed" in reference
+
+
+def test_the_speed_benchmark_prints_what_the_guard_reads() -> None:
+    assert set(guard.BENCHMARKS["speed"].ratios) <= set(load("speed").MEANING)
+
+
+def test_operations_are_those_of_every_product_in_a_bert(tmp_path: Path) -> None:
+    width, inside, layers, lengths = 4, 6, 3, [2, 5]
+    config = {"hidden_size": width, "intermediate_size": inside, "num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    products = 0  # (rows, inner, columns) of each product, a multiplication and an addition a term
+    for n in lengths:
+        of_layer = [(n, width, width)] * 4 + [(n, width, inside), (n, inside, width), (n, width, n), (n, n, width)]
+        products += layers * sum(2 * rows * inner * columns for rows, inner, columns in of_layer)
+    tokens = {"input_ids": [[0] * n for n in lengths]}
+    assert load("speed").operations(tmp_path, lambda *_, **__: tokens, None, ["a", "b"]) == products

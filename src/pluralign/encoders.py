@@ -287,7 +287,8 @@ def _cores() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(torch.get_num_threads(), "core", torch.set_num_threads, (1,))
 
 
-os.register_at_fork(after_in_child=_cores.cache_clear)  # threads do not survive a fork
+if hasattr(os, "register_at_fork"):  # where processes fork, and threads do not survive it
+    os.register_at_fork(after_in_child=_cores.cache_clear)
 
 
 def _keeping_the_response(model: Any) -> Any:
