@@ -42,6 +42,16 @@ def write_jsonl(tmp_path: Path) -> WriteLines:
     return write
 
 
+@pytest.fixture(scope="session")
+def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an ensemble of three members on surface features, with many held-out votes."""
+    from pluralign import fit, town_hall
+
+    path = tmp_path_factory.mktemp("ensemble")
+    fit(town_hall(480).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
+    return path
+
+
 BROWSER_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),

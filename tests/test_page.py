@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from pluralign import PreferenceSet, answer, create_app, fit, town_hall
+from pluralign import PreferenceSet, answer, create_app
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evidence import load_evidence
 from pluralign.pluralism import steer_by_choices
@@ -47,20 +47,13 @@ def running(app: Any) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(480).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
-    return path
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")
-def ensemble(folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(folder)
-
-
-@pytest.fixture(scope="module")
-def address(ensemble: RewardEnsemble, folder: Path) -> Iterator[str]:
-    with running(create_app(ensemble, evidence=load_evidence(folder), name="town")) as at:
+def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
+    with running(create_app(ensemble, evidence=load_evidence(town_folder), name="town")) as at:
         yield at
 
 
@@ -488,13 +481,13 @@ def test_the_heat_map_is_read_by_keys(tab: Tab, address: str, shown: dict[str, A
 
 
 def test_two_responses_are_compared_with_reasons(
-    tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble, folder: Path
+    tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble, town_folder: Path
 ) -> None:
     page = tab.open(address + "#compare")
     pair = shown["steering_pairs"][0]
     texts = pair["prompt"], pair["response_a"], pair["response_b"]
     rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
-    cards = member_profiles(ensemble.weights, load_evidence(folder))
+    cards = member_profiles(ensemble.weights, load_evidence(town_folder))
     expected = explain(ensemble, cards, *texts, rewards[0], rewards[1])
     share = sum(one["weight"] * one["vote"] for one in expected)
     assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")

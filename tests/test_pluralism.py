@@ -286,3 +286,9 @@ def test_bad_usage_is_one_sentence(folder: Path, lines: Path, arguments: list[st
     assert done.returncode == 2
     assert done.stdout == ""
     assert sentence in done.stderr
+
+
+def test_an_unknown_rule_is_refused_before_anything_is_sampled(town_folder: Path) -> None:
+    done = run("answer", town_folder, "Trees?", "--model", "/nowhere", "--rule", "maximum")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no rule 'maximum'; did you mean" in done.stderr.lower()

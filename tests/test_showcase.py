@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import Message, PreferenceSet, fit, town_hall
+from pluralign import Message, PreferenceSet, town_hall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evaluation import comparison
 from pluralign.evidence import Evidence, load_evidence
@@ -38,20 +38,13 @@ SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(480).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
-    return path
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")
-def ensemble(folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(folder)
-
-
-@pytest.fixture(scope="module")
-def evidence(folder: Path) -> Evidence:
-    return load_evidence(folder)
+def evidence(town_folder: Path) -> Evidence:
+    return load_evidence(town_folder)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +119,7 @@ def test_a_better_soft_reward_is_said_to_be_better(ensemble: RewardEnsemble) -> 
     for low, high, words in (
         (0.001, 0.002, "One ordinary reward model read as a probability (soft BT) predicts shares better: "),
         (-0.002, -0.001, "It predicts shares better than one ordinary reward model"),
-        (-0.001, 0.001, "It is level with one ordinary reward model"),
+        (-0.001, 0.001, "These votes do not tell it from one ordinary reward model"),
     ):
         gap = {"mean": (low + high) / 2, "low": low, "high": high}
         soft = {**ensemble.facts["baselines"]["soft_bt"], "difference": gap}
@@ -134,7 +127,18 @@ def test_a_better_soft_reward_is_said_to_be_better(ensemble: RewardEnsemble) -> 
         verdict = showcase(replace(ensemble, facts=facts), None, name="town")["verdicts"][1]
         assert verdict["text"].startswith(words)
         assert f"{high:+.4f} (95 %)" in verdict["text"].replace("−", "-")
-        assert verdict["kind"] == ("behind" if low > 0 else "good")
+        assert verdict["kind"] == ("behind" if low > 0 else "good" if high < 0 else "level")
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(0.01, 0.03, True), (-0.01, 0.01, True), (-0.03, -0.01, False)])
+def test_an_ensemble_no_better_than_half_and_half_says_so(
+    ensemble: RewardEnsemble, low: float, high: float, said: bool
+) -> None:
+    half = ensemble.facts["baselines"]["constant_half"]
+    changed = {**half, "difference": {**half["difference"], "low": low, "high": high}}
+    facts = {**ensemble.facts, "baselines": {**ensemble.facts["baselines"], "constant_half": changed}}
+    verdicts = showcase(replace(ensemble, facts=facts), None, name="town")["verdicts"]
+    assert any("half and half" in verdict["text"] for verdict in verdicts) == said
 
 
 def test_the_history_has_the_lines_to_hold_it_against(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:

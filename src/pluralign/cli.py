@@ -612,6 +612,7 @@ def answer(
     from pluralign.generation import find_sampler, sample_distinct
     from pluralign.profiles import member_profiles
 
+    pluralism.check_ways(mode, rule)
     if (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     loaded = RewardEnsemble.load(ensemble)

@@ -26,7 +26,7 @@ from pluralign.errors import DataError, UsageError, did_you_mean
 from pluralign.extremes import USED
 from pluralign.preferences import PreferenceSet, Prompt, prompt_hash
 from pluralign.profiles import Profile
-from pluralign.social_choice import borda, choose, maximin, pairwise_support
+from pluralign.social_choice import RULES, borda, choose, maximin, pairwise_support
 from pluralign.traits import TRAITS
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -175,8 +175,7 @@ def answer(
         >>> found.mode, round(sum(one.weight for one in found.answers), 6)
         ('balanced', 1.0)
     """
-    if mode not in MODES:
-        raise UsageError(f"there is no mode {mode!r}; {did_you_mean(str(mode), MODES)}.")
+    check_ways(mode, rule)
     if mode != "steerable" and (member is not None or like or choices is not None):
         raise UsageError(f"a member, words or choices steer; mode {mode} takes none of them.")
     if refusal and (text := refusal(prompt)) is not None:
@@ -208,6 +207,13 @@ def answer(
     steering = steer(ensemble, member=member, like=like, choices=choices, profiles=profiles, seed=seed)
     given = _given(texts, favourite, ensemble.weights, steering.member)
     return Answer(mode, (given,), steering=steering, candidates=len(texts), notes=notes)
+
+
+def check_ways(mode: str, rule: str) -> None:
+    """Refuse a mode or a rule that there is not, before anything is sampled or scored."""
+    for what, given, known in (("mode", mode, MODES), ("rule", rule, tuple(RULES))):
+        if given not in known:
+            raise UsageError(f"there is no {what} {given!r}; {did_you_mean(str(given), known)}.")
 
 
 def _notes(candidates: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:

@@ -119,6 +119,10 @@ def showcase(
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
+KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
+"""How the page marks a verdict."""
+
+
 def _verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """How good it is, in sentences for someone who has not read the paper."""
     if not facts.get("test") or not facts.get("baselines"):
@@ -127,23 +131,29 @@ def _verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         "floor": {
             "ahead of": "It predicts people's votes better than any single yes-or-no judge could, even a perfect one",
             "behind": "A perfect single yes-or-no judge would predict people's votes better",
-            "level with": "It is level with a perfect single yes-or-no judge",
+            "level with": "These votes do not tell it from a perfect single yes-or-no judge",
         },
         "soft_bt": {
             "ahead of": "It predicts shares better than one ordinary reward model read as a probability (soft BT)",
             "behind": "One ordinary reward model read as a probability (soft BT) predicts shares better",
-            "level with": "It is level with one ordinary reward model read as a probability (soft BT)",
+            "level with": "These votes do not tell it from one ordinary reward model read as a probability (soft BT)",
+        },
+        "constant_half": {
+            "behind": "Always saying half and half would predict the votes better",
+            "level with": "These votes do not tell it from always saying half and half",
         },
     }
     for rival, sentences in words.items():
         found = facts["baselines"].get(rival)
-        if found and found["difference"]["low"] is not None:
-            gap, where = found["difference"], standing(found["difference"])
+        if not found or found["difference"]["low"] is None:
+            continue
+        gap, where = found["difference"], standing(found["difference"])
+        if where in sentences:
             scores = f"Brier score {facts['test']['brier']:.4f} against {found['brier']:.4f}"
             text = f"{sentences[where]}: {scores}, difference {gap['low']:+.4f} to {gap['high']:+.4f} (95 %)."
             if rival == "soft_bt" and where == "behind":
                 text += " But one reward has one answer for all; what members add is an answer for each of them."
-            yield {"kind": "behind" if where == "behind" else "good", "text": text.replace("-0.", "−0.")}
+            yield {"kind": KINDS[where], "text": text.replace("-0.", "−0.")}
 
 
 def _comparison(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
