@@ -88,8 +88,11 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
+_hints = functools.cache(get_type_hints)
+
+
 def _as_parameter(config: type, dial: dataclasses.Field[Any]) -> introspection.Parameter:
-    kind, default = get_type_hints(config)[dial.name], dial.default
+    kind, default = _hints(config)[dial.name], dial.default
     if get_origin(kind) is Mapping:
         kind, default = list[str], []
     elif kind == int | str:
