@@ -207,7 +207,7 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
         load_preferences(tmp_path / "votes.parquet")
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
 def test_an_empty_file_says_so(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_bytes(content)
     with pytest.raises(DataError, match="there are no rows in it"):
