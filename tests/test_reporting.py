@@ -112,7 +112,8 @@ def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found:
     rival = {**ensemble.facts["baselines"]["soft_bt"], "difference": {"mean": 0.01, "low": 0.002, "high": 0.02}}
     facts = {**ensemble.facts, "baselines": {**ensemble.facts["baselines"], "soft_bt": rival}}
     behind = page(ensemble, study_with(found, facts))
-    assert "One soft Bradley–Terry reward, read as a probability, predicts people&#39;s shares better" in behind
+    assert "One ordinary reward model read as a probability (soft BT) predicts shares better: " in behind
+    assert f"against {rival['brier']:.4f}, difference +0.0020 to +0.0200 (95 %)." in behind
 
 
 def study_with(found: Study, facts: Any) -> Study:

@@ -28,6 +28,7 @@ from pluralign.commandline import (
     Lines,
     OtherVotes,
     OtherVotesOption,
+    Prompts,
     Seed,
     SubjectName,
     evidence_for,
@@ -333,14 +334,7 @@ def diversity(
 )
 @with_options(SamplingOptions, RemoteOptions)
 def generate(
-    prompts: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROMPTS",
-            help="A file with a column prompt (prompts, candidates or votes), - for standard input, prism (or "
-            "prism:FOLDER), a known set of votes, or an ensemble's folder: the prompts held out.",
-        ),
-    ],
+    prompts: Prompts,
     output: Annotated[Path, typer.Option("--output", "-o", help="Candidates file; an unfinished one is gone on with.")],
     sampling_options: SamplingOptions,
     remote_options: RemoteOptions,
@@ -674,14 +668,7 @@ def _candidates_for(prompt: str, file: str) -> list[str]:
 @with_options(PolicyOptions)
 def tune(
     ensemble: Ensemble,
-    prompts: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROMPTS",
-            help="A file with a column prompt, - for standard input, prism, a known set of votes, or an ensemble's "
-            "folder: the prompts held out.",
-        ),
-    ],
+    prompts: Prompts,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the adapters; finished ones are kept.")],
     policy_options: PolicyOptions,
     model: Annotated[str, typer.Option(help="smollm2, or a causal language model's folder or hub id.")] = "smollm2",

@@ -54,6 +54,14 @@ Groups = Annotated[
     list[str],
     typer.Option("--group", metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable."),
 ]
+Prompts = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROMPTS",
+        help="A file with a column prompt (prompts, candidates or votes), - for standard input, prism (or "
+        "prism:FOLDER), a known set of votes, or an ensemble's folder: the prompts held out.",
+    ),
+]
 Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]

@@ -1,11 +1,11 @@
 """How well an ensemble, or anything else that predicts shares, does on votes it has not seen, beside the noise.
 
-Computes; what is shown is decided in ``terminal`` and, later, the report. ``evaluate_features`` is the quick part that
+Computes; what is shown is decided in ``terminal``, the report and the page. ``evaluate_features`` is the quick part that
 every fit runs; ``evaluate`` adds other subjects, groups of pairs and the policy level.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, TypeAlias
@@ -466,6 +466,47 @@ def standing(difference: Mapping[str, float]) -> str:
         'level with'
     """
     return "ahead of" if difference["high"] < 0 else "behind" if difference["low"] > 0 else "level with"
+
+
+KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
+"""How a page marks a verdict."""
+
+
+def verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield how an ensemble stands to its rivals, in sentences for someone who has not read the paper.
+
+    Each has a ``kind``: ``good``, ``level`` where the votes do not tell, or ``behind``. Always ½ is named only where
+    the ensemble is not ahead of it.
+    """
+    if not facts.get("test") or not facts.get("baselines"):
+        return
+    words = {
+        "floor": {
+            "ahead of": "It predicts people's votes better than any single yes-or-no judge could, even a perfect one",
+            "behind": "A perfect single yes-or-no judge would predict people's votes better",
+            "level with": "These votes do not tell it from a perfect single yes-or-no judge",
+        },
+        "soft_bt": {
+            "ahead of": "It predicts shares better than one ordinary reward model read as a probability (soft BT)",
+            "behind": "One ordinary reward model read as a probability (soft BT) predicts shares better",
+            "level with": "These votes do not tell it from one ordinary reward model read as a probability (soft BT)",
+        },
+        "constant_half": {
+            "behind": "Always saying half and half would predict the votes better",
+            "level with": "These votes do not tell it from always saying half and half",
+        },
+    }
+    for rival, sentences in words.items():
+        found = facts["baselines"].get(rival)
+        if not found or found["difference"]["low"] is None:
+            continue
+        gap, where = found["difference"], standing(found["difference"])
+        if where in sentences:
+            scores = f"Brier score {facts['test']['brier']:.4f} against {found['brier']:.4f}"
+            text = f"{sentences[where]}: {scores}, difference {gap['low']:+.4f} to {gap['high']:+.4f} (95 %)."
+            if rival == "soft_bt" and where == "behind":
+                text += " But one reward has one answer for all; what members add is an answer for each of them."
+            yield {"kind": KINDS[where], "text": text.replace("-0.", "−0.")}
 
 
 # --- judging one prediction -----------------------------------------------------------------------------------------

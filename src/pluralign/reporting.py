@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from pluralign import figures
 from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison, standing
+from pluralign.evaluation import comparison, verdicts
 from pluralign.extremes import USED, further_than_a_coin
 from pluralign.figures import save_figures
 from pluralign.files import write_whole
@@ -147,24 +147,7 @@ def _environment() -> Environment:
 
 
 def _verdicts(study: Study) -> Iterator[Mapping[str, str]]:
-    facts = study.facts
-    rival, floor = facts["baselines"].get("soft_bt"), facts["baselines"]["floor"]
-    if rival and rival["difference"]["low"] is not None:
-        gap, where = rival["difference"], standing(rival["difference"])
-        span = f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
-        words = {
-            "ahead of": "It predicts people's shares better than one soft Bradley–Terry reward",
-            "behind": "One soft Bradley–Terry reward, read as a probability, predicts people's shares better",
-            "level with": "It is level with one soft Bradley–Terry reward read as a probability",
-        }
-        yield {"kind": "behind" if where == "behind" else "", "text": f"{words[where]}: {span}."}
-    side = "below" if facts["test"]["brier"] < floor["brier"] else "above"
-    half = facts["baselines"]["constant_half"]["brier"]
-    text = (
-        f"Its Brier score is {side} the floor of {floor['brier']:.4f}, which no single deterministic reward can pass; "
-        f"answering one half to everything scores {half:.4f}."
-    )
-    yield {"kind": "" if side == "below" else "behind", "text": text}
+    yield from verdicts(study.facts)
     far = [card for card in study.profiles if further_than_a_coin(card.disagreement, card.weight)]
     if far:
         those = ", ".join(str(card.member) for card in far)

@@ -17,7 +17,7 @@ from pluralign.bradley_terry import sigmoid
 from pluralign.candidates import Candidates, prompt_text
 from pluralign.choices import FEWEST_RESPONSES, case_studies, held_out_candidates
 from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison, standing
+from pluralign.evaluation import comparison, standing, verdicts
 from pluralign.evidence import Evidence
 from pluralign.extremes import further_than_a_coin
 from pluralign.jsonable import without_nan
@@ -78,7 +78,7 @@ def showcase(
         "data": dict(facts.get("data") or {}),
         "votes": None,
         "test": facts.get("test"),
-        "verdicts": list(_verdicts(facts)),
+        "verdicts": list(verdicts(facts)),
         "comparison": list(_comparison(facts)),
         "history": _history(facts),
         "reliability": list(_curve(facts)),
@@ -117,43 +117,6 @@ def showcase(
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
-
-
-KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
-"""How the page marks a verdict."""
-
-
-def _verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """How good it is, in sentences for someone who has not read the paper."""
-    if not facts.get("test") or not facts.get("baselines"):
-        return
-    words = {
-        "floor": {
-            "ahead of": "It predicts people's votes better than any single yes-or-no judge could, even a perfect one",
-            "behind": "A perfect single yes-or-no judge would predict people's votes better",
-            "level with": "These votes do not tell it from a perfect single yes-or-no judge",
-        },
-        "soft_bt": {
-            "ahead of": "It predicts shares better than one ordinary reward model read as a probability (soft BT)",
-            "behind": "One ordinary reward model read as a probability (soft BT) predicts shares better",
-            "level with": "These votes do not tell it from one ordinary reward model read as a probability (soft BT)",
-        },
-        "constant_half": {
-            "behind": "Always saying half and half would predict the votes better",
-            "level with": "These votes do not tell it from always saying half and half",
-        },
-    }
-    for rival, sentences in words.items():
-        found = facts["baselines"].get(rival)
-        if not found or found["difference"]["low"] is None:
-            continue
-        gap, where = found["difference"], standing(found["difference"])
-        if where in sentences:
-            scores = f"Brier score {facts['test']['brier']:.4f} against {found['brier']:.4f}"
-            text = f"{sentences[where]}: {scores}, difference {gap['low']:+.4f} to {gap['high']:+.4f} (95 %)."
-            if rival == "soft_bt" and where == "behind":
-                text += " But one reward has one answer for all; what members add is an answer for each of them."
-            yield {"kind": KINDS[where], "text": text.replace("-0.", "−0.")}
 
 
 def _comparison(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

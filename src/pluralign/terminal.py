@@ -541,6 +541,13 @@ def _case_panel(case: CaseStudy) -> Panel:
     return Panel(Text("\n\n".join(body)), title=title, title_align="left", width=PANEL_WIDTH)
 
 
+def _counted(remarks: Iterable[tuple[int, str]]) -> Iterator[Text]:
+    """What happened at all, with how often."""
+    for count, what in remarks:
+        if count:
+            yield Text(f"· {count:,} {what}", style="dim")
+
+
 def generation_page(facts: Mapping[str, Any], n: int) -> Iterator[RenderableType]:
     """What ``pluralign generate`` shows: what was sampled, what was left out, and which prompts failed."""
     yield Text(f"\n{facts['file']}", style="bold")
@@ -555,9 +562,7 @@ def generation_page(facts: Mapping[str, Any], n: int) -> Iterator[RenderableType
         (facts["short"], f"prompts have fewer than {n} different responses, however often they were sampled"),
         (len(facts["failed"]), f"prompts failed; they are in {facts['file']}.failed, and the same command tries again"),
     )
-    for count, what in remarks:
-        if count:
-            yield Text(f"· {count:,} {what}", style="dim")
+    yield from _counted(remarks)
     for failure in facts["failed"][:3]:
         yield Text(f"  {failure['error']}", style="red")
     yield Text()
@@ -568,8 +573,7 @@ def shards_page(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     made = f"vectors of {facts['dimension']:,} numbers" if "dimension" in facts else f"rewards of {facts['k']} members"
     yield Text(f"\n{facts['folder']}", style="bold")
     yield Text(f"{facts['rows']:,} texts, {made}, in {facts['shards']:,} shards, {facts['seconds']:.0f} s")
-    if facts["resumed"]:
-        yield Text(f"· {facts['resumed']:,} shards were there from an earlier run", style="dim")
+    yield from _counted([(facts["resumed"], "shards were there from an earlier run")])
     yield Text()
 
 
@@ -586,9 +590,7 @@ def tuning_page(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
         (facts["too_long"], "prompts do not fit the model's window with a response, and are left out"),
         (facts["bad_rows"], "rows hold no prompt, and are left out"),
     )
-    for count, what in remarks:
-        if count:
-            yield Text(f"· {count:,} {what}", style="dim")
+    yield from _counted(remarks)
     yield Text()
     title = "Reward by its own member on held-out prompts, in standard deviations of the base's answers to a prompt"
     table = figures(title, "policy", "before", "after", "95 % of the gain", "KL, nats", "tokens")
