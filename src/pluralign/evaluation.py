@@ -1,7 +1,7 @@
 """How well an ensemble, or anything else that predicts shares, does on votes it has not seen, beside the noise.
 
-Computes; what is shown is decided in ``terminal``, the report and the page. ``evaluate_features`` is the quick part that
-every fit runs; ``evaluate`` adds other subjects, groups of pairs and the policy level.
+Computes; what is shown is decided in ``terminal``, the report and the page. ``evaluate_features`` is the quick part
+that every fit runs; ``evaluate`` adds other subjects, groups of pairs and the policy level.
 """
 
 import math
