@@ -186,7 +186,11 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     config = transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes)
-    transformers.BertModel(config).save_pretrained(folder)
+    model = transformers.BertModel(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):  # they would all be zero
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -322,13 +326,13 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
 # --- shared out among cores -----------------------------------------------------------------------------------------
 
 
-@given(lengths=st.lists(st.integers(1, 2000), min_size=1, max_size=60), cores=st.integers(1, 8))
+@given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), cores=st.integers(1, 8))
 def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], cores: int) -> None:
     batches = encoders._core_batches(lengths, cores)
     assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
     for rows in batches:
         padded = len(rows) * max(lengths[row] for row in rows)
-        assert len(rows) == 1 or padded <= min(encoders.CORE_TOKENS, sum(lengths) / cores + 1)
+        assert len(rows) == 1 or padded <= min(encoders.CORE_CHARACTERS, sum(lengths) / cores + 1)
     in_order = [lengths[row] for rows in batches for row in rows]
     assert in_order == sorted(lengths, reverse=True), "like lengths together, the longest first"
 
@@ -339,16 +343,21 @@ def test_few_texts_are_spread_over_the_cores() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [8, 40, 10_000])
+@pytest.mark.parametrize("characters", [20, 160, 40_000])
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_batches_of_any_size_give_what_sentence_transformers_own_encode_gives(
-    bert_folder: Path, llama_folder: Path, tokens: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
+    bert_folder: Path, llama_folder: Path, characters: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "CORE_TOKENS", tokens)
+    monkeypatch.setattr(encoders, "CORE_CHARACTERS", characters)
     items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
-    # BERT counts positions from the first column, so only decoders can be padded there.
-    folders = [(llama_folder, "mean"), (llama_folder, "last"), (bert_folder, "mean")]
-    for folder, pooling in folders[:2] if padding_side == "left" else folders:
+    for folder, pooling in [
+        (llama_folder, "mean"),
+        (llama_folder, "last"),
+        (bert_folder, "mean"),
+        (bert_folder, "last"),
+    ]:
+        if folder == bert_folder and padding_side == "left":
+            continue  # BERT counts positions from the first column, so only decoders can be padded there
         encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
         monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
         decoder = folder == llama_folder
@@ -401,6 +410,33 @@ def test_a_model_is_read_once_however_often_its_encoder_is_asked_for(
     assert changed is not None
     changed.encode(ITEMS)
     assert len(read) == 2, "a folder that was changed is read again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"hidden_act": "relu"}, {"is_decoder": True}, {"output_hidden_states": True}])
+def test_a_bert_that_is_not_as_published_goes_through_its_own_layers(
+    bert_folder: Path, change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(bert_folder, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    encoder: Any = load_encoder(str(folder))
+    assert encoders._layers(encoder._model) is encoder._model[0]
+    texts = [encoders.plain_text(*item) for item in ITEMS]
+    np.testing.assert_allclose(encoder.encode(ITEMS), encoder._model.encode(texts), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_sentence_transformers_folder_in_half_precision_is_read_in_float32(bert_folder: Path, tmp_path: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    whole: Any = load_encoder(str(bert_folder))
+    half = whole.load_model().to(torch.bfloat16)
+    half.save(str(tmp_path / "half"), create_model_card=False)
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    encoder = load_encoder(str(tmp_path / "half"))
+    assert encoder is not None
+    np.testing.assert_allclose(encoder.encode(ITEMS), whole.encode(ITEMS), atol=0.05)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

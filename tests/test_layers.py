@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "pluralign"
 LAYERS = {
     "ground": "errors files options hub jsonable processes",
     "mathematics": "differences calibration simplex social_choice policies rankings bradley_terry extremes theory "
-    "surface traits diversity costs",
+    "bert surface traits diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
     "vectorcache encoders models tuned members pairs ensemble featurestore evidence candidates steps",
     "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
@@ -29,7 +29,7 @@ HOMES = {
     "sentence_transformers": {"encoders"},
     "transformers": {"encoders", "models", "generation", "tuned", "pairtrainer", "finetune"},
     "torch": {
-        *("processes", "encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"),
+        *("processes", "bert", "encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"),
         *("policysamples", "tuning"),
     },
     "peft": {"tuned", "finetune"},

@@ -47,8 +47,8 @@ CACHE_EVERY = 512
 """Texts encoded between two writes to the cache: what a kill can cost."""
 BATCH_SIZE = 32
 """Texts read at once where they are not shared out among cores."""
-CORE_TOKENS = 1024
-"""Tokens that one core reads at once: what it works on stays in its cache (docs/performance.md)."""
+CORE_CHARACTERS = 4096
+"""Characters, about a thousand tokens, that one core reads at once: what it works on stays in its cache."""
 
 logger = logging.getLogger("pluralign")
 
@@ -189,14 +189,16 @@ class ModelEncoder:
             raise DataError(
                 f"its weights hash to {found[:12]}…, not {self.sha256[:12]}…", file=str(self.folder), remedy=remedy
             )
+        # float32 whatever the checkpoint says: some CPUs claim bf16 and die of it (docs/log.md).
+        precision = {"dtype": "float32"}
         if (self.folder / "modules.json").is_file():
             with quiet_transformers():
-                return _keeping_the_response(sentence_transformers.SentenceTransformer(str(self.folder)))
+                model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
+            return _keeping_the_response(model)
         config: dict[str, Any] = {}
         if self._is_decoder:
             config["num_hidden_layers"] = self._depth
-        # float32 whatever the checkpoint says: some CPUs claim bf16 and die of it (docs/log.md).
-        kwargs = {"config_kwargs": config, "model_kwargs": {"dtype": "float32"}}
+        kwargs = {"config_kwargs": config, "model_kwargs": precision}
         with quiet_transformers():
             body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
         if body.tokenizer.pad_token is None:
@@ -216,7 +218,7 @@ class ModelEncoder:
         """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
         templated = self._is_decoder and self._model[0].tokenizer.chat_template
         inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
-        return _read_on_cores(self._model, inputs)
+        return _read_on_cores(self._model, inputs, [len(text_key(*item)) for item in items])
 
 
 _LOADING = threading.Lock()
@@ -228,49 +230,57 @@ def _loaded(encoder: ModelEncoder) -> Any:
     return encoder.load_model()
 
 
-def _read_on_cores(model: Any, inputs: list[Any]) -> Vectors:
+def _read_on_cores(model: Any, inputs: list[Any], lengths: Sequence[int]) -> Vectors:
     """Return what ``model.encode`` returns, faster: each core reads small batches of like length by itself.
 
     A batch for all cores at once is so large that its arrays fit no cache and are new memory for every layer, and cores
-    wait for each other after every product.
+    wait for each other after every product. Tokens of later batches are found while earlier ones are read.
     """
     import torch
     from sentence_transformers.base.modules import Transformer
 
     plain = isinstance(model[0], Transformer) and model.default_prompt_name is None and model.truncate_dim is None
-    features = model.preprocess(inputs) if plain and model.device.type == "cpu" else {}
-    if "attention_mask" not in features:
+    if not plain or model.device.type != "cpu":
         vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
-    mask = features["attention_mask"]
+    threads, layers = torch.get_num_threads(), _layers(model)
 
-    def read(rows: list[int]) -> Vectors:
-        used = mask[rows].any(dim=0)  # the columns in which some text has a token
-        parts = {
-            name: value[rows][:, used] if getattr(value, "shape", None) == mask.shape else value
-            for name, value in features.items()
-        }
+    def read(features: dict[str, Any]) -> Vectors:
         with torch.inference_mode():
-            return np.asarray(model(parts)["sentence_embedding"].numpy(), dtype=np.float32)
+            features = layers(features)
+            for module in itertools.islice(model, 1, None):
+                features = module(features)
+            return np.asarray(features["sentence_embedding"].numpy(), dtype=np.float32)
 
-    threads = torch.get_num_threads()
-    batches = _core_batches(mask.sum(dim=1).tolist(), threads)
-    found = [read(rows) for rows in batches] if len(batches) == 1 else list(_cores().map(read, batches))
-    torch.set_num_threads(threads)  # for threads to come: those of the pool have set it to one
+    batches = _core_batches(lengths, threads)
+    prepared = (model.preprocess([inputs[row] for row in rows]) for rows in batches)
+    if len(batches) == 1:
+        found = [read(next(prepared))]
+    else:
+        found = [work.result() for work in [_cores().submit(read, features) for features in prepared]]
+        torch.set_num_threads(threads)  # for threads to come: those of the pool have set it to one
     vectors = np.empty((len(inputs), found[0].shape[1]), dtype=np.float32)
     for rows, part in zip(batches, found, strict=True):
         vectors[rows] = part
     return vectors
 
 
+@lru_cache(maxsize=2)
+def _layers(model: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what does the work of a model's first module: itself, or a BERT's layers without padding."""
+    from pluralign.bert import PackedBert, is_bert
+
+    return PackedBert(model[0]) if is_bert(model[0]) else model[0]
+
+
 def _core_batches(lengths: Sequence[int], cores: int) -> list[list[int]]:
-    """Return rows in batches of at most ``CORE_TOKENS``, the longest first; fewer tokens if a core would have none.
+    """Return rows in batches of at most ``CORE_CHARACTERS``, the longest first; fewer if a core would have none.
 
     Example:
-        >>> _core_batches([400, 500, 300, 300], cores=2)
+        >>> _core_batches([1600, 2000, 1200, 1200], cores=2)
         [[1], [0], [2, 3]]
     """
-    most = min(CORE_TOKENS, -(-sum(lengths) // cores))
+    most = min(CORE_CHARACTERS, -(-sum(lengths) // cores))
     batches: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > most:

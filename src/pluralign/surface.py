@@ -3,6 +3,7 @@
 Decided here: which twenty numbers describe a text. They are of the response alone; nothing is learned.
 """
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -36,11 +37,14 @@ _DIGIT = re.compile(r"\d")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _SENTENCE_END = re.compile(r"[.!?…]+(?=\s|$)")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s", re.MULTILINE)
-_FIRST_PERSON = re.compile(r"\b(?:i|me|my|mine|myself|we|us|our|ours)\b", re.IGNORECASE)
-_HEDGING = re.compile(
-    r"\b(?:may|might|could|perhaps|maybe|possibly|probably|seems?|likely|somewhat|generally|often|sometimes|"
-    r"depends?|however|although|though|but|unless|while)\b",
-    re.IGNORECASE,
+_RUN = re.compile(r"\w+")
+_FIRST_PERSON = frozenset(("i", "me", "my", "mine", "myself", "we", "us", "our", "ours"))
+_HEDGING = frozenset(
+    (
+        *("may", "might", "could", "perhaps", "maybe", "possibly", "probably", "seem", "seems", "likely", "somewhat"),
+        *("generally", "often", "sometimes", "depend", "depends", "however", "although", "though", "but", "unless"),
+        "while",
+    )
 )
 
 
@@ -56,13 +60,13 @@ def surface_features(texts: Iterable[str]) -> npt.NDArray[np.float32]:
 
 
 def _describe(text: str) -> tuple[float, ...]:
-    words = _WORD.findall(text)
+    words, runs = _WORD.findall(text), _RUN.findall(text.casefold())
     n_words, n_characters = max(len(words), 1), max(len(text), 1)
     sentences = max(len(_SENTENCE_END.findall(text)), 1)
     return (
-        np.log1p(len(text)),
-        np.log1p(len(words)),
-        np.log1p(sentences),
+        math.log1p(len(text)),
+        math.log1p(len(words)),
+        math.log1p(sentences),
         sum(map(len, words)) / n_words,
         len(words) / sentences / 20,
         text.count(",") / n_words,
@@ -70,10 +74,10 @@ def _describe(text: str) -> tuple[float, ...]:
         text.count("?") / n_words,
         text.count("!") / n_words,
         len(_DIGIT.findall(text)) / n_characters,
-        np.log1p(text.count("\n")),
-        np.log1p(len(_LIST_ITEM.findall(text))),
-        len(_FIRST_PERSON.findall(text)) / n_words,
-        len(_HEDGING.findall(text)) / n_words,
+        math.log1p(text.count("\n")),
+        math.log1p(len(_LIST_ITEM.findall(text))),
+        sum(run in _FIRST_PERSON for run in runs) / n_words,
+        sum(run in _HEDGING for run in runs) / n_words,
         sum(map(str.isupper, text)) / n_characters,
         len({word.lower() for word in words}) / n_words,
         float(not words),
