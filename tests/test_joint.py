@@ -13,7 +13,17 @@ from pluralign import joint
 from pluralign.bradley_terry import fit_bradley_terry, sigmoid
 from pluralign.calibration import brier, constant_half, disagreement, floor
 from pluralign.differences import as_array
-from pluralign.joint import JointFit, Teacher, damp, fit_joint, fit_policy_level, fit_teacher, policy_loss
+from pluralign.joint import (
+    EXTREME_PRICE,
+    JointFit,
+    Teacher,
+    VoteGradients,
+    damp,
+    fit_joint,
+    fit_policy_level,
+    fit_teacher,
+    policy_loss,
+)
 from pluralign.pairs import Pairs, validation_folds
 from pluralign.simplex import optimality_gap
 from pluralign.stagewise import hard_votes, stages
@@ -294,6 +304,34 @@ def test_how_pairs_happen_to_be_turned_does_not_matter_to_training(some: float, 
     np.testing.assert_allclose(teacher.theta, teacher_of(0).theta, atol=1e-4)
     one, same = (fit_joint(pairs, teacher_of(0), 4, vote_share=vote_share) for pairs in (train, other))
     assert np.mean((predicted(same, test) - predicted(one, test)) ** 2) < 1e-3
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0])
+def test_the_gradients_of_votes_are_those_of_finite_differences(bound: float) -> None:
+    rng = np.random.default_rng(3)
+    n, m, restarts, k, tau = 40, 3, 2, 3, 0.7
+    x, theta, logits = rng.normal(size=(n, m)), rng.normal(size=(m, restarts * k)), rng.normal(size=(restarts, k))
+    target, share, weight = rng.random(n), rng.random(n), rng.dirichlet(np.ones(n))
+
+    def paid(theta: np.ndarray, logits: np.ndarray) -> float:
+        total = 0.0
+        for r in range(restarts):
+            votes = 1 / (1 + np.exp(-x @ theta[:, r * k : (r + 1) * k] / tau))
+            alpha = np.exp(logits[r]) / np.exp(logits[r]).sum()
+            total += float(weight @ (votes @ alpha - target) ** 2)
+            against = weight @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
+            total += EXTREME_PRICE / k * np.maximum(0, against - bound).sum()
+        return total
+
+    def slopes(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+        steps = 1e-5 * np.eye(at.size).reshape(at.size, *at.shape)
+        return np.array([(of(at + step) - of(at - step)) / 2e-5 for step in steps]).reshape(at.shape)
+
+    gradients = VoteGradients(weight[:, None].astype(np.float32), restarts, k, bound)
+    single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
+    of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
+    np.testing.assert_allclose(of_theta, slopes(lambda other: paid(other, logits), theta), atol=2e-5)
+    np.testing.assert_allclose(of_logits, slopes(lambda other: paid(theta, other), logits), atol=2e-5)
 
 
 def test_the_first_step_of_adam_has_the_length_of_its_rate() -> None:

@@ -228,7 +228,6 @@ def _learn(
     work = _Work(train, validation_folds(train.prompt, options.seed), options, steps, watch)
 
     watch("floor", calibration.floor(test.prob_a))
-    baselines = _baselines(work)
     size = work.chosen_size() if options.k == "auto" else int(options.k)
     test_votes, test_ties = preferences.n_votes[test_rows], preferences.counted_ties[test_rows]
     history = []
@@ -241,6 +240,7 @@ def _learn(
         watch("record", history[-1])
     assert fitted is not None  # noqa: S101 - sizes are never empty
     theta, weights = fitted
+    baselines = work.baselines()
     beta = work.beta(size)
     spread = np.std(scores(train.difference, theta), axis=0)
     if options.level == "vote":  # a vote does not see the scale: rewards get unit spread, for β and for people
@@ -474,23 +474,6 @@ def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
     return facts
 
 
-def _baselines(work: "_Work") -> dict[str, Baseline]:
-    def compute() -> Arrays:
-        k = AUTO_SIZES[-1] if work.options.k == "auto" else int(work.options.k)
-        report = partial(work.watch, "baseline")
-        fitted = fit_baselines(work.train, work.folds, k, seed=work.options.seed, report=report)
-        flat = {f"{name}/{part}": array for name, base in fitted.items() for part, array in base.arrays.items()}
-        return flat | {f"{name}/seconds": np.array(base.seconds) for name, base in fitted.items()}
-
-    arrays = work.steps("baselines", compute)
-    kept = {}
-    for name, formula in BASELINES.items():
-        parts = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
-        seconds = float(parts.pop("seconds"))
-        kept[name] = Baseline(formula, parts, seconds)
-    return kept
-
-
 def _bound(work: "_Work", facts: Mapping[str, Any], test: Pairs, size: int) -> dict[str, Any] | None:
     """What keeping members near people cost: held-out Brier and worst member, with the bound and without."""
     if work.options.max_disagreement >= 1:
@@ -547,8 +530,10 @@ class _Work:
             return
         sizes = sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size})
         self.target  # noqa: B018 - chosen now, so that it is chosen once
-        fits: list[Callable[[], Any]] = [partial(self.one, self.train, k, "joint") for k in reversed(sizes)]
-        self._at_once([*fits, partial(self.unbounded, size)] if self.options.max_disagreement < 1 else fits)
+        # The longest first, so that no core waits for one that began late.
+        free = [partial(self.unbounded, size)] if self.options.max_disagreement < 1 else []
+        largest, *smaller = [partial(self.one, self.train, k, "joint") for k in reversed(sizes)]
+        self._at_once([largest, *free, self.baselines, *smaller])
         for k in sizes:
             yield k, self.one(self.train, k, "joint")
 
@@ -566,8 +551,26 @@ class _Work:
         free = replace(self, options=replace(self.options, max_disagreement=1.0))
         return free.one(self.train, k, "unbounded")
 
+    def baselines(self) -> dict[str, Baseline]:
+        """Return every baseline, fitted to the training pairs."""
+
+        def compute() -> Arrays:
+            k = AUTO_SIZES[-1] if self.options.k == "auto" else int(self.options.k)
+            report = partial(self.watch, "baseline")
+            fitted = fit_baselines(self.train, self.folds, k, seed=self.options.seed, report=report)
+            flat = {f"{name}/{part}": array for name, base in fitted.items() for part, array in base.arrays.items()}
+            return flat | {f"{name}/seconds": np.array(base.seconds) for name, base in fitted.items()}
+
+        arrays = self.steps("baselines", compute)
+        kept = {}
+        for name, formula in BASELINES.items():
+            parts = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
+            seconds = float(parts.pop("seconds"))
+            kept[name] = Baseline(formula, parts, seconds)
+        return kept
+
     def _at_once(self, fits: Sequence[Callable[[], Any]]) -> None:
-        """Make joint fits that do not need each other, a core each; their steps keep them until they are asked for.
+        """Make fits that do not need each other, a core each; their steps keep them until they are asked for.
 
         Not where numpy has all cores already, nor where processes learn together: their sums are taken in order.
         """

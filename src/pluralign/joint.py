@@ -43,6 +43,7 @@ from pluralign.stagewise import hard_votes
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 DAMPING_GRID = (0.0, 1.0, 3.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -53,6 +54,7 @@ FEW_RESTARTS = 3
 """For fits that only serve a choice or a comparison."""
 STEPS = 500
 BATCH = 4096
+"""Pairs in a step, mixtures among them."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
 MIXTURE_SHARE = 0.3
@@ -174,8 +176,8 @@ def fit_joint(
 
 
 def _train_restarts(
-    x: npt.NDArray[np.float32],
-    guide: npt.NDArray[np.float32],
+    x: SingleArray,
+    guide: SingleArray,
     target: FloatArray,
     share: FloatArray,
     k: int,
@@ -188,11 +190,10 @@ def _train_restarts(
     rng = np.random.default_rng([seed, 2])
     n, m = x.shape
     covariance = x.T @ x / n
-    bounded = bound < 1
     n_mixed = int(BATCH * MIXTURE_SHARE) if mixtures else 0
     target, share = target.astype(np.float32), share.astype(np.float32)
 
-    def unit_spread(theta: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def unit_spread(theta: SingleArray) -> SingleArray:
         square = np.einsum("mk,mk->k", theta, covariance @ theta)
         return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
 
@@ -203,49 +204,38 @@ def _train_restarts(
     theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
     logits = np.zeros((restarts, k), dtype=np.float32)
     adam = [Adam(theta), Adam(logits)]
-    members, of_restart = np.arange(restarts * k), np.repeat(np.arange(restarts), k)
-    blocks = np.zeros((restarts * k, restarts), dtype=np.float32)
     # Large arrays are written over in every step: new ones would be new memory each time.
-    batch = np.empty((BATCH, m), dtype=np.float32)
-    drawn, mixed = batch[: BATCH - n_mixed], batch[BATCH - n_mixed :]
-    soft, slope, rest = (np.empty((BATCH, restarts * k), dtype=np.float32) for _ in range(3))
+    few = n <= BATCH - n_mixed  # then each pair is in every batch, once and with more weight
+    rows = np.arange(min(n, BATCH - n_mixed))
+    batch, other = (np.empty((size, m), dtype=np.float32) for size in (len(rows) + n_mixed, n_mixed))
+    drawn, mixed = batch[: len(rows)], batch[len(rows) :]
+    drawn[:] = x[rows]
+    weight = np.full((len(batch), 1), 1 / BATCH, dtype=np.float32)
+    weight[: len(rows)] *= (BATCH - n_mixed) / len(rows)
+    gradients = VoteGradients(weight, restarts, k, bound)
     for step in range(STEPS):
         done = step / (STEPS - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
-        rows = rng.integers(n, size=len(drawn))
+        if not few:
+            rows = rng.integers(n, size=len(drawn))
+            np.take(x, rows, axis=0, out=drawn, mode="clip")
         first, second = rng.integers(n, size=(2, n_mixed))
         angle = rng.random((n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
-        np.take(x, rows, axis=0, out=drawn, mode="clip")
-        np.add(np.cos(angle) * x[first], np.sin(angle) * x[second], out=mixed)
+        np.take(x, first, axis=0, out=mixed, mode="clip")
+        np.take(x, second, axis=0, out=other, mode="clip")
+        mixed *= np.cos(angle)
+        mixed += np.multiply(other, np.sin(angle), out=other)
         mixed_share = sigmoid(mixed @ guide).astype(np.float32)
         wanted = np.concatenate([target[rows], mixed_share])
-        lean = 1 - 2 * np.concatenate([share[rows], mixed_share])  # a vote for a costs this much more disagreement
-
-        np.tanh(np.matmul(batch, theta / (2 * tau), out=soft), out=soft)
-        soft += 1
-        soft *= 0.5
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        blocks[members, of_restart] = weights.ravel()  # (restarts · k, restarts): all sums over members are products
-        error = soft @ blocks - wanted[:, None]
-        np.matmul(error, blocks.T * np.float32(2 / BATCH), out=slope)
-        if bounded:
-            disagreement = (1 - lean.mean()) / 2 + lean @ soft / BATCH
-            charged = disagreement > bound
-            if charged.any():
-                slope += np.multiply(np.float32(EXTREME_PRICE / BATCH / k) * lean[:, None], charged, out=rest)
-        slope *= soft
-        slope *= np.subtract(1, soft, out=rest)
-        gradient = batch.T @ slope / tau
+        likely = np.concatenate([share[rows], mixed_share])
+        gradient, of_logits = gradients(batch, wanted, likely, theta, logits, tau)
         pulled = covariance @ theta
         gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
         gradient += (2 * SPREAD_L2 / k) * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
-        of_weights = (error.T @ soft)[of_restart, members].reshape(restarts, k) * np.float32(2 / BATCH)
-        of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
         theta = unit_spread(theta - adam[0].step(gradient, rate))
         logits = logits - adam[1].step(of_logits, rate)
-        if bounded:
+        if bound < 1:
             correlation = correlation_with @ theta
             aside = unit_spread(theta - toward * correlation)
             least = np.float32(TEACHER_CORRELATION)
@@ -253,13 +243,70 @@ def _train_restarts(
     return [theta[:, r * k : (r + 1) * k].astype(np.float64) for r in range(restarts)]
 
 
+class VoteGradients:
+    """The slopes of what several ensembles of k members pay on a batch, all of them in one pass.
+
+    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i by which people prefer a, an ensemble pays
+
+        Σ_i w_i (Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
+
+    its squared error and the price c of members that disagree with people beyond the bound. Large arrays are kept and
+    written over.
+    """
+
+    def __init__(self, weight: SingleArray, restarts: int, k: int, bound: float) -> None:
+        self.weight, self.bound, self.price = weight, bound, np.float32(EXTREME_PRICE / k)
+        self.members, self.of_restart = np.arange(restarts * k), np.repeat(np.arange(restarts), k)
+        self.blocks = np.zeros((restarts * k, restarts), dtype=np.float32)
+        self.lean, self.slope = (np.empty((len(weight), restarts * k), dtype=np.float32) for _ in range(2))
+        self.factors = np.empty((len(weight), restarts + 1), dtype=np.float32)
+        self.coefficients = np.zeros((restarts + 1, restarts * k), dtype=np.float32)
+
+    def __call__(
+        self,
+        x: SingleArray,
+        target: SingleArray,
+        share: SingleArray,
+        theta: SingleArray,
+        logits: SingleArray,
+        tau: np.float32,
+    ) -> tuple[SingleArray, SingleArray]:
+        """Return the slopes in θ, ``(m, restarts · k)``, and in the logits of α, ``(restarts, k)``.
+
+        Args:
+            x: ``(n, m)`` differences.
+            target: ``(n,)``, what the weighted votes should be.
+            share: ``(n,)``, by which people are taken to prefer a.
+            theta: ``(m, restarts · k)``, the members of one restart after those of another.
+            logits: ``(restarts, k)``.
+            tau: the temperature.
+        """
+        # In place of a vote σ its lean tanh(z/2τ) = 2σ − 1: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
+        lean, factors, coefficients = self.lean, self.factors, self.coefficients
+        np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        self.blocks[self.members, self.of_restart] = weights.ravel()  # so that sums over members are one product
+        factors[:, :-1] = 0.5 * (lean @ self.blocks + 1) - target[:, None]
+        factors[:, -1] = 1 - 2 * share
+        factors *= self.weight
+        moments = factors.T @ lean
+        coefficients[:-1] = 0.5 * self.blocks.T
+        coefficients[-1] = 0.25 * self.price * (0.5 + 0.5 * moments[-1] > self.bound)
+        np.matmul(factors, coefficients, out=self.slope)
+        self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
+        of_weights = moments[self.of_restart, self.members].reshape(logits.shape)  # less what all of a restart share
+        of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
+        return np.asarray(x.T @ self.slope / tau), of_logits
+
+
 class Adam:
     """The Adam step for one array."""
 
-    def __init__(self, like: npt.NDArray[np.float32]) -> None:
+    def __init__(self, like: SingleArray) -> None:
         self.mean, self.square, self.count = np.zeros_like(like), np.zeros_like(like), 0
 
-    def step(self, gradient: npt.NDArray[np.float32], rate: float) -> npt.NDArray[np.float32]:
+    def step(self, gradient: SingleArray, rate: float) -> SingleArray:
         """Return what to subtract."""
         self.count += 1
         self.mean += 0.1 * (gradient - self.mean)
