@@ -20,6 +20,7 @@ import transformers
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from sentence_transformers import SentenceTransformer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -75,7 +76,7 @@ def measure_minilm(items: list[Item]) -> dict[str, float]:
     """Return tokens a text, operations a token, and this machine's speed with MiniLM beside its peak; one thread."""
     encoder = load_encoder("minilm")
     assert isinstance(encoder, ModelEncoder)
-    model = encoder.load_model()
+    model = SentenceTransformer(str(encoder.folder))
     tokens = int(model.preprocess([plain_text(*item) for item in items])["attention_mask"].sum())
     length = round(tokens / len(items))
     ids = torch.ones((1, length), dtype=torch.long)

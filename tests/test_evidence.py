@@ -46,6 +46,15 @@ def test_taking_members_keeps_their_columns(folder: Path) -> None:
     assert np.array_equal(kept.take([2, 0]).votes, kept.votes[:, [2, 0]])
 
 
+def test_some_of_the_pairs_keep_what_is_theirs(folder: Path) -> None:
+    kept = load_evidence(folder)
+    for rows in (np.arange(len(kept.preferences)) % 3 == 1, [7, 2, 30]):
+        some = kept[rows]
+        assert some.preferences == kept.preferences[rows]
+        assert np.array_equal(some.difference, kept.difference[np.asarray(rows)])
+        assert np.allclose(some.rewards, RewardEnsemble.load(folder).rewards(texts_of(some.preferences)))
+
+
 def test_votes_need_not_be_kept(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none", folder=tmp_path)
     fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)

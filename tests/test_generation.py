@@ -17,6 +17,7 @@ from pluralign.generation import LocalModel, generate, load_prompts, prompt_seed
 from pluralign.options import SamplingOptions
 from pluralign.preferences import Message, PreferenceSet, Prompt
 from pluralign.rehearsal import write_prism, write_tiny_model
+from pluralign.servers import CutOff
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 PROMPTS = ["tea ?", "rum ?", "water with milk ?"]
@@ -125,7 +126,7 @@ def test_the_models_own_sampling_settings_are_set_aside(model: str, tmp_path: Pa
 
 def test_running_out_of_memory_halves_the_batch_and_goes_on(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = importlib.import_module("torch")
-    local, sizes, whole = LocalModel(model), [], LocalModel._continue
+    local, sizes, whole = LocalModel(model), [], LocalModel.continuations
 
     def limited(self: LocalModel, tokens: Any, n: int, options: SamplingOptions) -> Any:
         sizes.append(n)
@@ -133,7 +134,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(model: str, monkeypa
             raise torch.OutOfMemoryError("CUDA out of memory")
         return whole(self, tokens, n, options)
 
-    monkeypatch.setattr(LocalModel, "_continue", limited)
+    monkeypatch.setattr(LocalModel, "continuations", limited)
     monkeypatch.setattr(generation, "SAMPLES_AT_ONCE", 8)
     local._at_once = 8
     assert len(local.sample("tea ?", 7, SamplingOptions(max_new_tokens=2), seed=0)) == 7
@@ -159,6 +160,26 @@ def test_a_chat_template_that_refuses_a_prompt_costs_that_prompt(model: str, tmp
     done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
     assert "chat template refuses the prompt (one turn only)" in done.failed[0]["error"]
     assert done.lines == 1
+
+
+def test_a_response_is_cut_off_if_it_would_have_gone_on(model: str) -> None:
+    local = LocalModel(model)
+    short, long = (local.sample("tea ?", 32, SamplingOptions(max_new_tokens=n), seed=0) for n in (6, 18))
+    ended = [not isinstance(text, CutOff) for text in short]
+    assert 0 < sum(ended) < 32
+    goes_on = [len(more) > len(text) for text, more in zip(short, long, strict=True)]
+    assert not any(end and more for end, more in zip(ended, goes_on, strict=True))
+    assert sum(goes_on) > 0.8 * (32 - sum(ended)), "but for those that ended with the very next token"
+
+
+def test_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    generate(["tea ?"], path, Script(["yes"]), 1)
+    (line,) = lines(path)
+    assert line["sampled"].pop("cut_off") == 0
+    path.write_text(json.dumps(line) + "\n")
+    done = generate(["tea ?", "rum ?"], path, Script([CutOff("no")]), 1)
+    assert (done.resumed, done.cut_off) == (1, 1)
 
 
 # --- distinct responses ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ LAYERS = {
     "mathematics": "differences calibration simplex social_choice policies rankings bradley_terry extremes theory "
     "bert surface traits diversity costs",
     "things": "preferences tournaments comparisons shapes records known_sets sources demo "
-    "vectorcache encoders models tuned members pairs ensemble featurestore evidence candidates steps",
+    "vectorcache encoders precision models tuned members pairs ensemble featurestore evidence candidates steps",
     "procedures": "inspection stagewise joint hidden baselines subjects groups evaluation pairtrainer finetune fitting "
     "pruning certification choices profiles pluralism study showcase streaming shards walkthrough rehearsal",
     "edges": "terminal figures reporting model_card exporting scaling servers generation policysamples tuning "
@@ -30,7 +30,7 @@ HOMES = {
     "transformers": {"encoders", "models", "generation", "tuned", "pairtrainer", "finetune"},
     "torch": {
         *("processes", "bert", "encoders", "models", "generation", "exporting", "tuned", "pairtrainer", "finetune"),
-        *("policysamples", "tuning"),
+        *("policysamples", "tuning", "precision"),
     },
     "peft": {"tuned", "finetune"},
     "accelerate": {"pairtrainer", "finetune", "processes"},
@@ -42,7 +42,8 @@ HOMES = {
     "prometheus_client": {"serving"},
     "openai": {"servers"},
     "trl": {"tuning"},
-    "safetensors": {"ensemble", "evidence", "steps", "exporting"},
+    "safetensors": {"bert", "ensemble", "evidence", "steps", "exporting"},
+    "tokenizers": {"bert"},
     "ray": {"scaling"},
     "vaderSentiment": {"traits"},
 }

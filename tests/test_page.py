@@ -461,6 +461,13 @@ def test_cards_and_their_examples(tab: Tab, address: str, shown: dict[str, Any])
     assert distances == [percent(value) for value in shown["disagreement"]]
 
 
+def test_a_sample_is_called_one(tab: Tab, address: str) -> None:
+    said = "What is said of traits, words and ranks is from 250 of the 9,375 prompts, drawn by lot."
+    page = tab.open(address + "#members", rewrite=lambda told: told | {"read": {"prompts": 250, "of": 9375}})
+    assert said in plain(page.inner_text("#members"))
+    assert "drawn by lot" not in tab.open(address + "#members").inner_text("#members")
+
+
 def test_the_heat_map_is_read_by_keys(tab: Tab, address: str, shown: dict[str, Any]) -> None:
     page = tab.open(address + "#members")
     cells = page.query_selector_all(".heat tbody td")

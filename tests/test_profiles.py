@@ -14,7 +14,7 @@ from pluralign.demo.townhall import CAMP_SHARES, TASTES
 from pluralign.errors import UsageError
 from pluralign.evidence import Evidence
 from pluralign.preferences import PreferenceSet
-from pluralign.profiles import NOTHING, Profile, adjusted_mean, member_profiles
+from pluralign.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
 from pluralign.traits import KEYS, trait_values
 
 Rewards = npt.NDArray[np.float64]
@@ -208,3 +208,33 @@ def test_the_score_statistic_is_standard_normal_without_an_effect() -> None:
     assert z.std() == pytest.approx(1.0, abs=0.08)
     assert np.mean(np.abs(z) > 3) < 0.004
     assert np.isnan(adjusted_mean(shared, x, x[:, None], clusters).mean).all()
+
+
+def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
+    rewards = np.stack([feature("length"), noise(1)], axis=1)
+    whole, weights = Evidence(town().preferences, rewards), [0.7, 0.3]
+    sample = within(whole, 100_000)
+    assert 10 < len(sample.preferences.prompts) < len(whole.preferences.prompts)
+    found, of_sample, of_all = (
+        member_profiles(weights, whole, most_characters=100_000),
+        member_profiles(weights, sample),
+        member_profiles(weights, whole),
+    )
+    for one, some, every in zip(found, of_sample, of_all, strict=True):
+        assert repr((one.leans, one.likes, one.name)) == repr((some.leans, some.likes, some.name))  # some are NaN
+        assert (one.disagreement, one.typical) == (every.disagreement, every.typical)
+        assert one.disagreement != some.disagreement
+
+
+def test_a_sample_has_whole_prompts_and_is_the_same_each_time() -> None:
+    votes = town().preferences
+    whole = Evidence(votes, np.stack([noise(1)], axis=1))
+    sample = within(whole, 50_000).preferences
+    assert sample == within(whole, 50_000).preferences
+    drawn = set(sample.prompts)
+    assert len(sample) == sum(votes.prompts[p] in drawn for p in votes.prompt_index)
+    items = sample.items()
+    read = sum(len(sample.prompts[p]) for p in items.prompt_index) + sum(map(len, sample.responses))
+    assert 40_000 < read <= 50_000
+    assert len(within(whole, 1).preferences.prompts) == 1
+    assert within(whole, 10**9) is whole

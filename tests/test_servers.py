@@ -543,6 +543,43 @@ def test_repeats_and_empty_texts_of_a_server_are_left_out_and_counted(serve: Ser
     assert (done.repeats, done.empty) == (1, 1)
 
 
+def cut(*texts: str, reason: object = "length") -> Reply:
+    """Texts of which the first was not ended by the model."""
+    reasons = [reason, *["stop"] * (len(texts) - 1)]
+    choices = [{"message": {"content": text}, "finish_reason": why} for text, why in zip(texts, reasons, strict=True)]
+    return Reply({"choices": choices})
+
+
+@pytest.mark.parametrize(
+    ("reason", "counted"), [("length", 2), ("stop", 0), ("content_filter", 0), (None, 0), (["length"], 0)]
+)
+def test_responses_that_a_server_cut_off_are_kept_and_counted(
+    serve: Serve, tmp_path: Path, reason: object, counted: int
+) -> None:
+    server = serve(lambda request: cut(f"{prompt_of(request)} and", "No.", reason=reason))
+    for resumed in (0, 2):
+        done = generate(["Tea?", "Rum?"], tmp_path / "c.jsonl", server.model(), 2)
+        assert (done.resumed, done.responses, done.cut_off) == (resumed, 4, counted)
+    assert [line["responses"][0] for line in lines(tmp_path / "c.jsonl")] == ["Tea? and", "Rum? and"]
+
+
+def test_a_cut_off_response_that_is_left_out_is_not_counted(serve: Serve, tmp_path: Path) -> None:
+    rounds = iter([cut("", "No."), cut("No."), cut("Yes"), cut("Yes")])
+    done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 2)
+    assert (done.responses, done.empty, done.repeats, done.cut_off) == (2, 1, 1, 1)
+
+
+def test_the_command_tells_of_responses_that_were_cut_off(
+    serve: Serve, write_jsonl: WriteLines, tmp_path: Path
+) -> None:
+    server = serve(lambda _: cut("Yes, and", "No."))
+    path, out = write_jsonl([{"prompt": "Tea?"}]), tmp_path / "c.jsonl"
+    asked: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
+    done = run(*asked, "--json")
+    assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
+    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*asked).stdout
+
+
 # --- the commands ---------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import logging
 import os
+import random
 import re
 import signal
 import socket
@@ -31,7 +32,7 @@ from pluralign.encoders import Item
 from pluralign.errors import DataError
 from pluralign.evidence import Evidence, gather_evidence, load_evidence
 from pluralign.gate import HEADERS, Limits
-from pluralign.options import SamplingOptions
+from pluralign.options import RemoteOptions, SamplingOptions, ServeOptions
 from pluralign.preferences import Message, Prompt
 from pluralign.service import without_end_marks
 from pluralign.serving import greeting, serve
@@ -805,6 +806,24 @@ def test_a_key_that_no_header_could_hold_is_refused(ensemble: RewardEnsemble, ke
         create_app(ensemble, api_key=key)
 
 
+def test_a_servers_seed_gives_requests_theirs_in_turn(ensemble: RewardEnsemble) -> None:
+    def drawn(seed: int | None) -> list[int]:
+        with running(ensemble, seed=seed) as client:
+            chat = {"model": "town", "messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS}
+            asked = [
+                client.json("/v1/answer", {"prompt": "Tea?", "mode": "distributional", "candidates": TEXTS})["seed"]
+            ]
+            asked.append(client.json("/v1/chat/completions", chat)["pluralign"]["seed"])
+            assert client.json("/v1/chat/completions", chat | {"seed": 3})["pluralign"]["seed"] == 3
+            return [*asked, client.json("/v1/chat/completions", chat)["pluralign"]["seed"]]
+
+    first = drawn(7)
+    assert len(set(first)) == 3
+    assert drawn(7) == first
+    assert not set(drawn(8)) & set(first)
+    assert not set(drawn(None)) & set(drawn(None))
+
+
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
@@ -883,6 +902,88 @@ def test_a_stop_finishes_what_is_running_and_takes_nothing_new(town: Path) -> No
         _, told = process.communicate()
     assert "POST /v1/chat/completions 200" in told
     assert SECRET not in told
+    upstream.server.shutdown()
+    upstream.server.server_close()
+
+
+def test_a_seed_and_limits_can_be_set_from_the_command_line(town: Path) -> None:
+    upstream = Upstream()
+    dials = {
+        "body_bytes": ("--max-body", 900), "texts": ("--max-texts", 8), "characters": ("--max-characters", 80),
+        "candidates": ("--max-candidates", 3), "requests": ("--max-requests", 9), "queue_texts": ("--max-queue", 10),
+        "generation_seconds": ("--max-seconds", 0.2), "generations": ("--concurrency", 2),
+    }  # fmt: skip
+    flags = [str(part) for flag in dials.values() for part in flag]
+    remote = ["--model", "m", "--base-url", upstream.address]
+    with command(town, *remote, *flags, "-n", "3", "--seed", "5") as (_, ready):
+        client = Client(ready["address"])
+        shown = client.json("/v1/ensemble")["limits"]
+        assert {name: shown[name] for name in dials} == {name: value for name, (_, value) in dials.items()}
+        assert client.refused("/v1/answer", {"prompt": "Tea?"})[:2] == (504, "upstream_timeout")
+        drawn = random.Random(5)
+        expected = [drawn.randrange(2**31) for _ in range(2)][1]  # the first one went to the request that took too long
+        assert client.json("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS[:2]})["seed"] == expected
+        assert client.refused("/v1/answer", {"prompt": "x" * 81})[1] == "text_too_long"
+    upstream.go.set()
+    upstream.server.shutdown()
+    upstream.server.server_close()
+
+
+def test_limits_are_those_of_the_options() -> None:
+    assert Limits.of(ServeOptions()) == Limits()
+    remote = RemoteOptions(base_url="http://localhost:1/v1", concurrency=3, timeout=7)
+    assert Limits.of(ServeOptions(), remote) == Limits(generations=3, generation_seconds=7)
+    assert Limits.of(ServeOptions(max_seconds=2), remote).generation_seconds == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"max_body": 0}, "max_body must be above 0, not 0."),
+        ({"max_seconds": float("nan")}, "max_seconds must be above 0, not nan."),
+        (
+            {"max_texts": 5000},
+            "max_queue must be at least max_texts, 5,000, or so large a request could never be taken.",
+        ),
+        ({"seed": -1}, "seed must not be negative, but it is -1."),
+        ({"temperature": 0}, "temperature must be above 0 and at most 10, not 0."),
+    ],
+)
+def test_limits_that_cannot_be_are_one_sentence(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        ServeOptions(**changes)
+
+
+def test_more_candidates_than_are_allowed_are_one_sentence(town: Path) -> None:
+    refused = run("serve", town, "-n", "65")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "pluralign: -n must be from 1 to 64 (--max-candidates), not 65.\n"
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_one_ctrl_c_finishes_what_is_running_and_a_second_ends_at_once(town: Path, idle: bool) -> None:
+    upstream = Upstream()
+    with (
+        command(town, "--model", "m", "--base-url", upstream.address, "-n", "3") as (process, ready),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        if idle:  # sent as soon as the server says that it listens
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 0
+        else:
+            client = Client(ready["address"])
+            asked = {"model": "town:consensus", "messages": [{"role": "user", "content": SECRET}]}
+            answer = threads.submit(client.send, "/v1/chat/completions", asked)
+            assert upstream.asked.wait(20)
+            process.send_signal(signal.SIGINT)
+            wait_until(lambda: not _listens(client))
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert process.wait(2) == 128 + signal.SIGINT
+            assert isinstance(answer.exception(), ConnectionError)
+        _, told = process.communicate()
+    assert told == ""
+    upstream.go.set()
     upstream.server.shutdown()
     upstream.server.server_close()
 

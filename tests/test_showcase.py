@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import Message, PreferenceSet, town_hall
+from pluralign import Message, PreferenceSet, profiles, town_hall
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evaluation import comparison
 from pluralign.evidence import Evidence, load_evidence
@@ -33,6 +33,7 @@ from pluralign.showcase import (
     telling_pairs,
 )
 from pluralign.study import Study, study
+from pluralign.traits import trait_values
 
 SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3
 
@@ -54,7 +55,7 @@ def found(ensemble: RewardEnsemble, evidence: Evidence) -> Study:
 
 @pytest.fixture(scope="module")
 def shown(ensemble: RewardEnsemble, evidence: Evidence, found: Study) -> dict[str, Any]:
-    return showcase(ensemble, evidence, name="town", study=found)
+    return showcase(ensemble, evidence, name="town", profiles=found.profiles)
 
 
 def rows_of(votes: PreferenceSet, pair: dict[str, Any]) -> list[int]:
@@ -76,7 +77,7 @@ def test_everything_can_be_written_as_json(shown: dict[str, Any]) -> None:
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
-def test_a_study_is_made_where_none_is_given(
+def test_cards_are_made_where_none_are_given(
     ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any]
 ) -> None:
     assert showcase(ensemble, evidence, name="town") == shown
@@ -159,6 +160,38 @@ def test_cards_hold_what_profiles_say(shown: dict[str, Any], found: Study) -> No
     for card, profile in zip(shown["members"], found.profiles, strict=True):
         assert {lean["claim"] for lean in card["leans"]} <= {lean.claim for lean in profile.leans}
         assert len(card["distinguishing"]) == len(profile.distinguishing)
+
+
+def test_groups_are_those_of_a_report(shown: dict[str, Any], found: Study) -> None:
+    assert {grouping: [group["name"] for group in of] for grouping, of in shown["groups"].items()} == {
+        grouping: [group.name for group in of] for grouping, of in found.groups.items()
+    }
+    assert found.worst_group
+    assert shown["worst_group"]["brier_corrected"] == found.worst_group.brier_corrected
+    assert shown["votes"]["pairs"] == found.votes.pairs
+
+
+def test_of_many_texts_a_sample_is_read_and_the_rest_is_of_all(
+    ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    characters = 0
+
+    def counted(prompts: list[str], responses: list[str]) -> npt.NDArray[np.float64]:
+        nonlocal characters
+        characters += sum(map(len, [*prompts, *responses]))
+        return trait_values(prompts, responses)
+
+    monkeypatch.setattr(profiles, "trait_values", counted)
+    monkeypatch.setattr("pluralign.showcase.READ_CHARACTERS", 20_000)
+    some = showcase(ensemble, evidence, name="town")
+    assert 10_000 < characters <= 20_000
+    votes = evidence.preferences
+    assert 1 < some["read"]["prompts"] < some["read"]["of"] == len(votes.prompts)
+    assert some["tau"]["prompts"] == some["read"]["prompts"]
+    assert shown["read"] == {"prompts": len(votes.prompts), "of": len(votes.prompts)}
+    for key in ("votes", "reliability", "groups", "disagreement", "steering_pairs"):
+        assert some[key] == shown[key]
+    assert [card["typical"] for card in some["members"]] == [card["typical"] for card in shown["members"]]
 
 
 def test_the_share_of_a_lean_to_length_can_be_counted(evidence: Evidence, ensemble: RewardEnsemble) -> None:
@@ -298,7 +331,9 @@ def test_without_evidence_only_the_ensembles_own_facts_are_shown(ensemble: Rewar
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(ensemble.facts["reliability"]["count"])
     known = ("comparison", "history", "verdicts", "reliability")
     assert [key for key in known if not shown[key]] == []
-    assert [key for key in ("examples", "steering_pairs", "groups", "tau", "votes", "worst_group") if shown[key]] == []
+    assert [
+        key for key in ("examples", "steering_pairs", "groups", "tau", "votes", "worst_group", "read") if shown[key]
+    ] == []
 
 
 def test_an_ensemble_that_knows_nothing_of_itself_is_shown(ensemble: RewardEnsemble) -> None:

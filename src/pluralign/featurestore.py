@@ -126,7 +126,7 @@ def _refuse_other_features(folder: Path, facts: dict[str, Any], text_features: T
             f"its vectors are those of {theirs} ({facts['identity'] or 'no encoder'}), not of {text_features.encoder} "
             f"({identity or 'no encoder'})",
             file=str(folder),
-            remedy="name the same encoder, layer and pooling, or encode anew",
+            remedy="name the same encoder, layer, pooling and precision, or encode anew",
         )
     if text_features.surface != facts["surface"]:
         has = "has" if facts["surface"] else "lacks"

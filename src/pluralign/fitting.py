@@ -109,7 +109,9 @@ def fit(
     if tuning.backbone is not None:
         return _fit_tuned(preferences, options, tuning, folder, progress, watch)
     test_rows, processes = held_out(preferences, options), this_process()
-    text_features = TextFeatures(options.encoder, options.layer, options.pooling, options.surface)
+    chosen = options.encoder, options.layer, options.pooling, options.surface, options.precision
+    text_features = TextFeatures(*chosen).settled(processes)
+    options = replace(options, precision=text_features.precision)
     watch("encode", len(preferences.items().prompt_index))
     with _features(preferences, text_features, options, folder, processes, progress) as features:
         encoding = time.perf_counter() - started
@@ -409,7 +411,7 @@ def _tuned_size(options: FitOptions, folder: str | os.PathLike[str] | None) -> i
     frozen = [
         name
         for name in changed_options(options)
-        if name in ("encoder", "layer", "pooling", "surface", "members", "features")
+        if name in ("encoder", "layer", "pooling", "precision", "surface", "members", "features")
     ]
     if frozen:
         raise UsageError(f"{frozen[0]} is about frozen features and has no use beside --backbone.")

@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from pluralign.options import RemoteOptions, ServeOptions
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -43,17 +45,17 @@ logger = logging.getLogger("pluralign.serving")
 class Limits:
     """How much the server takes on; what is beyond is refused with a sentence."""
 
-    body_bytes: int = 4_000_000
+    body_bytes: int = ServeOptions.max_body
     """Of one request."""
     body_seconds: float = 30.0
     """Within which a request's body must have arrived."""
-    requests: int = 512
+    requests: int = ServeOptions.max_requests
     """At work at once; more are answered with 503."""
-    texts: int = 1024
+    texts: int = ServeOptions.max_texts
     """Prompt-response texts of one request."""
-    characters: int = 32_000
+    characters: int = ServeOptions.max_characters
     """Of one prompt, chat or response."""
-    candidates: int = 64
+    candidates: int = ServeOptions.max_candidates
     """To choose from, given or generated."""
     choices: int = 100
     """Pairs on which a user has chosen, in one request."""
@@ -61,7 +63,7 @@ class Limits:
     """Scored in one go."""
     batch_wait: float = 0.05
     """Most seconds that a batch which is not full waits for more texts; less where batches are fast."""
-    queue_texts: int = 4096
+    queue_texts: int = ServeOptions.max_queue
     """Waiting to be scored; more are answered with 503."""
     remembered: int = 16_384
     """Texts whose rewards stay in memory."""
@@ -73,6 +75,27 @@ class Limits:
     """Within which the candidates for a prompt must be there; else 504."""
     max_tokens: int = 4096
     """The longest response that may be asked for."""
+
+    @classmethod
+    def of(cls, options: ServeOptions, remote: RemoteOptions | None = None) -> "Limits":
+        """Return the limits that options ask for.
+
+        Example:
+            >>> limits = Limits.of(ServeOptions(max_texts=10, max_seconds=5))
+            >>> limits.texts, limits.generation_seconds, limits.choices
+            (10, 5, 100)
+        """
+        upstream = remote if remote and remote.base_url else None
+        return cls(
+            body_bytes=options.max_body,
+            requests=options.max_requests,
+            texts=options.max_texts,
+            characters=options.max_characters,
+            candidates=options.max_candidates,
+            queue_texts=options.max_queue,
+            generations=upstream.concurrency if upstream else cls.generations,
+            generation_seconds=options.max_seconds or (upstream.timeout if upstream else cls.generation_seconds),
+        )
 
 
 class ApiError(Exception):

@@ -31,7 +31,7 @@ from pluralign.models import load_model, longest_text, reference_folder
 from pluralign.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions, with_changes
 from pluralign.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
 from pluralign.records import read_records
-from pluralign.servers import ServerModel
+from pluralign.servers import CutOff, ServerModel
 from pluralign.shapes import read_prompt
 from pluralign.sources import load_preferences
 
@@ -40,6 +40,8 @@ SAMPLES_AT_ONCE = 32
 ROUNDS = 5
 """How often a prompt is sampled in all where responses repeat each other."""
 FAILED_SUFFIX = ".failed"
+COUNTS = ("repeats", "empty", "cut_off")
+"""What is counted of each prompt's samples."""
 
 Failure: TypeAlias = dict[str, Any]
 
@@ -57,7 +59,10 @@ class Sampler(Protocol):
         ...
 
     def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``."""
+        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``.
+
+        One that was cut off at the longest length is a ``servers.CutOff``, where that is known.
+        """
         ...
 
 
@@ -68,6 +73,8 @@ class Sampled:
     responses: list[str]
     repeats: int
     empty: int
+    cut_off: int
+    """Of the responses, those that do not end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,8 @@ class Generation:
     """Responses sampled once more and left out."""
     empty: int
     """Responses without any text, left out."""
+    cut_off: int
+    """Of the responses, those that were cut off at the longest length."""
     short: int
     """Prompts with fewer distinct responses than asked for after all rounds."""
     failed: list[Failure]
@@ -196,24 +205,44 @@ class LocalModel:
         """Load model and tokenizer: float32 on a CPU, bfloat16 on a GPU."""
         self._loaded = load_model(reference_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
 
-    def _model(self) -> tuple[Any, Any]:
+    @property
+    def model(self) -> Any:
+        """The loaded model; another one, such as it with an adapter, may take its place."""
+        return self._both()[0]
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._loaded = (model, self.tokenizer)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self._both()[1]
+
+    def _both(self) -> tuple[Any, Any]:
         if self._loaded is None:
             self.prepare()
         assert self._loaded is not None  # noqa: S101 - it was prepared
         return self._loaded
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end a text; some models have none."""
+        end = self.model.generation_config.eos_token_id
+        end = self.tokenizer.eos_token_id if end is None else end
+        return () if end is None else tuple(end) if isinstance(end, list) else (end,)
+
     def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
         """Return n responses, sampled with a generator of their own."""
         import torch
 
-        model, tokenizer = self._model()
-        tokens = self._tokens(prompt, options.max_new_tokens).to(model.device)
+        tokens = self.prompt_tokens(prompt, options.max_new_tokens).to(self.model.device)
         responses: list[str] = []
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(seed)
             while len(responses) < n:
                 try:
-                    written = self._continue(tokens, min(self._at_once, n - len(responses)), options)
+                    written = self.continuations(tokens, min(self._at_once, n - len(responses)), options)
                 except torch.OutOfMemoryError:
                     if self._at_once == 1:
                         remedy = "use a shorter prompt, fewer --max-new-tokens or a smaller model"
@@ -221,13 +250,19 @@ class LocalModel:
                     self._at_once //= 2
                     torch.cuda.empty_cache()
                     continue
-                responses += tokenizer.batch_decode(written[:, tokens.shape[1] :], skip_special_tokens=True)
+                texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+                ended = [not set(self.ends).isdisjoint(row) for row in written.tolist()]
+                responses += [text if end else CutOff(text) for text, end in zip(texts, ended, strict=True)]
         return responses
 
-    def _tokens(self, prompt: Prompt, new: int) -> Any:
+    def prompt_tokens(self, prompt: Prompt, new: int) -> Any:
+        """Return a prompt's tokens up to where the assistant speaks, ``(1, n_tokens)``.
+
+        A prompt that leaves no room for ``new`` tokens more is a ``DataError``.
+        """
         import torch
 
-        model, tokenizer = self._model()
+        tokenizer = self.tokenizer
         if tokenizer.chat_template:
             try:
                 text = tokenizer.apply_chat_template(
@@ -239,20 +274,17 @@ class LocalModel:
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             ids = tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"]
-        limit = longest_text(model, tokenizer)
+        limit = longest_text(self.model, tokenizer)
         if len(ids) + new > limit:
             problem = f"the prompt has {len(ids):,} tokens and {new:,} are to follow, but the model reads {limit:,}"
             raise DataError(problem, remedy="shorten it or lower --max-new-tokens")
         return torch.tensor([ids])
 
-    def _continue(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
+    def continuations(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
+        """Return n sampled continuations of a prompt's tokens, ``(n, n_new)``; after its end a row is padded."""
         import torch
 
         transformers: Any = importlib.import_module("transformers")
-        model, tokenizer = self._model()
-        end = model.generation_config.eos_token_id
-        end = tokenizer.eos_token_id if end is None else end
-        first_end = end[0] if isinstance(end, list) else end
         config = transformers.GenerationConfig(
             do_sample=True,
             temperature=options.temperature,
@@ -261,10 +293,11 @@ class LocalModel:
             repetition_penalty=1.0,
             max_new_tokens=options.max_new_tokens,
             num_return_sequences=n,
-            eos_token_id=end,
-            pad_token_id=next((t for t in (tokenizer.pad_token_id, first_end) if t is not None), 0),
+            eos_token_id=list(self.ends) or None,
+            pad_token_id=next((t for t in (self.tokenizer.pad_token_id, *self.ends) if t is not None), 0),
         )
-        return model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+        written = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
+        return written[:, tokens.shape[1] :]
 
 
 # --- distinct responses ---------------------------------------------------------------------------------------------
@@ -277,21 +310,20 @@ def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
 
 def sample_distinct(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptions) -> Sampled:
     """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds; there is at least one."""
-    found: dict[str, None] = {}
+    found: dict[str, bool] = {}  # and whether it was cut off
     repeats = empty = 0
     for attempt in range(ROUNDS):
-        for text in map(
-            str.strip, sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt))
-        ):
+        for said in sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt)):
+            text = said.strip()
             empty += not text
             repeats += text in found
             if text:
-                found.setdefault(text)
+                found.setdefault(text, isinstance(said, CutOff))
         if len(found) == n:
             break
     if not found:
         raise DataError("the model wrote nothing, however often it was asked", remedy="check its chat template")
-    return Sampled(list(found), repeats, empty)
+    return Sampled(list(found), repeats, empty, sum(found.values()))
 
 
 def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
@@ -366,7 +398,7 @@ def generate(
             if isinstance(outcome, DataError):
                 errors[key] = outcome
             else:
-                counts = {"repeats": outcome.repeats, "empty": outcome.empty}
+                counts = {name: getattr(outcome, name) for name in COUNTS}
                 came_from = {"sampled": {**counts, **settings}}
                 _append(output, {"prompt": _as_json(keyed[key]), "responses": outcome.responses, **came_from})
                 done[key] = {"responses": len(outcome.responses), "sampled": counts}
@@ -385,6 +417,7 @@ def generate(
         responses=sum(line["responses"] for line in lines),
         repeats=sum(line["sampled"]["repeats"] for line in lines),
         empty=sum(line["sampled"]["empty"] for line in lines),
+        cut_off=sum(line["sampled"]["cut_off"] for line in lines),
         short=sum(line["responses"] < n for line in lines),
         failed=failed,
         seconds=time.perf_counter() - started,
@@ -469,7 +502,8 @@ def _finished(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, An
             try:
                 line = json.loads(raw)
                 sampled, responses = dict(line["sampled"]), len(line["responses"])
-                counts = {name: int(sampled.pop(name)) for name in ("repeats", "empty")}
+                sampled.setdefault("cut_off", 0)  # earlier versions did not count them
+                counts = {name: int(sampled.pop(name)) for name in COUNTS}
                 key = prompt_key(read_prompt(line["prompt"]))
             except (ValueError, KeyError, TypeError, RowError):
                 remedy = "name another file, or remove this one"

@@ -19,6 +19,7 @@ Level: TypeAlias = Literal["vote", "policy"]
 Target: TypeAlias = Literal["auto", "teacher", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Pooling: TypeAlias = Literal["mean", "last"]
+Precision: TypeAlias = Literal["float32", "bfloat16", "auto"]
 Optimizer: TypeAlias = Literal["soap", "adamw"]
 PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
 Engine: TypeAlias = Literal["local", "ray"]
@@ -81,6 +82,9 @@ class FitOptions:
         default=None, metadata={"help": "Layers of a decoder that are kept: two thirds unless given."}
     )
     pooling: Pooling = field(default="mean", metadata={"help": "Mean over a decoder's tokens, or the last one."})
+    precision: Precision = field(
+        default="float32", metadata={"help": "The encoder's; auto takes bfloat16 where it is faster and agrees."}
+    )
     surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
     features: str | None = field(
         default=None, metadata={"help": "Folder that pluralign encode wrote: read from disk as it is used."}
@@ -116,7 +120,7 @@ class FitOptions:
 
 _CHOICES = {
     "method": Method, "variant": Variant, "loss": Loss, "level": Level, "target": Target, "members": MemberKind,
-    "pooling": Pooling,
+    "pooling": Pooling, "precision": Precision,
 }  # fmt: skip
 
 
@@ -283,11 +287,13 @@ class EncodeOptions:
     encoder: str = _as_in(FitOptions, "encoder")
     layer: int | None = _as_in(FitOptions, "layer")
     pooling: Pooling = _as_in(FitOptions, "pooling")  # noqa: RUF009
+    precision: Precision = _as_in(FitOptions, "precision")  # noqa: RUF009
     surface: bool = _as_in(FitOptions, "surface")
 
     def __post_init__(self) -> None:
-        if self.pooling not in (known := get_args(Pooling)):
-            raise UsageError(f"pooling cannot be {self.pooling!r}; {did_you_mean(self.pooling, known)}.")
+        for name in ("pooling", "precision"):
+            if (came := getattr(self, name)) not in (known := get_args(_CHOICES[name])):
+                raise UsageError(f"{name} cannot be {came!r}; {did_you_mean(came, known)}.")
 
 
 @dataclass(frozen=True)
@@ -319,6 +325,42 @@ class EngineOptions:
         of_ray = [name for name in changed_options(self) if name not in ("engine", "shard_rows")]
         if self.engine == "local" and of_ray:
             raise UsageError(f"{of_ray[0]} is about --engine ray.")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What a server samples by and how much it takes on; ``gate.Limits`` has every limit."""
+
+    temperature: float = _as_in(SamplingOptions, "temperature")
+    top_p: float = _as_in(SamplingOptions, "top_p")
+    max_new_tokens: int = _as_in(SamplingOptions, "max_new_tokens")
+    seed: int | None = field(
+        default=None,
+        metadata={"help": "Requests without a seed get theirs from this one, in turn; else nobody can foretell them."},
+    )
+    max_body: int = field(default=4_000_000, metadata={"help": "Bytes of a request."})
+    max_texts: int = field(default=1024, metadata={"help": "Texts of a request; a pair to compare has two."})
+    max_characters: int = field(default=32_000, metadata={"help": "Characters of a prompt, chat or response."})
+    max_candidates: int = field(default=64, metadata={"help": "Candidates for an answer, given or sampled."})
+    max_requests: int = field(default=512, metadata={"help": "Requests at work at once; more are told to come again."})
+    max_queue: int = field(default=4096, metadata={"help": "Texts that wait to be scored; as for requests."})
+    max_seconds: float | None = field(
+        default=None, metadata={"help": "For a prompt's candidates: 120 unless given, --timeout with --base-url."}
+    )
+
+    def __post_init__(self) -> None:
+        self.sampling()
+        for name in (dial.name for dial in fields(self) if dial.name.startswith("max_")):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise UsageError(f"{name} must be above 0, not {value:g}.")
+        if self.max_queue < self.max_texts:
+            raise UsageError(
+                f"max_queue must be at least max_texts, {self.max_texts:,}, or so large a request could never be taken."
+            )
+
+    def sampling(self) -> SamplingOptions:
+        """Return how candidates are sampled where a request does not say."""
+        return SamplingOptions(self.temperature, self.top_p, self.max_new_tokens, self.seed or 0)
 
 
 def changed_options(options: Any) -> list[str]:

@@ -7,7 +7,7 @@ trained; ``tuning`` trains on such samples and judges by them.
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,44 +41,28 @@ Samples: TypeAlias = list[list[Response]]
 class Policy(LocalModel):
     """A causal language model that samples tokens and says how likely it finds them, with or without an adapter."""
 
-    @property
-    def model(self) -> Any:
-        """The loaded model."""
-        return self._model()[0]
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._loaded = (model, self.tokenizer)
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        return self._model()[1]
-
     def check_ends(self) -> frozenset[int]:
         """Return the tokens that end a text; without any a policy could not learn when to stop."""
-        end = self.model.generation_config.eos_token_id
-        end = self.tokenizer.eos_token_id if end is None else end
-        if end is None or self.tokenizer.eos_token_id is None:
+        if not self.ends or self.tokenizer.eos_token_id is None:
             remedy = "give its tokenizer an eos_token"
             raise DataError("the model has no token that ends a text", file=self.name, remedy=remedy)
-        return frozenset(end if isinstance(end, list) else [end])
+        return frozenset(self.ends)
 
     def context(self, prompt: Prompt, new: int) -> Ids:
         """Return the prompt's tokens up to where the assistant speaks; too long a prompt is a ``DataError``."""
-        return list(map(int, self._tokens(prompt, new)[0]))
+        return list(map(int, self.prompt_tokens(prompt, new)[0]))
 
     def draw(self, prompt: Prompt, n: int, options: SamplingOptions, at_once: int) -> list[Response]:
         """Return n responses, sampled with a generator of their own."""
         import torch
 
         ends, found = self.check_ends(), list[Ids]()
-        tokens = self._tokens(prompt, options.max_new_tokens).to(self.model.device)
+        tokens = self.prompt_tokens(prompt, options.max_new_tokens).to(self.model.device)
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(prompt_seed(prompt, options.seed))
             while len(found) < n:
-                written = self._continue(tokens, min(at_once, n - len(found)), options)
-                found += [_up_to_the_end(row, ends) for row in written[:, tokens.shape[1] :].tolist()]
+                written = self.continuations(tokens, min(at_once, n - len(found)), options)
+                found += [_up_to_the_end(row, ends) for row in written.tolist()]
         texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
         return [Response(ids, text.strip()) for ids, text in zip(found, texts, strict=True)]
 

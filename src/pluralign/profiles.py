@@ -116,12 +116,13 @@ class Profile:
     distinguishing: tuple[Distinguishing, ...]
 
 
-def member_profiles(weights: npt.ArrayLike, evidence: Evidence) -> list[Profile]:
+def member_profiles(weights: npt.ArrayLike, evidence: Evidence, *, most_characters: int | None = None) -> list[Profile]:
     """Describe every member of an ensemble by what sets it apart from the others.
 
     Args:
         weights: the members' weights, ``(k,)``.
         evidence: held-out votes with the members' rewards.
+        most_characters: leans are measured on no more text than this (``within``); everything else on all votes.
 
     Example:
         >>> from pluralign import town_hall
@@ -136,9 +137,10 @@ def member_profiles(weights: npt.ArrayLike, evidence: Evidence) -> list[Profile]
     votes, alpha = evidence.preferences, np.asarray(weights, dtype=np.float64)
     if evidence.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {evidence.rewards.shape[1]} members, but there are {len(alpha)} weights.")
-    texts = _Texts(evidence)
-    leans = _leans(texts.traits(), texts, evidence, alpha)
-    words = _leans(texts.words(), texts, evidence, alpha)
+    read = evidence if most_characters is None else within(evidence, most_characters)
+    texts = _Texts(read)
+    leans = _leans(texts.traits(), texts, read, alpha)
+    words = _leans(texts.words(), texts, read, alpha)
     likes, dislikes = (
         [
             sorted((w for w in own if w.claim.startswith(verb)), key=_clarity, reverse=True)[:WORDS_SHOWN]
@@ -164,6 +166,29 @@ def member_profiles(weights: npt.ArrayLike, evidence: Evidence) -> list[Profile]
         )
         for j in range(len(alpha))
     ]
+
+
+def within(evidence: Evidence, characters: int) -> Evidence:
+    """Return the votes on as many prompts, drawn by lot, as can be read within a number of characters; one at least.
+
+    The same evidence gives the same draw. The prompt of each response is read with it.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> votes = town_hall(400).preferences
+        >>> whole = Evidence(votes, np.zeros((len(votes.responses), 1)))
+        >>> len(whole.preferences.prompts), len(within(whole, 100_000).preferences.prompts)
+        (50, 22)
+    """
+    votes, items = evidence.preferences, evidence.preferences.items()
+    prompts = np.array([len(prompt_text(prompt)) for prompt in votes.prompts])
+    responses = np.array([len(text) for text in votes.responses])
+    sizes = np.bincount(items.prompt_index, prompts[items.prompt_index] + responses[items.response_index])
+    if sizes.sum() <= characters:
+        return evidence
+    drawn = np.random.default_rng(11).permutation(len(sizes))
+    n = max(int(np.searchsorted(np.cumsum(sizes[drawn]), characters, side="right")), 1)
+    return evidence[np.isin(votes.prompt_index, drawn[:n])]
 
 
 # --- how votes move with traits and words ---------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class Encoded:
     encoder: str
     layer: int | None
     pooling: str
+    precision: str
     surface: bool
     identity: str
     dimension: int
@@ -123,12 +124,13 @@ def encode(
     engine, changes = _where(engine_options, changes)
     options = with_changes(options or EncodeOptions(), changes)
     folder = Path(folder).absolute()
-    features = TextFeatures(_absolute(options.encoder), options.layer, options.pooling, options.surface)
+    chosen = _absolute(options.encoder), options.layer, options.pooling, options.surface, options.precision
+    features = TextFeatures(*chosen).settled()
     encoder = features.load()
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
     features = replace(features, identity=encoder.identity if encoder else "")
-    made_by = asdict(options) | {"identity": features.identity}
+    made_by = asdict(options) | {"precision": features.precision, "identity": features.identity}
     if isinstance(texts, PreferenceSet):
         items = texts_of(texts)
         data = hashlib.sha256(item_keys(items).tobytes()).hexdigest()
@@ -300,6 +302,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _refuse_other_settings(work: _Work, theirs: Mapping[str, Any]) -> None:
+    theirs = {"precision": "float32", **theirs}  # work from before there was a choice
     other = [name for name, value in work.settings.items() if theirs.get(name) != value]
     if other:
         shown = [

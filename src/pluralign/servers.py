@@ -37,6 +37,12 @@ _ABOUT_N = re.compile(r"(?<!\\)\bn\b|multiple|only one")
 _ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
 
 
+class CutOff(str):
+    """A response that stops where it became too long, and not where its writer would have ended it."""
+
+    __slots__ = ()
+
+
 class ServerModel:
     """A model behind a server; several threads may sample from it at once."""
 
@@ -59,7 +65,7 @@ class ServerModel:
         self._models()
 
     def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n responses, some perhaps empty; one cut off at the longest length is kept as it is."""
+        """Return n responses, some perhaps empty, some perhaps ``CutOff`` at the longest length."""
         texts: list[str] = []
         while len(texts) < n:
             wanted = min(n - len(texts), self._at_once)
@@ -205,6 +211,8 @@ class ServerModel:
 def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[str]:
     """Return the texts in a server's answer, at least one; an absent text is an empty one.
 
+    A text whose ``finish_reason`` is ``length`` is a ``CutOff``.
+
     Example:
         >>> read_choices(b'{"choices": [{"message": {"content": "Yes."}}, {"message": {"content": null}}]}')
         ['Yes.', '']
@@ -217,6 +225,7 @@ def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[s
         raise DataError(f"the server's answer is not JSON (it begins with {start!r})", remedy=remedy) from None
     try:
         texts = [choice["message"].get("content") for choice in answer["choices"]]
+        kinds = [CutOff if choice.get("finish_reason") == "length" else str for choice in answer["choices"]]
     except (KeyError, TypeError, AttributeError):
         said = answer.get("error") if isinstance(answer, Mapping) else None
         reason = f" ({clean(json.dumps(said, ensure_ascii=False))})" if said else ""
@@ -225,7 +234,8 @@ def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[s
         raise DataError("the server's answer has an empty list of choices")
     if not all(text is None or isinstance(text, str) for text in texts):
         raise DataError("the server's answer has a message whose content is not a text")
-    return [(text or "").encode(errors="replace").decode() for text in texts]  # half a surrogate pair is no text
+    sound = [(text or "").encode(errors="replace").decode() for text in texts]  # half a surrogate pair is no text
+    return [kind(text) for kind, text in zip(kinds, sound, strict=True)]
 
 
 def _openai(options: RemoteOptions) -> Any:

@@ -6,6 +6,7 @@ breaks. The routes are in ``serving``.
 
 import asyncio
 import functools
+import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,8 @@ from pluralign.generation import LocalModel, Sampler, sample_distinct
 from pluralign.options import SamplingOptions
 from pluralign.pluralism import Answer, Mode, RefusalPolicy, Steering
 from pluralign.preferences import PreferenceSet, Prompt
-from pluralign.showcase import explain, showcase
-from pluralign.study import Study, study
+from pluralign.profiles import Profile
+from pluralign.showcase import cards, explain, showcase
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Result = TypeVar("Result")
@@ -41,6 +42,8 @@ Result = TypeVar("Result")
 LONGEST_MARK = 44
 END_MARK = re.compile(r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>|<pad>|<end_of_turn>|\[PAD\])$")
 """What trainers leave at the end of a decoded response."""
+SEEDS = 2**31
+"""Seeds that the server draws are below this."""
 RETRY_GENERATING = 5
 """Seconds after which a client may ask again when too many wait for candidates."""
 
@@ -59,10 +62,20 @@ class Service:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     n: int = 8
     """Candidates that are generated unless a request says otherwise."""
+    seed: int | None = None
+    """Gives requests without a seed theirs, in turn; without one nobody can foretell them."""
     observe: Callable[[int, float], None] | None = None
     """Called with the texts and seconds of each batch."""
     _asking: int = field(default=0, init=False)
     """Requests that wait for candidates."""
+
+    @cached_property
+    def _seeds(self) -> random.Random:
+        return random.SystemRandom() if self.seed is None else random.Random(self.seed)  # noqa: S311 - no secrets
+
+    def seed_of(self, given: int | None) -> int:
+        """Return the seed of a request: its own, else the next one."""
+        return self._seeds.randrange(SEEDS) if given is None else given
 
     @cached_property
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:
@@ -83,15 +96,15 @@ class Service:
         )
 
     @cached_property
-    def study(self) -> Study | None:
-        """What was measured on the held-out votes."""
-        return None if self.evidence is None else study(self.ensemble, self.evidence)
+    def profiles(self) -> Sequence[Profile]:
+        """The members' cards; none where there are no held-out votes."""
+        return () if self.evidence is None else cards(self.ensemble, self.evidence)
 
     @cached_property
     def shown(self) -> dict[str, Any]:
         """What the page shows."""
         return {
-            **showcase(self.ensemble, self.evidence, name=self.name, study=self.study),
+            **showcase(self.ensemble, self.evidence, name=self.name, profiles=self.profiles),
             "can_generate": self.generator is not None,
             "generator": self.generator.name if self.generator else None,
             "modes": list(pluralism.MODES),
@@ -176,9 +189,8 @@ class Service:
     async def explain(self, pair: Pair) -> dict[str, Any]:
         """Return who votes for which response, and why."""
         a, b = await self._pair_rewards([pair])
-        cards, asked = self.study.profiles if self.study else (), prompt_text(self.prompt(pair.prompt))
-        texts = pair.response_a, pair.response_b
-        members = await asyncio.to_thread(explain, self.ensemble, cards, asked, *texts, a[0], b[0])
+        asked, texts = prompt_text(self.prompt(pair.prompt)), (pair.response_a, pair.response_b)
+        members = await asyncio.to_thread(explain, self.ensemble, self.profiles, asked, *texts, a[0], b[0])
         return {**self._compared(a, b)[0], "rewards": {"a": a[0].tolist(), "b": b[0].tolist()}, "members": members}
 
     async def _pair_rewards(self, pairs: Sequence[Pair]) -> tuple[FloatArray, FloatArray]:
@@ -238,8 +250,7 @@ class Service:
             return [pluralism.answer(self.ensemble, prompt, [], mode, refusal=lambda _: instead)] * draws, []
         prompt, texts = await self._candidates(prompt, candidates, n, seed, sampling)
         known = await self._scored([*((prompt, text) for text in texts), *self._items(choices or [])])
-        options |= {"choices": None if choices is None else self._votes(choices)}
-        options |= {"profiles": self.study.profiles if self.study else ()}
+        options |= {"choices": None if choices is None else self._votes(choices), "profiles": self.profiles}
         one = functools.partial(pluralism.answer, known, prompt, texts, mode, **options)
         return await asyncio.to_thread(lambda: [one(seed=seed + draw) for draw in range(draws)]), texts
 

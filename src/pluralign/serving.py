@@ -15,9 +15,10 @@ import re
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Annotated, Any, TypeAlias
 
 import uvicorn
@@ -105,10 +106,6 @@ def _json(data: Any) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _seed(given: int | None) -> int:
-    return secrets.randbelow(2**31) if given is None else given
-
-
 # --- the application ------------------------------------------------------------------------------------------------
 
 
@@ -123,6 +120,7 @@ def create_app(
     refusal: RefusalPolicy | None = None,
     sampling: SamplingOptions | None = None,
     n: int = 8,
+    seed: int | None = None,
     log_prompts: bool = False,
 ) -> FastAPI:
     """Return the application that serves an ensemble.
@@ -137,6 +135,7 @@ def create_app(
         refusal: a team's own policy; runs before any mode.
         sampling: how candidates are sampled unless a request says otherwise.
         n: how many candidates are sampled unless a request says otherwise.
+        seed: gives requests without a seed theirs, in turn; without one nobody can foretell them.
         log_prompts: whether the log holds the texts of requests.
 
     Example:
@@ -150,9 +149,8 @@ def create_app(
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise UsageError("the key must be letters, digits and signs that a header can hold, without spaces.")
     limits, metrics = limits or Limits(), Metrics.fresh()
-    service = Service(
-        ensemble, generator, evidence, name, limits, refusal, sampling or SamplingOptions(), n, metrics.batch
-    )
+    sampling = sampling or SamplingOptions()
+    service = Service(ensemble, generator, evidence, name, limits, refusal, sampling, n, seed, metrics.batch)
     waiting = Gauge("pluralign_queue_texts", "Texts that wait to be scored.", registry=metrics.registry)
     waiting.set_function(lambda: service.batcher.waiting)
 
@@ -288,7 +286,7 @@ def _add_answering(app: FastAPI, service: Service) -> None:
             raise ApiError(400, message, code="invalid", param="n")
         service.check_count(draws, service.limits.candidates, "draws asked for")
         prompt = service.prompt(body.messages, single_as_text=not service.only_chats)
-        seed = _seed(body.seed)
+        seed = service.seed_of(body.seed)
         answers, _ = await service.answer(
             prompt,
             asked.mode,
@@ -320,7 +318,7 @@ def _add_answering(app: FastAPI, service: Service) -> None:
     @app.post("/v1/answer", tags=["answers"])
     async def answer(body: AnswerRequest) -> Response:
         """A slate and a consensus, one chosen voice, or a draw in proportion, with the candidates that were used."""
-        seed = _seed(body.seed)
+        seed = service.seed_of(body.seed)
         answers, texts = await service.answer(
             service.prompt(body.prompt),
             body.mode,
@@ -413,7 +411,7 @@ def serve(
     ready: Callable[[str], None] | None = None,
     **options: Any,
 ) -> None:
-    """Serve an ensemble until the process is told to stop; what is running then is finished.
+    """Serve an ensemble until the process is told to stop; what is running then is finished, unless it is told twice.
 
     Args:
         ensemble: the one to serve.
@@ -433,19 +431,33 @@ def serve(
         if generator:
             generator.prepare()
         address = f"[{host}]" if ":" in host else host
-        if ready:
-            ready(f"http://{address}:{listening.getsockname()[1]}")
-        logger.setLevel(logging.INFO)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
-        # uvicorn repeats the signal once it has stopped; here that is the end and no mishap.
-        before = [signal.signal(one, lambda *_: None) for one in (signal.SIGTERM, signal.SIGINT)]
+        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+        before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
         try:
+            if ready:
+                ready(f"http://{address}:{listening.getsockname()[1]}")
+            logger.setLevel(logging.INFO)
             server.run(sockets=[listening])
         finally:
-            for one, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            for one, handler in before.items():
                 signal.signal(one, handler)
     finally:
         listening.close()
+
+
+class _Server(uvicorn.Server):
+    """Stops by a signal, which is no mishap; a second Ctrl-C waits for nothing."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """``serve`` has done so already; uvicorn's way would raise the signals again after the end."""
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Finish what is running, or end at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            os._exit(128 + sig)  # else requests that are cut off would each leave a traceback
+        super().handle_exit(sig, frame)
 
 
 def greeting(address: str, name: str, k: int, generates: bool, has_key: bool) -> str:

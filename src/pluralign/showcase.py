@@ -15,17 +15,27 @@ import numpy.typing as npt
 from pluralign import calibration
 from pluralign.bradley_terry import sigmoid
 from pluralign.candidates import Candidates, prompt_text
-from pluralign.choices import FEWEST_RESPONSES, case_studies, held_out_candidates
+from pluralign.choices import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
 from pluralign.ensemble import RewardEnsemble
 from pluralign.evaluation import comparison, standing, verdicts
 from pluralign.evidence import Evidence
 from pluralign.extremes import further_than_a_coin
+from pluralign.groups import DEFAULT_GROUPINGS, judge_groups
+from pluralign.inspection import inspect
 from pluralign.jsonable import without_nan
 from pluralign.pluralism import SLIP
 from pluralign.preferences import PreferenceSet
-from pluralign.profiles import CARES_LESS, DRAWN_TO, PREFERS, SMALLEST_LEAN, TURNS_FROM, Lean, Profile
-from pluralign.study import Study
-from pluralign.study import study as study_of
+from pluralign.profiles import (
+    CARES_LESS,
+    DRAWN_TO,
+    PREFERS,
+    SMALLEST_LEAN,
+    TURNS_FROM,
+    Lean,
+    Profile,
+    member_profiles,
+    within,
+)
 from pluralign.traits import KEYS, TRAITS, content_words, trait_values
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -41,6 +51,8 @@ RESPONSES_AN_EXAMPLE = 12
 STEERING_PAIRS = 6
 STEERING_SEARCH = 400
 """Of the pairs that tell members apart best one by one, so many are searched for those that do so together."""
+READ_CHARACTERS = 2_000_000
+"""Most text that is read when a server starts, some five seconds' worth; of more votes a sample of prompts is read."""
 LEANS_SHOWN = 5
 REASONS = 3
 CLEAR = 4.0
@@ -50,8 +62,13 @@ NOTICEABLE = 0.1
 """Two texts differ in a trait if their values do by more than this share of the larger one."""
 
 
+def cards(ensemble: RewardEnsemble, evidence: Evidence) -> list[Profile]:
+    """Return the members' cards; what needs texts to be read is measured within ``READ_CHARACTERS`` of them."""
+    return member_profiles(ensemble.weights, evidence, most_characters=READ_CHARACTERS)
+
+
 def showcase(
-    ensemble: RewardEnsemble, evidence: Evidence | None, *, name: str, study: Study | None = None
+    ensemble: RewardEnsemble, evidence: Evidence | None, *, name: str, profiles: Sequence[Profile] | None = None
 ) -> dict[str, Any]:
     """Return everything that the page shows of an ensemble, ready for JSON.
 
@@ -59,7 +76,7 @@ def showcase(
         ensemble: the one that is served.
         evidence: held-out votes with its rewards; without them only what the ensemble itself knows is shown.
         name: what the page calls it.
-        study: what was measured of it on the evidence, where that is at hand.
+        profiles: the members' cards (``cards``), where they are at hand.
 
     Example:
         >>> from pluralign import fit, town_hall
@@ -87,23 +104,26 @@ def showcase(
         "members": list(_plain_members(ensemble)),
         "disagreement": [member["disagreement"] for member in facts.get("members", [])],
         "tau": None,
+        "read": None,
         "examples": [],
         "steering_pairs": [],
     }
     if evidence is not None:
-        found = study or study_of(ensemble, evidence)
+        profiles = cards(ensemble, evidence) if profiles is None else profiles
+        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), within(evidence, READ_CHARACTERS)
+        counted, (groups, worst) = inspect(people), judge_groups(share, people, DEFAULT_GROUPINGS)
         shown |= {
             "votes": {
-                key: getattr(found.votes, key)
-                for key in ("pairs", "prompts", "votes", "votes_per_pair", "majority_share")
+                key: getattr(counted, key) for key in ("pairs", "prompts", "votes", "votes_per_pair", "majority_share")
             },
-            "reliability": list(_points(evidence.prob_hat(ensemble), evidence.preferences)),
-            "groups": {grouping: [asdict(group) for group in of] for grouping, of in found.groups.items()},
-            "worst_group": asdict(found.worst_group) if found.worst_group else None,
-            "members": [_card(profile) for profile in found.profiles],
-            "disagreement": [profile.disagreement for profile in found.profiles],
-            "tau": asdict(found.diversity) if found.diversity else None,
-            "examples": list(_examples(ensemble, evidence)),
+            "reliability": list(_points(share, people)),
+            "groups": {grouping: [asdict(group) for group in of] for grouping, of in groups.items()},
+            "worst_group": asdict(worst) if worst else None,
+            "members": [_card(profile) for profile in profiles],
+            "disagreement": [profile.disagreement for profile in profiles],
+            "tau": _tau(ensemble, read),
+            "read": {"prompts": len(read.preferences.prompts), "of": len(people.prompts)},
+            "examples": list(_examples(ensemble, read)),
             "steering_pairs": list(_steering_pairs(ensemble, evidence)),
         }
     shown["warnings"] = [
@@ -241,6 +261,12 @@ def _claimed(lean: Lean) -> dict[str, Any]:
 
 def _cut(record: dict[str, Any], *keys: str) -> dict[str, Any]:
     return record | {key: shortened(record[key]) for key in keys}
+
+
+def _tau(ensemble: RewardEnsemble, evidence: Evidence) -> dict[str, Any] | None:
+    """How differently the members rank; nothing where no prompt has enough responses."""
+    candidates, rewards = held_out_candidates(evidence)
+    return asdict(measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence)) if candidates else None
 
 
 # --- what to try ----------------------------------------------------------------------------------------------------

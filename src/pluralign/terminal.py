@@ -559,6 +559,7 @@ def generation_page(facts: Mapping[str, Any], n: int) -> Iterator[RenderableType
         (facts["resumed"], "prompts were there from an earlier run"),
         (facts["repeats"], "responses came again and count once"),
         (facts["empty"], "responses had no text and are left out"),
+        (facts["cut_off"], "responses were cut off; a higher --max-new-tokens lets them end"),
         (facts["short"], f"prompts have fewer than {n} different responses, however often they were sampled"),
         (len(facts["failed"]), f"prompts failed; they are in {facts['file']}.failed, and the same command tries again"),
     )

@@ -203,4 +203,20 @@ def _vader() -> Any:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
         raise MissingExtraError("vaderSentiment", "report", "reading the tone of responses") from None
-    return SentimentIntensityAnalyzer()
+
+    class Nearby(SentimentIntensityAnalyzer):  # type: ignore[misc]
+        """VADER's own numbers, in time that grows with a text's length and not with its square.
+
+        For each word with a tone two of its checks make the whole text lower case, and then look no further than three
+        words back and two ahead. They are given only those.
+        """
+
+        def _negation_check(self, valence: float, words: list[str], back: int, i: int) -> Any:
+            first = max(i - 3, 0)
+            return super()._negation_check(valence, words[first : i + 1], back, i - first)
+
+        def _special_idioms_check(self, valence: float, words: list[str], i: int) -> Any:
+            first = max(i - 3, 0)
+            return super()._special_idioms_check(valence, words[first : i + 3], i - first)
+
+    return Nearby()

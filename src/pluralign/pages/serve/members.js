@@ -7,7 +7,8 @@ const COIN = 0.5;
 const STRONG = 0.95; // from this |τ| on white ink is easier to read than black
 
 export function members(panel, ensemble) {
-  const { members: cards, tau, warnings } = ensemble;
+  const { members: cards, tau, warnings, read } = ensemble;
+  const sampled = read && read.prompts < read.of;
   const ranked = tau ? heatMap(tau, cards) : unknown("no held-out prompt has enough answers to rank");
   panel.append(
     el("h2", {}, "What sets each member apart"),
@@ -17,6 +18,8 @@ export function members(panel, ensemble) {
       "Measured on votes the members have not seen. A card claims only what chance would hardly produce; where it ",
       "claims nothing, the member is close to the average of all. Bars say how often a member sides with that where ",
       "two answers differ in it; the line marks all members together.",
+      sampled && ` What is said of traits, words and ranks is from ${count(read.prompts)} of the ${count(read.of)} `,
+      sampled && "prompts, drawn by lot.",
     ),
     ...warnings.map((text) => el("p", { class: "verdict warn" }, data(text))),
     el("div", { class: "members" }, cards.map(card)),

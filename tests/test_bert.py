@@ -1,0 +1,201 @@
+"""BERTs read with torch alone against sentence-transformers, which wrote their folders."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.slow
+VOCABULARY = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "tea",
+    "##s",
+    "no",
+    "yes",
+    "é",
+    "e",
+    "##e",
+    ",",
+    ".",
+    "茶",
+    "İ",
+    "i",
+]
+LONG = 24
+TEXTS = ["tea, no", "yes", "", "teas . Teas . É é 茶茶" * 2, "no " * 100 + "tea", "[SEP] yes [MASK]"]
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Any]:
+    """Makes sentence-transformers models of one BERT, whose weights and biases are all at random."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")
+    folder = tmp_path_factory.mktemp("bert")
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
+    transformers.BertTokenizer(str(folder / "vocab.txt"), model_max_length=LONG).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40}
+    torch.manual_seed(0)
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes))
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.save_pretrained(folder)
+
+    def make(pooling: str, unit: bool) -> Any:
+        body = modules.Transformer(str(folder), model_kwargs={"dtype": "float32"})
+        parts = [body, modules.Pooling(16, pooling), *([modules.Normalize()] if unit else [])]
+        whole = importlib.import_module("sentence_transformers").SentenceTransformer(modules=parts, device="cpu")
+        whole.tokenizer.truncation_side = "left"
+        return whole.eval()
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def bert_folder(wholes: Callable[[str, bool], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "bert"
+    wholes("mean", True).save(str(folder), create_model_card=False)
+    return folder
+
+
+def reader_of(folder: Path) -> Any:
+    return importlib.import_module("pluralign.bert").bert_reader(folder)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_vectors_are_those_of_sentence_transformers(
+    wholes: Callable[[str, bool], Any], pooling: str, unit: bool, tmp_path: Path
+) -> None:
+    whole = wholes(pooling, unit)
+    whole.save(str(tmp_path), create_model_card=False)
+    reader = reader_of(tmp_path)
+    tokens = reader.tokens(TEXTS)
+    assert max(map(len, tokens)) == LONG, "one text is cut"
+    np.testing.assert_allclose(reader.read(tokens).numpy(), whole.encode(TEXTS), atol=1e-5)
+    one_by_one = np.concatenate([reader.read([ids]).numpy() for ids in tokens])
+    np.testing.assert_allclose(one_by_one, whole.encode(TEXTS), atol=1e-5)
+
+
+def test_the_layout_of_older_folders_is_read_too(bert_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "older"
+    shutil.copytree(bert_folder, folder)
+    names = ("Transformer", "Pooling", "Normalize")
+    paths = ("", "1_Pooling", "2_Normalize")
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 16, **modes}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8, "do_lower_case": False}))
+    reader = reader_of(folder)
+    tokens = reader.tokens(TEXTS)
+    assert max(map(len, tokens)) == 8
+    whole = importlib.import_module("sentence_transformers").SentenceTransformer(str(folder), device="cpu")
+    whole.tokenizer.truncation_side = "left"
+    np.testing.assert_allclose(reader.read(tokens).numpy(), whole.encode(TEXTS), atol=1e-5)
+
+
+@given(
+    text=st.text(
+        st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("teaséÉ茶 ,.[]İi\x00")), max_size=60
+    )
+)
+def test_tokens_are_those_of_transformers(bert_folder: Path, text: str) -> None:
+    tokenizer = _tokenizer(bert_folder)
+    expected = tokenizer(text, truncation=True, max_length=LONG)["input_ids"]
+    assert _reader(bert_folder).tokens([text]) == [expected]
+
+
+_cache: dict[tuple[str, Path], Any] = {}
+
+
+def _tokenizer(folder: Path) -> Any:
+    if ("tokenizer", folder) not in _cache:
+        transformers: Any = importlib.import_module("transformers")
+        _cache["tokenizer", folder] = transformers.AutoTokenizer.from_pretrained(folder, truncation_side="left")
+    return _cache["tokenizer", folder]
+
+
+def _reader(folder: Path) -> Any:
+    if ("reader", folder) not in _cache:
+        _cache["reader", folder] = reader_of(folder)
+    return _cache["reader", folder]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"hidden_act": "relu"}),
+        ("config.json", {"architectures": ["MPNetModel"]}),
+        ("config.json", {"position_embedding_type": "relative_key"}),
+        ("config.json", {"is_decoder": True}),
+        ("config.json", {"output_hidden_states": True}),
+        ("sentence_bert_config.json", {"do_lower_case": True}),
+        ("sentence_bert_config.json", {"module_output_name": "sentence_embedding"}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
+        ("config_sentence_transformers.json", {"truncate_dim": 8}),
+        ("tokenizer_config.json", {"do_lower_case": False}),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}),
+        ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_a_folder_that_asks_for_anything_else_is_left_to_sentence_transformers(
+    bert_folder: Path, file: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "changed"
+    shutil.copytree(bert_folder, folder)
+    assert reader_of(folder) is not None
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
+    assert reader_of(folder) is None
+
+
+@pytest.mark.parametrize("missing", ["modules.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_without_one_of_its_files_is_left_to_sentence_transformers(
+    bert_folder: Path, missing: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "less"
+    shutil.copytree(bert_folder, folder)
+    (folder / missing).unlink()
+    assert reader_of(folder) is None
+
+
+def test_modules_that_are_not_known_and_weights_of_other_names_are_left_to_sentence_transformers(
+    bert_folder: Path, tmp_path: Path
+) -> None:
+    numpy: Any = importlib.import_module("safetensors.numpy")
+    for name in ("module", "weights"):
+        shutil.copytree(bert_folder, tmp_path / name)
+    modules = json.loads((bert_folder / "modules.json").read_text())
+    modules[2]["type"] = "sentence_transformers.base.modules.dense.Dense"
+    (tmp_path / "module" / "modules.json").write_text(json.dumps(modules))
+    weights = numpy.load_file(bert_folder / "model.safetensors")
+    renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in weights.items()}
+    numpy.save_file(renamed, tmp_path / "weights" / "model.safetensors", metadata={"format": "pt"})
+    assert reader_of(tmp_path / "module") is None
+    assert reader_of(tmp_path / "weights") is None
+
+
+def test_reading_a_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
+    code = (
+        "import sys; from pluralign.encoders import load_encoder\n"
+        f"vectors = load_encoder({str(bert_folder)!r}).encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
+        "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(3, 16) {'torch'}\n"
