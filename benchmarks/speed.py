@@ -1,6 +1,6 @@
 """How close to the limit encoding, fitting and comparing are, as ratios within one run.
 
-    python benchmarks/speed.py [DATA] [--pairs 2000] [--quick] [--json]
+    python benchmarks/speed.py [DATA] [--pairs 4000] [--quick] [--json]
 
 DATA is anything that ``pluralign fit`` reads; the demo town hall unless given. What a ratio compares is timed in turn,
 A B A B …, on the same texts, warmed, in one process; a ratio is the median over rounds, and its spread the quartiles.
@@ -72,7 +72,7 @@ def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", default="demo")
-    parser.add_argument("--pairs", type=int, help="how many pairs are fitted; 2,000 of the town hall, all of a file")
+    parser.add_argument("--pairs", type=int, help="how many pairs are fitted; 4,000 of the town hall, all of a file")
     parser.add_argument("--quick", action="store_true", help="150 pairs and few rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
@@ -96,7 +96,7 @@ def read(data: str, pairs: int | None) -> PreferenceSet:
     """Return the votes: a town hall of that many pairs, or the first pairs of a file."""
     name, _, number = data.partition(":")
     if name == "demo":
-        return pluralign.town_hall(pairs or int(number or 2000)).preferences
+        return pluralign.town_hall(pairs or int(number or 4000)).preferences
     votes = pluralign.load_preferences(data)
     return votes[np.arange(min(pairs or len(votes), len(votes)))]
 

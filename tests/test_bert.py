@@ -175,20 +175,21 @@ def test_a_folder_without_one_of_its_files_is_left_to_sentence_transformers(
     assert reader_of(folder) is None
 
 
-def test_modules_that_are_not_known_and_weights_of_other_names_are_left_to_sentence_transformers(
+def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(
     bert_folder: Path, tmp_path: Path
 ) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
-    for name in ("module", "weights"):
+    for name in ("module", "weights", "broken"):
         shutil.copytree(bert_folder, tmp_path / name)
+    (tmp_path / "broken" / "modules.json").write_text("[")
     modules = json.loads((bert_folder / "modules.json").read_text())
     modules[2]["type"] = "sentence_transformers.base.modules.dense.Dense"
     (tmp_path / "module" / "modules.json").write_text(json.dumps(modules))
     weights = numpy.load_file(bert_folder / "model.safetensors")
     renamed = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in weights.items()}
     numpy.save_file(renamed, tmp_path / "weights" / "model.safetensors", metadata={"format": "pt"})
-    assert reader_of(tmp_path / "module") is None
-    assert reader_of(tmp_path / "weights") is None
+    for name in ("module", "weights", "broken"):
+        assert reader_of(tmp_path / name) is None, name
 
 
 def test_reading_a_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:

@@ -42,10 +42,10 @@ def bert_reader(folder: Path, *, half: bool = False) -> "BertReader | None":
         folder: of a model.
         half: whether layers multiply in bfloat16.
     """
-    settings = _settings(folder)
     try:
+        settings = _settings(folder)
         return BertReader(folder, settings, torch.bfloat16 if half else torch.float32) if settings else None
-    except KeyError:  # weights under other names
+    except (KeyError, TypeError, ValueError):  # files of another form, weights under other names
         return None
 
 
