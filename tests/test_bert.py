@@ -175,9 +175,7 @@ def test_a_folder_without_one_of_its_files_is_left_to_sentence_transformers(
     assert reader_of(folder) is None
 
 
-def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(
-    bert_folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(bert_folder: Path, tmp_path: Path) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
     for name in ("module", "weights", "broken"):
         shutil.copytree(bert_folder, tmp_path / name)
