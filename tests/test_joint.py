@@ -20,6 +20,7 @@ from pluralign.joint import (
     VoteGradients,
     damp,
     fit_joint,
+    fit_joint_sizes,
     fit_policy_level,
     fit_teacher,
     policy_loss,
@@ -239,17 +240,17 @@ def test_with_any_bound_members_keep_some_of_the_teacher(vote_share: float) -> N
 def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     train, _, _ = population(0)
     restarts: list[np.ndarray] = []
-    train_restarts = joint._train_restarts
+    train_ensembles = joint._train_ensembles
 
     def record(*given: Any) -> list[np.ndarray]:
-        restarts.extend(train_restarts(*given))
+        restarts.extend(train_ensembles(*given))
         return restarts
 
-    monkeypatch.setattr(joint, "_train_restarts", record)
+    monkeypatch.setattr(joint, "_train_ensembles", record)
     kept = fit_joint(train, teacher_of(0), 2)
     scores = []
     for alone in restarts:
-        monkeypatch.setattr(joint, "_train_restarts", lambda *_, alone=alone: [alone])
+        monkeypatch.setattr(joint, "_train_ensembles", lambda *_, alone=alone: [alone])
         scores.append(fit_joint(train, teacher_of(0), 2).score)
     assert len(set(scores)) > 1
     assert kept.score == min(scores)
@@ -306,18 +307,28 @@ def test_how_pairs_happen_to_be_turned_does_not_matter_to_training(some: float, 
     assert np.mean((predicted(same, test) - predicted(one, test)) ** 2) < 1e-3
 
 
+@pytest.mark.usefixtures("quick")
+def test_smaller_ensembles_beside_it_do_not_change_the_largest() -> None:
+    train, _, _ = population(0)
+    together = fit_joint_sizes(train, teacher_of(0), [2, 4])
+    assert [together[k].theta.shape[1] for k in (2, 4)] == [2, 4]
+    alone = fit_joint(train, teacher_of(0), 4)
+    np.testing.assert_allclose(together[4].theta, alone.theta, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(together[4].weights, alone.weights, atol=1e-2)
+
+
 @pytest.mark.parametrize("bound", [0.5, 1.0])
 def test_the_gradients_of_votes_are_those_of_finite_differences(bound: float) -> None:
     rng = np.random.default_rng(3)
-    n, m, restarts, k, tau = 40, 3, 2, 3, 0.7
-    x, theta, logits = rng.normal(size=(n, m)), rng.normal(size=(m, restarts * k)), rng.normal(size=(restarts, k))
+    n, m, sizes, tau = 40, 3, [3, 2], 0.7
+    x, theta, logits = rng.normal(size=(n, m)), rng.normal(size=(m, sum(sizes))), rng.normal(size=sum(sizes))
     target, share, weight = rng.random(n), rng.random(n), rng.dirichlet(np.ones(n))
 
     def paid(theta: np.ndarray, logits: np.ndarray) -> float:
         total = 0.0
-        for r in range(restarts):
-            votes = 1 / (1 + np.exp(-x @ theta[:, r * k : (r + 1) * k] / tau))
-            alpha = np.exp(logits[r]) / np.exp(logits[r]).sum()
+        for k, columns in zip(sizes, np.split(np.arange(sum(sizes)), [sizes[0]]), strict=True):
+            votes = 1 / (1 + np.exp(-x @ theta[:, columns] / tau))
+            alpha = np.exp(logits[columns]) / np.exp(logits[columns]).sum()
             total += float(weight @ (votes @ alpha - target) ** 2)
             against = weight @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
             total += EXTREME_PRICE / k * np.maximum(0, against - bound).sum()
@@ -327,7 +338,7 @@ def test_the_gradients_of_votes_are_those_of_finite_differences(bound: float) ->
         steps = 1e-5 * np.eye(at.size).reshape(at.size, *at.shape)
         return np.array([(of(at + step) - of(at - step)) / 2e-5 for step in steps]).reshape(at.shape)
 
-    gradients = VoteGradients(weight[:, None].astype(np.float32), restarts, k, bound)
+    gradients = VoteGradients(weight[:, None].astype(np.float32), sizes, bound)
     single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
     of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, slopes(lambda other: paid(other, logits), theta), atol=2e-5)

@@ -31,7 +31,7 @@ from pluralign.evidence import Evidence, remove_evidence, save_evidence
 from pluralign.extremes import USED, keep_near_people, training_bound
 from pluralign.featurestore import stored_features
 from pluralign.hidden import fit_hidden_layer
-from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint, fit_policy_level, fit_teacher
+from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint_sizes, fit_policy_level, fit_teacher
 from pluralign.jsonable import without_nan
 from pluralign.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
 from pluralign.options import FitOptions, TuneOptions, changed_options, with_changes
@@ -532,21 +532,30 @@ class _Work:
             return
         sizes = sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size})
         self.target  # noqa: B018 - chosen now, so that it is chosen once
-        # The longest first, so that no core waits for one that began late.
+        if self.options.level == "policy":
+            yield from ((k, self.one(self.train, k, "joint")) for k in sizes)
+            return
         free = [partial(self.unbounded, size)] if self.options.max_disagreement < 1 else []
-        largest, *smaller = [partial(self.one, self.train, k, "joint") for k in reversed(sizes)]
-        self._at_once([largest, *free, self.baselines, *smaller])
-        for k in sizes:
-            yield k, self.one(self.train, k, "joint")
+        self._at_once([partial(self._joint_sizes, sizes), *free, self.baselines])
+        yield from self._joint_sizes(sizes).items()
 
     def one(self, pairs: Pairs, k: int, name: str) -> tuple[FloatArray, FloatArray]:
         """Return (theta, weights) of one ensemble of k members fitted to ``pairs``."""
         if self.options.method == "stagewise":
             *_, last = self._stages(pairs, k, self._stagewise_l2(), name)
             return last.theta, last.weights
-        restarts = RESTARTS if name == "joint" else FEW_RESTARTS
-        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target, restarts))
+        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target))
         return arrays["theta"], arrays["weights"]
+
+    def _joint_sizes(self, sizes: Sequence[int]) -> dict[int, tuple[FloatArray, FloatArray]]:
+        """Return (theta, weights) of an ensemble of each size, trained side by side."""
+
+        def compute() -> Arrays:
+            found = self._at_vote_level(self.train, sizes, self.target, RESTARTS)
+            return {f"{k}/{name}": array for k, arrays in found.items() for name, array in arrays.items()}
+
+        arrays = self.steps("joint", compute)
+        return {k: (arrays[f"{k}/theta"], arrays[f"{k}/weights"]) for k in sizes}
 
     def unbounded(self, k: int) -> tuple[FloatArray, FloatArray]:
         """Return (theta, weights) of k members that may be as far from people as they like."""
@@ -582,17 +591,23 @@ class _Work:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda fit: fit(), fits))
 
-    def _joint(self, pairs: Pairs, k: int, target: str, restarts: int = FEW_RESTARTS) -> Arrays:
+    def _joint(self, pairs: Pairs, k: int, target: str) -> Arrays:
         teacher, seed = self._teacher(pairs), self.options.seed
         if self.options.level == "policy":
             folds = self.folds if pairs is self.train else validation_folds(pairs.prompt, seed)[:1]
             found = fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed, bound=self.bound)
             return {"theta": found.theta, "weights": found.weights}
-        if k == 1:
-            return {"theta": teacher.theta[:, None], "weights": np.ones(1)}
-        share = 1.0 if target == "votes" else VOTE_SHARE
-        found = fit_joint(pairs, teacher, k, seed=seed, vote_share=share, bound=self.bound, restarts=restarts)
-        return {"theta": found.theta, "weights": found.weights}
+        return self._at_vote_level(pairs, [k], target, FEW_RESTARTS)[k]
+
+    def _at_vote_level(self, pairs: Pairs, sizes: Sequence[int], target: str, restarts: int) -> dict[int, Arrays]:
+        teacher, share, seed = self._teacher(pairs), 1.0 if target == "votes" else VOTE_SHARE, self.options.seed
+        found: dict[int, Arrays] = {1: {"theta": teacher.theta[:, None], "weights": np.ones(1)}}
+        if several := [k for k in sizes if k > 1]:
+            fits = fit_joint_sizes(
+                pairs, teacher, several, seed=seed, vote_share=share, bound=self.bound, restarts=restarts
+            )
+            found |= {k: {"theta": fit.theta, "weights": fit.weights} for k, fit in fits.items()}
+        return {k: found[k] for k in sizes}
 
     def _teacher(self, pairs: Pairs) -> Teacher:
         def compute() -> Arrays:

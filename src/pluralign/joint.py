@@ -11,7 +11,7 @@ then the hard votes are taken and the weights α solved exactly. What makes it w
 * **a teacher**, a soft-label Bradley–Terry reward. The target t is mostly its share, free of the votes' noise;
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs nobody was asked about;
-* **restarts in one pass**, of which the best on the training pairs is kept;
+* **restarts and sizes in one pass**; of restarts the best on the training pairs is kept;
 * **a price on extremes**: a member whose disagreement passes a bound pays, and each keeps some teacher in it.
 
 docs/log.md has what each is worth.
@@ -135,26 +135,31 @@ class JointFit:
     """Squared error to the blended target on the training pairs: what restarts are compared by."""
 
 
-def fit_joint(
+def fit_joint(pairs: Pairs, teacher: Teacher, k: int, **options: Any) -> JointFit:
+    """Train k members together at the level of votes; options are those of ``fit_joint_sizes``."""
+    return fit_joint_sizes(pairs, teacher, [k], **options)[k]
+
+
+def fit_joint_sizes(
     pairs: Pairs,
     teacher: Teacher,
-    k: int,
+    sizes: Sequence[int],
     *,
     seed: int = 0,
     vote_share: float = VOTE_SHARE,
     bound: float = 1.0,
     restarts: int = RESTARTS,
-) -> JointFit:
-    """Train k members together at the level of votes.
+) -> dict[int, JointFit]:
+    """Train ensembles of several sizes at the level of votes, each by itself but all on the batches of the largest.
 
     Args:
         pairs: the training pairs.
         teacher: the reward that most of the target comes from.
-        k: how many members.
+        sizes: how many members each ensemble has.
         seed: of starts and batches.
         vote_share: share of the raw votes in the target; 1 does without the teacher (and without mixtures).
         bound: the largest training disagreement a member may have; 1 sets none.
-        restarts: how many starts are tried.
+        restarts: how many starts are tried for each size.
     """
     damped = teacher.damp(pairs.difference)
     axes = directions_with(damped, teacher.theta, min(VOTE_DIRECTIONS, damped.shape[1]))
@@ -162,31 +167,31 @@ def fit_joint(
     guide = (axes.T @ teacher.theta).astype(np.float32)
     share = sigmoid(scores(x, guide))
     target = (1 - vote_share) * share + vote_share * pairs.prob_a
-    candidates = _train_restarts(x, guide, target, share, k, seed, vote_share < 1, bound, restarts)
-    fits = []
-    for candidate in candidates:
+    each = [k for k in sizes for _ in range(restarts)]
+    fits: dict[int, JointFit] = {}
+    for candidate in _train_ensembles(x, guide, target, share, each, seed, vote_share < 1, bound):
         # The price keeps members near the bound; this keeps them under it.
         near = [keep_near_people(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
         theta = np.column_stack(near)
         votes = hard_votes(x, theta)
         weights = simplex_least_squares(votes, target)
-        fits.append((brier(votes @ weights, target), theta, weights))
-    score, theta, weights = min(fits, key=lambda fit: fit[0])
-    return JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, score)
+        found = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, brier(votes @ weights, target))
+        best = fits.setdefault(len(weights), found)
+        fits[len(weights)] = min(best, found, key=lambda fit: fit.score)
+    return fits
 
 
-def _train_restarts(
+def _train_ensembles(
     x: SingleArray,
     guide: SingleArray,
     target: FloatArray,
     share: FloatArray,
-    k: int,
+    sizes: Sequence[int],
     seed: int,
     mixtures: bool,
     bound: float,
-    restarts: int,
 ) -> list[FloatArray]:
-    """Train several ensembles in one pass and return their members, each ``(m, k)``."""
+    """Train an ensemble of each size, equal ones side by side, in one pass; return the members of each, ``(m, k)``."""
     rng = np.random.default_rng([seed, 2])
     n, m = x.shape
     covariance = x.T @ x / n
@@ -199,11 +204,15 @@ def _train_restarts(
 
     toward = unit_spread(guide[:, None])
     correlation_with = (covariance @ toward)[:, 0]
-    # Every member starts as the teacher with a random direction as strong beside it.
-    theta = rng.standard_normal((m, restarts * k), dtype=np.float32)
+    # Every member starts as the teacher with a random direction as strong beside it. The largest ensembles draw theirs
+    # as if they were alone, so that smaller ones beside them change nothing.
+    draws = {k: rng if k == max(sizes) else np.random.default_rng([seed, 2, k]) for k in sizes}
+    starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
+    theta = np.hstack(list(starts.values()))
     theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
-    logits = np.zeros((restarts, k), dtype=np.float32)
+    logits = np.zeros(theta.shape[1], dtype=np.float32)
     adam = [Adam(theta), Adam(logits)]
+    strength = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
     # Large arrays are written over in every step: new ones would be new memory each time.
     few = n <= BATCH - n_mixed  # then each pair is in every batch, once and with more weight
     rows = np.arange(min(n, BATCH - n_mixed))
@@ -212,7 +221,7 @@ def _train_restarts(
     drawn[:] = x[rows]
     weight = np.full((len(batch), 1), 1 / BATCH, dtype=np.float32)
     weight[: len(rows)] *= (BATCH - n_mixed) / len(rows)
-    gradients = VoteGradients(weight, restarts, k, bound)
+    gradients = VoteGradients(weight, sizes, bound)
     for step in range(STEPS):
         done = step / (STEPS - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
@@ -232,7 +241,7 @@ def _train_restarts(
         gradient, of_logits = gradients(batch, wanted, likely, theta, logits, tau)
         pulled = covariance @ theta
         gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
-        gradient += (2 * SPREAD_L2 / k) * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
+        gradient += strength * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
         theta = unit_spread(theta - adam[0].step(gradient, rate))
         logits = logits - adam[1].step(of_logits, rate)
         if bound < 1:
@@ -240,13 +249,13 @@ def _train_restarts(
             aside = unit_spread(theta - toward * correlation)
             least = np.float32(TEACHER_CORRELATION)
             theta = np.where(correlation < least, least * toward + np.sqrt(1 - least**2) * aside, theta)
-    return [theta[:, r * k : (r + 1) * k].astype(np.float64) for r in range(restarts)]
+    return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
 
 
 class VoteGradients:
-    """The slopes of what several ensembles of k members pay on a batch, all of them in one pass.
+    """The slopes of what several ensembles pay on a batch, all of them in one pass.
 
-    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i by which people prefer a, an ensemble pays
+    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i by which people prefer a, an ensemble of k members pays
 
         Σ_i w_i (Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
 
@@ -254,13 +263,16 @@ class VoteGradients:
     written over.
     """
 
-    def __init__(self, weight: SingleArray, restarts: int, k: int, bound: float) -> None:
-        self.weight, self.bound, self.price = weight, bound, np.float32(EXTREME_PRICE / k)
-        self.members, self.of_restart = np.arange(restarts * k), np.repeat(np.arange(restarts), k)
-        self.blocks = np.zeros((restarts * k, restarts), dtype=np.float32)
-        self.lean, self.slope = (np.empty((len(weight), restarts * k), dtype=np.float32) for _ in range(2))
-        self.factors = np.empty((len(weight), restarts + 1), dtype=np.float32)
-        self.coefficients = np.zeros((restarts + 1, restarts * k), dtype=np.float32)
+    def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:
+        n_members, n_ensembles = sum(sizes), len(sizes)
+        self.weight, self.bound = weight, bound
+        self.price = np.repeat(np.float32(EXTREME_PRICE) / np.array(sizes, dtype=np.float32), sizes)
+        self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
+        self.blocks = np.zeros((n_members, n_ensembles), dtype=np.float32)
+        self.firsts = np.cumsum([0, *sizes[:-1]])
+        self.lean, self.slope = (np.empty((len(weight), n_members), dtype=np.float32) for _ in range(2))
+        self.factors = np.empty((len(weight), n_ensembles + 1), dtype=np.float32)
+        self.coefficients = np.zeros((n_ensembles + 1, n_members), dtype=np.float32)
 
     def __call__(
         self,
@@ -271,22 +283,22 @@ class VoteGradients:
         logits: SingleArray,
         tau: np.float32,
     ) -> tuple[SingleArray, SingleArray]:
-        """Return the slopes in θ, ``(m, restarts · k)``, and in the logits of α, ``(restarts, k)``.
+        """Return the slopes in θ, ``(m, n_members)``, and in the logits of α, ``(n_members,)``.
 
         Args:
             x: ``(n, m)`` differences.
             target: ``(n,)``, what the weighted votes should be.
             share: ``(n,)``, by which people are taken to prefer a.
-            theta: ``(m, restarts · k)``, the members of one restart after those of another.
-            logits: ``(restarts, k)``.
+            theta: ``(m, n_members)``, the members of one ensemble after those of another.
+            logits: ``(n_members,)``.
             tau: the temperature.
         """
         # In place of a vote σ its lean tanh(z/2τ) = 2σ − 1: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
         lean, factors, coefficients = self.lean, self.factors, self.coefficients
         np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        self.blocks[self.members, self.of_restart] = weights.ravel()  # so that sums over members are one product
+        weights = np.exp(logits - np.maximum.reduceat(logits, self.firsts)[self.ensemble])
+        weights /= self._sums(weights)
+        self.blocks[self.members, self.ensemble] = weights  # so that sums over members are one product
         factors[:, :-1] = 0.5 * (lean @ self.blocks + 1) - target[:, None]
         factors[:, -1] = 1 - 2 * share
         factors *= self.weight
@@ -295,9 +307,13 @@ class VoteGradients:
         coefficients[-1] = 0.25 * self.price * (0.5 + 0.5 * moments[-1] > self.bound)
         np.matmul(factors, coefficients, out=self.slope)
         self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
-        of_weights = moments[self.of_restart, self.members].reshape(logits.shape)  # less what all of a restart share
-        of_logits = weights * (of_weights - (weights * of_weights).sum(axis=1, keepdims=True))
-        return np.asarray(x.T @ self.slope / tau), of_logits
+        of_weights = moments[self.ensemble, self.members]  # less what all members of an ensemble share
+        of_logits = weights * (of_weights - self._sums(weights * of_weights))
+        return np.asarray(x.T @ self.slope / tau), np.asarray(of_logits)
+
+    def _sums(self, values: SingleArray) -> SingleArray:
+        """Return for each member the sum over its ensemble."""
+        return np.asarray(np.add.reduceat(values, self.firsts)[self.ensemble])
 
 
 class Adam:
