@@ -1,8 +1,8 @@
 """How well an encoder in bfloat16 agrees with float32: vectors, votes of members, Brier, and speed.
 
-    python benchmarks/precision.py [DATA] [--encoder minilm] [--pairs 1000] [--seeds 10] [--json]
+    python benchmarks/precision.py [DATA] [--encoder minilm] [--seeds 10] [--json]
 
-DATA is anything that ``pluralign fit`` reads; the demo town hall unless given. For each seed, which is also that of the
+DATA is anything that ``pluralign fit`` reads; demo:1000 unless given. For each seed, which is also that of the
 split, one ensemble is fitted in float32 and reads its held-out texts in both precisions; another is fitted in bfloat16
 altogether; and, to see how much fits differ anyway, a third on float32 vectors that were nudged in their sixth digit.
 
@@ -62,16 +62,15 @@ ROUNDS, TEXTS = 5, 64
 def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", nargs="?", default="demo")
+    parser.add_argument("data", nargs="?", default="demo:1000")
     parser.add_argument("--encoder", default="minilm")
-    parser.add_argument("--pairs", type=int, help="how many pairs are fitted; 1,000 of the town hall, all of a file")
     parser.add_argument("--seeds", type=int, default=10, help="how many splits and fits, at least 2")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
         parser.error("--seeds must be at least 2: their spread is the error")
     try:
-        votes = read(arguments.data, arguments.pairs)
+        votes = pluralign.load_preferences(arguments.data)
         with tempfile.TemporaryDirectory() as cache:
             os.environ["PLURALIGN_CACHE"] = cache
             result = measure(votes, arguments.encoder, arguments.seeds)
@@ -85,14 +84,6 @@ def main() -> None:
     for name, meaning in MEANING.items():
         table.add_row(name, f"{result[name]:.2g}" if "distance" in name else f"{result[name]:.4f}", meaning)
     Console(width=140).print(table)
-
-
-def read(data: str, pairs: int | None) -> PreferenceSet:
-    """Return the votes: a town hall of that many pairs, or the first pairs of a file."""
-    if data == "demo":
-        return pluralign.town_hall(pairs or 1000).preferences
-    votes = pluralign.load_preferences(data)
-    return votes[np.arange(min(pairs or len(votes), len(votes)))]
 
 
 def measure(votes: PreferenceSet, encoder: str, seeds: int) -> dict[str, Any]:

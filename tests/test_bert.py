@@ -110,31 +110,21 @@ def test_the_layout_of_older_folders_is_read_too(bert_folder: Path, tmp_path: Pa
     np.testing.assert_allclose(reader.read(tokens).numpy(), whole.encode(TEXTS), atol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def both(bert_folder: Path) -> tuple[Any, Any]:
+    """The folder's reader, and its tokenizer as transformers reads it."""
+    transformers: Any = importlib.import_module("transformers")
+    return reader_of(bert_folder), transformers.AutoTokenizer.from_pretrained(bert_folder, truncation_side="left")
+
+
 @given(
     text=st.text(
         st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("teaséÉ茶 ,.[]İi\x00")), max_size=60
     )
 )
-def test_tokens_are_those_of_transformers(bert_folder: Path, text: str) -> None:
-    tokenizer = _tokenizer(bert_folder)
-    expected = tokenizer(text, truncation=True, max_length=LONG)["input_ids"]
-    assert _reader(bert_folder).tokens([text]) == [expected]
-
-
-_cache: dict[tuple[str, Path], Any] = {}
-
-
-def _tokenizer(folder: Path) -> Any:
-    if ("tokenizer", folder) not in _cache:
-        transformers: Any = importlib.import_module("transformers")
-        _cache["tokenizer", folder] = transformers.AutoTokenizer.from_pretrained(folder, truncation_side="left")
-    return _cache["tokenizer", folder]
-
-
-def _reader(folder: Path) -> Any:
-    if ("reader", folder) not in _cache:
-        _cache["reader", folder] = reader_of(folder)
-    return _cache["reader", folder]
+def test_tokens_are_those_of_transformers(both: tuple[Any, Any], text: str) -> None:
+    reader, tokenizer = both
+    assert reader.tokens([text]) == [tokenizer(text, truncation=True, max_length=LONG)["input_ids"]]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +140,7 @@ def _reader(folder: Path) -> Any:
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
         ("config_sentence_transformers.json", {"truncate_dim": 8}),
         ("tokenizer_config.json", {"do_lower_case": False}),
+        ("tokenizer.json", {"post_processor": None}),
         ("1_Pooling/config.json", {"pooling_mode": "max"}),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "max"]}),
     ],

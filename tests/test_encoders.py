@@ -461,6 +461,32 @@ def test_a_folder_that_is_no_model_is_named_in_one_sentence(tmp_path: Path) -> N
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 100])
+def test_weights_that_are_missing_or_cut_off_are_told_in_one_sentence(
+    llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
+) -> None:
+    whole: Any = load_encoder(str(bert_folder))
+    saved = tmp_path / "saved"
+    importlib.import_module("sentence_transformers").SentenceTransformer(modules=list(whole.load_model())).save(
+        str(saved), create_model_card=False
+    )
+    for name, source in (("plain", bert_folder), ("decoder", llama_folder), ("sentence-transformers", saved)):
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        weights = folder / "model.safetensors"
+        if kept:
+            weights.write_bytes(weights.read_bytes()[:kept])
+        else:
+            weights.unlink()
+        encoder = load_encoder(str(folder))
+        assert encoder is not None
+        with pytest.raises(DataError, match=r"it cannot be read .*; copy or download the model again") as caught:
+            encoder.encode(ITEMS)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
 def test_a_name_that_the_hub_does_not_give_is_answered_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 

@@ -42,7 +42,7 @@ HOMES = {
     "prometheus_client": {"serving"},
     "openai": {"servers"},
     "trl": {"tuning"},
-    "safetensors": {"bert", "ensemble", "evidence", "steps", "exporting"},
+    "safetensors": {"bert", "encoders", "ensemble", "evidence", "steps", "exporting"},
     "tokenizers": {"bert"},
     "ray": {"scaling"},
     "vaderSentiment": {"traits"},

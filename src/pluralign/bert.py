@@ -59,8 +59,11 @@ def _settings(folder: Path) -> dict[str, Any] | None:
         return None
     body, transformer = read("config.json"), read("sentence_bert_config.json")
     whole, tokenizer = read("config_sentence_transformers.json"), read("tokenizer_config.json")
-    # What a tokenizer does to letters stands in two files, under other names; the second one wins in transformers.
-    letters = read("tokenizer.json").get("normalizer") or {}
+    pieces = read("tokenizer.json")
+    if not pieces.get("post_processor"):  # it gives even an empty text its first and last token
+        return None
+    # What is done to letters also stands in the tokenizer's configuration, which wins in transformers.
+    letters = pieces.get("normalizer") or {}
     names = {
         "do_lower_case": "lowercase",
         "strip_accents": "strip_accents",

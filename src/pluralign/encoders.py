@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 
 from pluralign.errors import DataError, MissingExtraError, UsageError
 from pluralign.hub import hub_folder
@@ -247,7 +248,12 @@ _LOADING = threading.Lock()
 @lru_cache(maxsize=2)
 def _loaded(encoder: ModelEncoder) -> Any:
     """Return an encoder's model; the last two used stay in memory."""
-    return encoder.load_model()
+    try:
+        return encoder.load_model()
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        remedy = "copy or download the model again"
+        raise DataError(f"it cannot be read ({reason})", file=str(encoder.folder), remedy=remedy) from None
 
 
 def _is_plain(model: Any) -> bool:

@@ -31,7 +31,16 @@ from pluralign.evidence import Evidence, remove_evidence, save_evidence
 from pluralign.extremes import USED, keep_near_people, training_bound
 from pluralign.featurestore import stored_features
 from pluralign.hidden import fit_hidden_layer
-from pluralign.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, Teacher, fit_joint_sizes, fit_policy_level, fit_teacher
+from pluralign.joint import (
+    FEW_RESTARTS,
+    RESTARTS,
+    VOTE_SHARE,
+    JointFit,
+    Teacher,
+    fit_joint_sizes,
+    fit_policy_level,
+    fit_teacher,
+)
 from pluralign.jsonable import without_nan
 from pluralign.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
 from pluralign.options import FitOptions, TuneOptions, changed_options, with_changes
@@ -544,14 +553,14 @@ class _Work:
         if self.options.method == "stagewise":
             *_, last = self._stages(pairs, k, self._stagewise_l2(), name)
             return last.theta, last.weights
-        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, k, self.target))
+        arrays = self.steps(f"{name}-{k}", lambda: self._joint(pairs, [k], self.target)[k])
         return arrays["theta"], arrays["weights"]
 
     def _joint_sizes(self, sizes: Sequence[int]) -> dict[int, tuple[FloatArray, FloatArray]]:
         """Return (theta, weights) of an ensemble of each size, trained side by side."""
 
         def compute() -> Arrays:
-            found = self._at_vote_level(self.train, sizes, self.target, RESTARTS)
+            found = self._joint(self.train, sizes, self.target, RESTARTS)
             return {f"{k}/{name}": array for k, arrays in found.items() for name, array in arrays.items()}
 
         arrays = self.steps("joint", compute)
@@ -591,23 +600,21 @@ class _Work:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda fit: fit(), fits))
 
-    def _joint(self, pairs: Pairs, k: int, target: str) -> Arrays:
-        teacher, seed = self._teacher(pairs), self.options.seed
+    def _joint(
+        self, pairs: Pairs, sizes: Sequence[int], target: str, restarts: int = FEW_RESTARTS
+    ) -> dict[int, Arrays]:
+        """Return an ensemble of each size fitted to ``pairs``; a single member is the teacher."""
+        teacher, seed, fits = self._teacher(pairs), self.options.seed, dict[int, JointFit]()
         if self.options.level == "policy":
             folds = self.folds if pairs is self.train else validation_folds(pairs.prompt, seed)[:1]
-            found = fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed, bound=self.bound)
-            return {"theta": found.theta, "weights": found.weights}
-        return self._at_vote_level(pairs, [k], target, FEW_RESTARTS)[k]
-
-    def _at_vote_level(self, pairs: Pairs, sizes: Sequence[int], target: str, restarts: int) -> dict[int, Arrays]:
-        teacher, share, seed = self._teacher(pairs), 1.0 if target == "votes" else VOTE_SHARE, self.options.seed
-        found: dict[int, Arrays] = {1: {"theta": teacher.theta[:, None], "weights": np.ones(1)}}
-        if several := [k for k in sizes if k > 1]:
+            fits = {k: fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed, bound=self.bound) for k in sizes}
+        elif several := [k for k in sizes if k > 1]:
+            share = 1.0 if target == "votes" else VOTE_SHARE
             fits = fit_joint_sizes(
                 pairs, teacher, several, seed=seed, vote_share=share, bound=self.bound, restarts=restarts
             )
-            found |= {k: {"theta": fit.theta, "weights": fit.weights} for k, fit in fits.items()}
-        return {k: found[k] for k in sizes}
+        alone = {"theta": teacher.theta[:, None], "weights": np.ones(1)}
+        return {k: {"theta": fits[k].theta, "weights": fits[k].weights} if k in fits else alone for k in sizes}
 
     def _teacher(self, pairs: Pairs) -> Teacher:
         def compute() -> Arrays:
@@ -658,7 +665,7 @@ class _Work:
             targets = ("teacher", "votes")
 
             def fitted(target: str) -> Arrays:
-                return self.steps(f"validation-{target}-{size}", lambda: self._joint(learn, size, target))
+                return self.steps(f"validation-{target}-{size}", lambda: self._joint(learn, [size], target)[size])
 
             self._at_once([partial(fitted, target) for target in targets])
             shares = [self.predict(check, arrays["theta"], arrays["weights"]) for arrays in map(fitted, targets)]
@@ -672,7 +679,7 @@ class _Work:
         learn, _ = self._split
         if self.options.method == "stagewise":
             return self.one(learn, k, "validation")
-        arrays = self.steps(f"validation-{self.target}-{k}", lambda: self._joint(learn, k, self.target))
+        arrays = self.steps(f"validation-{self.target}-{k}", lambda: self._joint(learn, [k], self.target)[k])
         return arrays["theta"], arrays["weights"]
 
     def beta(self, k: int) -> float:
