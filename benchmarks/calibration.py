@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign import calibration
-from pluralign.ensemble import RewardEnsemble
-from pluralign.preferences import PreferenceSet
-from pluralign.walkthrough import random_annotators
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.experiments.demo_story import random_annotators
+from pluralign.theory import calibration
+from pluralign.votes.preferences import PreferenceSet
 
 RUNS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

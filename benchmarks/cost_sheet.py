@@ -24,8 +24,11 @@ from sentence_transformers import SentenceTransformer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from pluralign import costs, load_preferences, surface
-from pluralign.encoders import (
+from pluralign import load_preferences
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.experiments import costs
+from pluralign.features import surface
+from pluralign.features.encoder import (
     DECODER_DEPTH,
     DECODER_MAX_TOKENS,
     Item,
@@ -36,7 +39,6 @@ from pluralign.encoders import (
     plain_text,
     smollm2_folder,
 )
-from pluralign.ensemble import texts_of
 
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)
 GEMM = 1536

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign import calibration
-from pluralign.diversity import weight_on_tops
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import baselines_of
-from pluralign.pluralism import favourites, policy, slate
-from pluralign.social_choice import RULES, choose, pairwise_support
+from pluralign.answering.answer import favourites, policy, slate
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.evaluate import baselines_of
+from pluralign.theory import calibration
+from pluralign.theory.kendall import weight_on_tops
+from pluralign.theory.social_choice import RULES, choose, pairwise_support
 
 METHODS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

@@ -28,14 +28,15 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign import RewardEnsemble, calibration
-from pluralign.encoders import Encoder, Item, Vectors, encode
-from pluralign.ensemble import TextFeatures, texts_of
-from pluralign.errors import PluralignError
-from pluralign.fitting import held_out
-from pluralign.options import FitOptions, Precision
-from pluralign.precision import agreement
-from pluralign.preferences import PreferenceSet
+from pluralign import RewardEnsemble
+from pluralign.core.errors import PluralignError
+from pluralign.core.options import FitOptions, Precision
+from pluralign.ensemble.ensemble import TextFeatures, texts_of
+from pluralign.features.encoder import Encoder, Item, Vectors, encode
+from pluralign.features.precision import agreement
+from pluralign.fitting.fit import held_out
+from pluralign.theory import calibration
+from pluralign.votes.preferences import PreferenceSet
 
 MEANING = {
     "vectors_median_distance": "1 − cosine of a text's two vectors, median",

@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.gate import Limits
-from pluralign.serving import serve
-from pluralign.streaming import compare
+from pluralign.scale.lines import compare
+from pluralign.server.app import serve
+from pluralign.server.limits import Limits
 
 ROUNDS = 3
 TIGHT = Limits(queue_texts=64, batch_texts=16)

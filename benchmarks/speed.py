@@ -32,15 +32,16 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 import pluralign
-from pluralign import RewardEnsemble, surface
-from pluralign.encoders import Item, ModelEncoder, encode, load_encoder, plain_text
-from pluralign.ensemble import texts_of
-from pluralign.joint import fit_joint, fit_teacher
-from pluralign.members import fit_feature_map
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.preferences import PreferenceSet
-from pluralign.stagewise import stages
-from pluralign.streaming import compare
+from pluralign import RewardEnsemble
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.ensemble.members import fit_feature_map
+from pluralign.features import surface
+from pluralign.features.encoder import Item, ModelEncoder, encode, load_encoder, plain_text
+from pluralign.scale.lines import compare
+from pluralign.training.joint import fit_joint, fit_teacher
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import stages
+from pluralign.votes.preferences import PreferenceSet
 
 WANTED = {
     "encode_vs_sentence_transformers": "≥ 1.5",

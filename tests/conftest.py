@@ -77,7 +77,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
     """More threads only wait for each other in models as small as tests make them."""
-    from pluralign.rehearsal import one_thread
+    from pluralign.experiments.rehearsal import one_thread
 
     with one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # for the commands that tests start

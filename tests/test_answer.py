@@ -10,11 +10,11 @@ from conftest import run
 from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError, UsageError
-from pluralign.evidence import load_evidence
-from pluralign.pluralism import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
-from pluralign.profiles import Profile
+from pluralign.analysis.profiles import Profile
+from pluralign.answering.answer import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.core.errors import DataError, UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import load_evidence
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [

@@ -28,15 +28,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, UsageError, create_app, fit, town_hall
-from pluralign.encoders import Item
-from pluralign.errors import DataError
-from pluralign.evidence import Evidence, gather_evidence, load_evidence
-from pluralign.gate import HEADERS, Limits
-from pluralign.options import RemoteOptions, SamplingOptions, ServeOptions
-from pluralign.preferences import Message, Prompt
-from pluralign.service import without_end_marks
-from pluralign.serving import greeting, serve
-from pluralign.social_choice import borda, pairwise_support
+from pluralign.core.errors import DataError
+from pluralign.core.options import RemoteOptions, SamplingOptions, ServeOptions
+from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
+from pluralign.features.encoder import Item
+from pluralign.server.app import greeting, serve
+from pluralign.server.limits import HEADERS, Limits
+from pluralign.server.service import without_end_marks
+from pluralign.theory.social_choice import borda, pairwise_support
+from pluralign.votes.preferences import Message, Prompt
 
 TEXTS = ["Yes, we should plant many more trees.", "No.", "Perhaps: it depends on the cost, and on who pays for it."]
 SECRET = "a-secret-nobody-should-log"
@@ -339,7 +339,7 @@ def test_system_and_earlier_turns_make_up_a_chat_prompt(writing: Client, writer:
 def test_without_a_language_model_held_out_prompts_and_candidates_are_answered(
     client: Client, evidence: Evidence
 ) -> None:
-    from pluralign.candidates import candidates_of
+    from pluralign.votes.candidates import candidates_of
 
     known = candidates_of(evidence.preferences)[0]
     asked = {"model": "town:consensus", "messages": [{"role": "user", "content": known.prompt}]}

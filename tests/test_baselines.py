@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from pluralign import baselines
-from pluralign.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
-from pluralign.bradley_terry import L2_GRID, fit_bradley_terry, sigmoid
-from pluralign.calibration import brier, constant_half
-from pluralign.differences import Differences, as_array
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.simplex import optimality_gap
-from pluralign.stagewise import hard_votes
+from pluralign.theory.calibration import brier, constant_half
+from pluralign.theory.simplex import optimality_gap
+from pluralign.training import baselines
+from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
+from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, sigmoid
+from pluralign.training.differences import Differences, as_array
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import hard_votes
 
 NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "pair", "bootstrap", "mean_variance", "mixture"]
 SEVERAL = 3

@@ -71,7 +71,7 @@ def bert_folder(wholes: Callable[[str, bool], Any], tmp_path_factory: pytest.Tem
 
 
 def reader_of(folder: Path) -> Any:
-    return importlib.import_module("pluralign.bert").bert_reader(folder)
+    return importlib.import_module("pluralign.features.bert").bert_reader(folder)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -183,7 +183,7 @@ def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(bert_f
 
 def test_reading_a_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
     code = (
-        "import sys; from pluralign.encoders import load_encoder\n"
+        "import sys; from pluralign.features.encoder import load_encoder\n"
         f"vectors = load_encoder({str(bert_folder)!r}).encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
         "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"
     )

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from pluralign.policies import best_of_n, best_of_n_kl, expected_best
+from pluralign.theory.best_of_n import best_of_n, best_of_n_kl, expected_best
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pluralign.bradley_terry import (
+from pluralign.training.bradley_terry import (
     bradley_terry_loss,
     directions_with,
     fit_bradley_terry,

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pluralign.errors import DataError
-from pluralign.vectorcache import VectorCache, cache_folder
+from pluralign.core.errors import DataError
+from pluralign.features.cache import VectorCache, cache_folder
 
 # A writer of batches: text i of batch b has a vector of 384 times the number 1000 b + i; prints a batch when it is in.
 WRITER = """
 import sys, numpy
-from pluralign.vectorcache import VectorCache
+from pluralign.features.cache import VectorCache
 first, last, size = map(int, sys.argv[1:])
 for batch in range(first, last):
     numbers = [1000 * batch + i for i in range(size)]

@@ -17,8 +17,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import calibration
-from pluralign.calibration import (
+from pluralign.theory import calibration
+from pluralign.theory.calibration import (
     Interval,
     brier,
     brier_corrected,

@@ -10,11 +10,11 @@ import pytest
 from conftest import WriteLines
 
 from pluralign import Message
-from pluralign.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
-from pluralign.demo import candidates as town_candidates
-from pluralign.demo import town_hall
-from pluralign.ensemble import texts_of
-from pluralign.errors import DataError
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.votes.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
+from pluralign.votes.town_hall import candidates as town_candidates
+from pluralign.votes.town_hall import town_hall
 
 
 def test_the_town_halls_candidates_come_back(write_jsonl: WriteLines) -> None:

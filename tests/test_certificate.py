@@ -11,11 +11,11 @@ from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import Certificate, RewardEnsemble, certify, fit, town_hall
-from pluralign.errors import UsageError
-from pluralign.evidence import Evidence, gather_evidence, load_evidence
-from pluralign.preferences import PreferenceSet
-from pluralign.pruning import foresee
-from pluralign.theory import bernstein_width, betting_interval, generalization_bound
+from pluralign.analysis.pruning import foresee
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
+from pluralign.theory.guarantees import bernstein_width, betting_interval, generalization_bound
+from pluralign.votes.preferences import PreferenceSet
 
 PARTS = ("theorem_2", "theorem_3", "theorem_4", "lemma_1", "held_out")
 

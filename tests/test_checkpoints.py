@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.steps import Steps
+from pluralign.core.checkpoints import Steps
 
 INPUTS = {"data": "abc", "options": {"k": 8, "seed": 0}, "version": "1"}
 

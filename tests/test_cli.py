@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WriteLines, run, run_in_terminal, wide
-from test_inspection import by_hand, random_rows
+from test_summary import by_hand, random_rows
 
 from pluralign import __version__
 

@@ -14,10 +14,10 @@ from conftest import run, run_in_terminal
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
-from pluralign.demo import town_hall
-from pluralign.ensemble import TextFeatures
-from pluralign.members import FeatureMap, LinearMembers
-from pluralign.options import FitOptions
+from pluralign.core.options import FitOptions
+from pluralign.ensemble.ensemble import TextFeatures
+from pluralign.ensemble.members import FeatureMap, LinearMembers
+from pluralign.votes.town_hall import town_hall
 
 FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}

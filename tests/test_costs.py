@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pluralign import costs
-from pluralign.costs import Architecture, encoding_cost, encoding_flops
+from pluralign.experiments import costs
+from pluralign.experiments.costs import Architecture, encoding_cost, encoding_flops
 
 SHEET = Path(__file__).parents[1] / "benchmarks" / "cost_sheet.py"
 SMALL = Architecture(vocabulary=40, hidden=32, intermediate=48, layers=3, heads=4, key_value_heads=2)
@@ -50,7 +50,7 @@ def test_an_encoders_operations_are_those_that_torch_counts() -> None:
 
 
 def test_minilm_has_the_sizes_of_its_config() -> None:
-    from pluralign.encoders import minilm_folder
+    from pluralign.features.encoder import minilm_folder
 
     config = json.loads((minilm_folder() / "config.json").read_text())
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

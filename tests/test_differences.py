@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import differences as module
-from pluralign.baselines import fit_baselines
-from pluralign.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.differences import Differences, as_array, differences, gram, row_squares, scale_rows
-from pluralign.joint import fit_joint, fit_policy_level, fit_teacher
-from pluralign.members import FeatureMap, fit_feature_map
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.stagewise import stages
+from pluralign.ensemble.members import FeatureMap, fit_feature_map
+from pluralign.training import differences as module
+from pluralign.training.baselines import fit_baselines
+from pluralign.training.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.training.differences import Differences, as_array, differences, gram, row_squares, scale_rows
+from pluralign.training.joint import fit_joint, fit_policy_level, fit_teacher
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import stages
 
 
 def some_pairs(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:

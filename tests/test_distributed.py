@@ -13,13 +13,13 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import differences
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import UsageError
-from pluralign.fitting import _texts_read, fit
-from pluralign.preferences import PreferenceSet
-from pluralign.processes import ALONE, PARTS, Processes, this_process
-from pluralign.sources import load_preferences
+from pluralign.core.distributed import ALONE, PARTS, Processes, this_process
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.fitting.fit import _texts_read, fit
+from pluralign.training import differences
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
 
 
 @given(st.integers(0, 1000), st.integers(1, PARTS))

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import encoders
-from pluralign.encoders import HashingEncoder, Item, ModelEncoder, encode, load_encoder
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.preferences import Message
-from pluralign.surface import NAMES, surface_features
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.features import encoder as encoders
+from pluralign.features.encoder import HashingEncoder, Item, ModelEncoder, encode, load_encoder
+from pluralign.features.surface import NAMES, surface_features
+from pluralign.votes.preferences import Message
 
 Vectors = npt.NDArray[np.float32]
 
@@ -143,7 +143,10 @@ def test_hashed_vectors_have_unit_length_and_see_words_and_their_order() -> None
 
 
 def test_hashing_is_the_same_in_every_process() -> None:
-    code = "from pluralign.encoders import *; print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
+    code = (
+        "from pluralign.features.encoder import *\n"
+        "print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -430,7 +433,8 @@ def test_bfloat16_is_for_the_layers_alone_and_gives_float32_vectors_that_agree(
 ) -> None:
     # In a process that has to do without AMX: some CPUs say they have it and die of it (docs/performance.md).
     code = (
-        "import json, sys; from pathlib import Path; from pluralign.encoders import *; from pluralign import encoders\n"
+        "import json, sys; from pathlib import Path; from pluralign.features.encoder import *\n"
+        "from pluralign.features import encoder as encoders\n"
         "for folder in sys.argv[2:]:\n"
         "    encoder = ModelEncoder(Path(folder), 'half', half=True); items = json.loads(sys.argv[1])\n"
         "    packed = encoder.encode(items); assert packed.dtype == np.float32\n"
@@ -552,7 +556,7 @@ def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.Monke
     own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
     np.testing.assert_allclose(vectors, own, atol=1e-5)
     # A second process finds the vectors and needs no torch.
-    code = "from pluralign.encoders import *; encode([('x', '')], load_encoder('minilm'))"
+    code = "from pluralign.features.encoder import *; encode([('x', '')], load_encoder('minilm'))"
     code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -14,15 +14,15 @@ import pytest
 import safetensors.numpy
 
 import pluralign
-from pluralign import ensemble as ensemble_module
-from pluralign.demo import town_hall
-from pluralign.ensemble import RewardEnsemble, TextFeatures, read_description, texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.files import write_whole
-from pluralign.members import FeatureMap, LinearMembers, fit_feature_map
-from pluralign.options import Level
-from pluralign.preferences import PreferenceSet
-from pluralign.surface import NAMES, surface_features
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import Level
+from pluralign.ensemble import ensemble as ensemble_module
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, read_description, texts_of
+from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.features.surface import NAMES, surface_features
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [{"k": 1, "weights": [1.0]}, {"k": 2, "weights": [0.75, 0.25]}, {"k": 3, "weights": [0.5, 0.25, 0.25]}]

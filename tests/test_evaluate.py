@@ -15,17 +15,24 @@ import pytest
 from conftest import WriteLines, run
 from hypothesis import given
 from hypothesis import strategies as st
-from test_models import write_bert, write_llama
+from test_pretrained import write_bert, write_llama
 
-from pluralign.demo import town_hall
-from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.evaluation import BETAS, Evaluation, evaluate, evaluate_features, policy_level, reference_log_ratio
-from pluralign.members import LinearMembers, fit_feature_map
-from pluralign.options import Level
-from pluralign.preferences import PreferenceSet
-from pluralign.subjects import Subject, load_subject, reward_subject
-from pluralign.surface import NAMES
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import Level
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.members import LinearMembers, fit_feature_map
+from pluralign.evaluation.evaluate import (
+    BETAS,
+    Evaluation,
+    evaluate,
+    evaluate_features,
+    policy_level,
+    reference_log_ratio,
+)
+from pluralign.evaluation.predictors import Subject, load_subject, reward_subject
+from pluralign.features.surface import NAMES
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
 
@@ -344,7 +351,7 @@ def test_the_policy_level_is_judged_for_every_beta(votes: PreferenceSet) -> None
 @given(st.integers(0, 50), st.booleans())
 def test_policies_approach_the_votes_as_regularisation_vanishes(seed: int, with_reference: bool) -> None:
     """|p̄ − p̂| ≤ Σ α σ(−|Δr|/β + |log-ratio|), which falls to 0 with β; for one reward the distance itself falls."""
-    from pluralign.calibration import policy_prob
+    from pluralign.theory.calibration import policy_prob
 
     random = np.random.default_rng(seed)
     difference = random.choice([-1, 1], size=(40, 3)) * random.uniform(0.2, 3, size=(40, 3))
@@ -400,7 +407,7 @@ def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path
 
 @pytest.mark.slow
 def test_a_reference_model_prefers_what_it_finds_likelier(tmp_path: Path) -> None:
-    from pluralign.models import response_log_prob
+    from pluralign.models.pretrained import response_log_prob
 
     votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes .", "no ."], ["no , never .", "yes ."], [4, 3], [1, 2])
     folder = write_llama(tmp_path / "reference", "CausalLM")

@@ -16,15 +16,16 @@ import pytest
 from conftest import WriteLines, launch, run
 from tiny import two_camps, write_backbone
 
-from pluralign import finetune, pairtrainer
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError, UsageError
-from pluralign.finetune import batch_and_steps, stage_targets
-from pluralign.fitting import fit, validation_rows
-from pluralign.models import classifier_rewards
-from pluralign.options import FitOptions, TuneOptions
-from pluralign.preferences import PreferenceSet
-from pluralign.sources import load_preferences
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import FitOptions, TuneOptions
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.fitting.fit import fit, validation_rows
+from pluralign.models.pretrained import classifier_rewards
+from pluralign.training import finetune
+from pluralign.training import pair_trainer as pairtrainer
+from pluralign.training.finetune import batch_and_steps, stage_targets
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {

@@ -12,17 +12,17 @@ import pytest
 from conftest import run
 from tiny import two_camps, write_backbone
 
-from pluralign import tuned
-from pluralign.certification import certify
-from pluralign.encoders import Item
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError
-from pluralign.evidence import load_evidence
-from pluralign.fitting import fit
-from pluralign.members import FeatureMap, LinearMembers, as_they_are
-from pluralign.preferences import PreferenceSet
-from pluralign.sources import load_preferences
-from pluralign.tuned import TunedFeatures, backbone_folder
+from pluralign.analysis.certificate import certify
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are
+from pluralign.features import finetuned as tuned
+from pluralign.features.encoder import Item
+from pluralign.features.finetuned import TunedFeatures, backbone_folder
+from pluralign.fitting.fit import fit
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {

@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import FitOptions, RewardEnsemble, encoders, evaluate, fit, joint, load_preferences
-from pluralign.demo import town_hall
-from pluralign.encoders import Item
-from pluralign.ensemble import texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.fitting import Record
-from pluralign.preferences import PreferenceSet
+from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
+from pluralign.core.errors import DataError, UsageError
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.features import encoder as encoders
+from pluralign.features.encoder import Item
+from pluralign.fitting.fit import Record
+from pluralign.training import joint
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import town_hall
 
 # DESIGN.md, the row of `pluralign fit`; `weights` is beside the facts.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}

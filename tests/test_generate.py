@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from conftest import WriteLines, run, run_in_terminal, wide
 
-from pluralign import generation
-from pluralign.candidates import load_candidates
-from pluralign.errors import DataError, UsageError
-from pluralign.generation import LocalModel, generate, load_prompts, prompt_seed
-from pluralign.options import SamplingOptions
-from pluralign.preferences import Message, PreferenceSet, Prompt
-from pluralign.rehearsal import write_prism, write_tiny_model
-from pluralign.servers import CutOff
+from pluralign.answering import generate as generation
+from pluralign.answering.generate import LocalModel, generate, load_prompts, prompt_seed
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import SamplingOptions
+from pluralign.experiments.rehearsal import write_prism, write_tiny_model
+from pluralign.models.remote import CutOff
+from pluralign.votes.candidates import load_candidates
+from pluralign.votes.preferences import Message, PreferenceSet, Prompt
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 PROMPTS = ["tea ?", "rum ?", "water with milk ?"]

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import calibration
-from pluralign.demo import town_hall
-from pluralign.errors import UsageError
-from pluralign.groups import (
+from pluralign.core.errors import UsageError
+from pluralign.evaluation.groups import (
     AdversarialGroup,
     MajorityShare,
     adversarial_calibration,
@@ -24,7 +22,9 @@ from pluralign.groups import (
     majority_shares,
     topics,
 )
-from pluralign.preferences import Message, PreferenceSet
+from pluralign.theory import calibration
+from pluralign.votes.preferences import Message, PreferenceSet
+from pluralign.votes.town_hall import town_hall
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pluralign.calibration import brier, disagreement, outliers
-from pluralign.errors import UsageError
-from pluralign.theory import (
+from pluralign.core.errors import UsageError
+from pluralign.theory.calibration import brier, disagreement, outliers
+from pluralign.theory.guarantees import (
     bernstein_width,
     betting_interval,
     distances_to_ensemble,

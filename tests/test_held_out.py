@@ -7,9 +7,9 @@ import pytest
 from conftest import run
 
 from pluralign import fit, town_hall
-from pluralign.ensemble import RewardEnsemble, texts_of
-from pluralign.errors import DataError
-from pluralign.evidence import REWARDS_FILE, VOTES_FILE, gather_evidence, load_evidence, save_evidence
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.held_out import REWARDS_FILE, VOTES_FILE, gather_evidence, load_evidence, save_evidence
 
 VOTES = town_hall(400).preferences
 

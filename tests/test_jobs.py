@@ -17,15 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import WriteLines, run, wide
 
-from pluralign import encoders, fit, scaling, shards, town_hall
-from pluralign.encoders import HashingEncoder, Item
-from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.featurestore import stored_features
-from pluralign.options import EngineOptions
-from pluralign.preferences import Message, PreferenceSet
-from pluralign.scaling import encode, score
-from pluralign.shards import EncodeTask, Transform, Worker
+from pluralign import fit, town_hall
+from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
+from pluralign.core.options import EngineOptions
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.features import encoder as encoders
+from pluralign.features.encoder import HashingEncoder, Item
+from pluralign.features.store import stored_features
+from pluralign.scale import jobs as scaling
+from pluralign.scale import shards
+from pluralign.scale.jobs import encode, score
+from pluralign.scale.shards import EncodeTask, Transform, Worker
+from pluralign.votes.preferences import Message, PreferenceSet
 
 VOTES = town_hall(120).preferences
 HASHING = TextFeatures("hashing")

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import joint
-from pluralign.bradley_terry import fit_bradley_terry, sigmoid
-from pluralign.calibration import brier, constant_half, disagreement, floor
-from pluralign.differences import as_array
-from pluralign.joint import (
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor
+from pluralign.theory.simplex import optimality_gap
+from pluralign.training import joint
+from pluralign.training.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.training.differences import as_array
+from pluralign.training.joint import (
     EXTREME_PRICE,
     JointFit,
     Teacher,
@@ -25,9 +26,8 @@ from pluralign.joint import (
     fit_teacher,
     policy_loss,
 )
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.simplex import optimality_gap
-from pluralign.stagewise import hard_votes, stages
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import hard_votes, stages
 
 N_TRAIN, N_TEST = 900, 600
 

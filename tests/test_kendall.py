@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import kendalltau
 
-from pluralign import diversity
-from pluralign.diversity import (
+from pluralign.theory import kendall as diversity
+from pluralign.theory.kendall import (
     expected_distinct,
     kendall_tau_b,
     mean_tau,

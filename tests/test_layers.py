@@ -97,7 +97,7 @@ def test_heavy_packages_stay_in_their_home(path: Path) -> None:
             assert module_of(path) in home, f"{name} belongs in {home or 'no module yet'}"
 
 
-@pytest.mark.parametrize("statement", ["import pluralign", "from pluralign.cli import app"])
+@pytest.mark.parametrize("statement", ["import pluralign", "from pluralign.cli.main import app"])
 def test_importing_and_help_load_nothing_heavy(statement: str) -> None:
     code = f"{statement}; import sys; print([m for m in ('torch', 'numpy', 'pyarrow', 'datasets') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

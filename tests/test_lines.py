@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_ensemble import some_ensemble
 
-from pluralign import streaming
-from pluralign.demo import town_hall
-from pluralign.errors import DataError
-from pluralign.preferences import Message
-from pluralign.streaming import compare, score
+from pluralign.core.errors import DataError
+from pluralign.scale import lines as streaming
+from pluralign.scale.lines import compare, score
+from pluralign.votes.preferences import Message
+from pluralign.votes.town_hall import town_hall
 
 CHAT = [
     {"role": "user", "content": "Tea?"},

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import Message, PreferenceSet, UsageError, load_preferences
-from pluralign.errors import DataError, MissingExtraError
+from pluralign.core.errors import DataError, MissingExtraError
 
 
 def counts(preferences: PreferenceSet) -> list[tuple[Any, str, str, int, int, int]]:

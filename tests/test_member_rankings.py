@@ -10,12 +10,12 @@ from conftest import WriteLines, run
 from scipy.stats import kendalltau
 from test_ensemble import some_ensemble
 
-from pluralign.candidates import Candidates, candidates_of
-from pluralign.choices import case_studies, held_out_candidates, measure_diversity, score_candidates
-from pluralign.demo import candidates as town_candidates
-from pluralign.demo import town_hall
-from pluralign.errors import UsageError
-from pluralign.evidence import gather_evidence, save_evidence
+from pluralign.analysis.member_rankings import case_studies, held_out_candidates, measure_diversity, score_candidates
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.held_out import gather_evidence, save_evidence
+from pluralign.votes.candidates import Candidates, candidates_of
+from pluralign.votes.town_hall import candidates as town_candidates
+from pluralign.votes.town_hall import town_hall
 
 LISTS = [Candidates(line["prompt"], tuple(line["responses"])) for line in town_candidates(6, 7)]
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.bradley_terry import bradley_terry_loss, fit_bradley_terry
-from pluralign.calibration import disagreement, votes_from_rewards
-from pluralign.differences import as_array
-from pluralign.errors import DataError
-from pluralign.extremes import keep_near_people, training_bound
-from pluralign.hidden import fit_hidden_layer, network_loss, unpack
-from pluralign.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.stagewise import hard_votes, solve_weights
+from pluralign.core.errors import DataError
+from pluralign.ensemble.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
+from pluralign.theory.calibration import disagreement, votes_from_rewards
+from pluralign.training.bradley_terry import bradley_terry_loss, fit_bradley_terry
+from pluralign.training.differences import as_array
+from pluralign.training.hidden_layer import fit_hidden_layer, network_loss, unpack
+from pluralign.training.member_bounds import keep_near_people, training_bound
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import hard_votes, solve_weights
 
 # --- features and members ---------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ import pytest
 import uvicorn
 
 from pluralign import PreferenceSet, answer, create_app
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evidence import load_evidence
-from pluralign.pluralism import steer_by_choices
-from pluralign.profiles import member_profiles
-from pluralign.showcase import explain
+from pluralign.analysis.profiles import member_profiles
+from pluralign.answering.answer import steer_by_choices
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import load_evidence
+from pluralign.server.page_data import explain
 
 RUNS = "window.owned = true"
 HOSTILE = (
@@ -657,7 +657,7 @@ def test_a_phone_shows_every_tab_without_scrolling_sideways(tab: Tab, address: s
 
 
 def test_the_page_holds_nothing_that_reads_markup_or_comes_from_elsewhere() -> None:
-    folder = files("pluralign").joinpath("pages/serve")
+    folder = files("pluralign").joinpath("server/static")
     sources = {one.name: one.read_text() for one in folder.iterdir() if one.name.endswith((".js", ".css", ".html"))}
     assert {"index.html", "app.js", "style.css"} <= set(sources)
     for name, text in sources.items():
@@ -692,7 +692,7 @@ def mixed(one: str, other: str, share: float) -> str:
 
 def schemes() -> dict[str, dict[str, str]]:
     """The colours of each scheme by name; those of members as ``m3`` and ``on3``."""
-    style = files("pluralign").joinpath("pages/serve/style.css").read_text()
+    style = files("pluralign").joinpath("server/static/style.css").read_text()
     light: dict[str, str] = {}
     dark: dict[str, str] = {}
     for media, rules in re.findall(

@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import Message, PreferenceSet, profiles, town_hall
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison
-from pluralign.evidence import Evidence, load_evidence
-from pluralign.profiles import Lean, Profile
-from pluralign.showcase import (
+from pluralign import Message, PreferenceSet, town_hall
+from pluralign.analysis import profiles
+from pluralign.analysis.profiles import Lean, Profile
+from pluralign.analysis.report_data import Study, study
+from pluralign.analysis.traits import trait_values
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence, load_evidence
+from pluralign.evaluation.evaluate import comparison
+from pluralign.server.page_data import (
     A_TIE,
     ASKED_LENGTH,
     EXAMPLES,
@@ -32,8 +35,6 @@ from pluralign.showcase import (
     showcase,
     telling_pairs,
 )
-from pluralign.study import Study, study
-from pluralign.traits import trait_values
 
 SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.known_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
-from pluralign.options import LoadOptions
-from pluralign.preferences import Message, PreferenceSet, Prompt
-from pluralign.sources import load_preferences
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.options import LoadOptions
+from pluralign.votes.load import load_preferences
+from pluralign.votes.paper_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
+from pluralign.votes.preferences import Message, PreferenceSet, Prompt
 
 Row = dict[str, Any]
 Pair = tuple[Prompt, str, str, int, int, int]

@@ -16,12 +16,12 @@ from conftest import WriteLines
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ensemble import some_ensemble
-from test_models import write_bert
+from test_pretrained import write_bert
 
-from pluralign.errors import DataError
-from pluralign.models import model_rewards
-from pluralign.preferences import Message, PreferenceSet
-from pluralign.subjects import Subject, cross_fitted, find_subject, load_subject, reward_subject
+from pluralign.core.errors import DataError
+from pluralign.evaluation.predictors import Subject, cross_fitted, find_subject, load_subject, reward_subject
+from pluralign.models.pretrained import model_rewards
+from pluralign.votes.preferences import Message, PreferenceSet
 
 PROMPTS = ["tea ?", "tea ?", "rum ?", "rum ?"]
 A = ["yes .", "no .", "yes .", "never ."]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.errors import DataError, UsageError
-from pluralign.preferences import Message, PreferenceSet, Prompt, concatenate, prompt_hash, prompt_messages
+from pluralign.core.errors import DataError, UsageError
+from pluralign.votes.preferences import Message, PreferenceSet, Prompt, concatenate, prompt_hash, prompt_messages
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 chats = st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=1, max_size=3).map(tuple)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_encoders import CHAT_TEMPLATE, _tokenizer
+from test_encoder import CHAT_TEMPLATE, _tokenizer
 
-from pluralign import models
-from pluralign.encoders import Item
-from pluralign.errors import DataError
-from pluralign.models import model_rewards, response_log_prob
-from pluralign.preferences import Message
+from pluralign.core.errors import DataError
+from pluralign.features.encoder import Item
+from pluralign.models import pretrained as models
+from pluralign.models.pretrained import model_rewards, response_log_prob
+from pluralign.votes.preferences import Message
 
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

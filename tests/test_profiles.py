@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign import profiles
-from pluralign.demo import TownHall, town_hall
-from pluralign.demo.townhall import CAMP_SHARES, TASTES
-from pluralign.errors import UsageError
-from pluralign.evidence import Evidence
-from pluralign.preferences import PreferenceSet
-from pluralign.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
-from pluralign.traits import KEYS, trait_values
+from pluralign.analysis import profiles
+from pluralign.analysis.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
+from pluralign.analysis.traits import KEYS, trait_values
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.held_out import Evidence
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import TownHall, town_hall
+from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES
 
 Rewards = npt.NDArray[np.float64]
 

@@ -11,14 +11,14 @@ from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble, fit, prune, town_hall
-from pluralign.ensemble import texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.evaluation import evaluate_features
-from pluralign.evidence import Evidence, gather_evidence, load_evidence
-from pluralign.fitting import evaluation_facts
-from pluralign.jsonable import without_nan
-from pluralign.preferences import PreferenceSet
-from pluralign.pruning import Pruning, foresee
+from pluralign.analysis.pruning import Pruning, foresee
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
+from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.fitting.fit import evaluation_facts
+from pluralign.votes.preferences import PreferenceSet
 
 CONTRACT = {"removed", "removed_weight", "bound"}
 

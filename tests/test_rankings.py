@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from pluralign import rankings as module
-from pluralign.errors import UsageError
-from pluralign.rankings import (
+from pluralign.core.errors import UsageError
+from pluralign.theory import rankings as module
+from pluralign.theory.rankings import (
     Decomposition,
     Ranking,
     ViolatedInequality,

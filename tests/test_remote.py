@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 from conftest import WriteLines, run
 
-from pluralign import fit, servers, town_hall
-from pluralign.candidates import load_candidates
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.generation import Sampler, generate
-from pluralign.options import RemoteOptions, SamplingOptions
-from pluralign.preferences import Message
-from pluralign.servers import ServerModel, read_choices
+from pluralign import fit, town_hall
+from pluralign.answering.generate import Sampler, generate
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.options import RemoteOptions, SamplingOptions
+from pluralign.models import remote as servers
+from pluralign.models.remote import ServerModel, read_choices
+from pluralign.votes.candidates import load_candidates
+from pluralign.votes.preferences import Message
 
 PROMPTS = [f"Question {i}?" for i in range(6)]
 SECRET = "sk-very-secret"

@@ -12,11 +12,11 @@ import pytest
 from conftest import run
 
 from pluralign import PreferenceSet, fit, town_hall
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evidence import Evidence, load_evidence
-from pluralign.figures import as_svg, brier_by_size, save_figures, tau_heat_map
-from pluralign.reporting import draw_figures, page, report
-from pluralign.study import Study, study
+from pluralign.analysis.report_data import Study, study
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence, load_evidence
+from pluralign.publishing.figures import as_svg, brier_by_size, save_figures, tau_heat_map
+from pluralign.publishing.report import draw_figures, page, report
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
 

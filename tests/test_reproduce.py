@@ -13,14 +13,15 @@ import pytest
 import typer.main
 from conftest import run
 
-from pluralign import costs, reproduction
-from pluralign.cli import app
-from pluralign.costs import LLAMA_3_8B, Architecture
-from pluralign.errors import DataError, UsageError
-from pluralign.preferences import PreferenceSet
-from pluralign.rehearsal import SAMPLES, write_sample
-from pluralign.reproduction import RECIPES, compare_table, load_recipe, plan, reckon, reproduce
-from pluralign.sources import load_preferences
+from pluralign.cli.main import app
+from pluralign.core.errors import DataError, UsageError
+from pluralign.experiments import costs
+from pluralign.experiments import reproduce as reproduction
+from pluralign.experiments.costs import LLAMA_3_8B, Architecture
+from pluralign.experiments.rehearsal import SAMPLES, write_sample
+from pluralign.experiments.reproduce import RECIPES, compare_table, load_recipe, plan, reckon, reproduce
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
 
 TABLE_1 = {
     "multipref": (9413, 4791, 532, 4.0, 0.63),
@@ -106,7 +107,7 @@ def test_a_recipe_says_what_the_paper_says(name: str) -> None:
 
 
 def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
-    finetune = importlib.import_module("pluralign.finetune")
+    finetune = importlib.import_module("pluralign.training.finetune")
     for name in RECIPES:
         noted = load_recipe(name).paper_training
         assert (noted["warmup"], noted["weight_decay"]) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)

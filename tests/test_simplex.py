@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.simplex import optimality_gap, simplex_least_squares
+from pluralign.theory.simplex import optimality_gap, simplex_least_squares
 
 
 def votes_and_target(seed: int, n: int = 60, k: int = 4) -> tuple[np.ndarray, np.ndarray]:

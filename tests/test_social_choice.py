@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.errors import UsageError
-from pluralign.social_choice import RULES, borda, choose, maximal_lottery, maximin, pairwise_support, schulze
+from pluralign.core.errors import UsageError
+from pluralign.theory.social_choice import RULES, borda, choose, maximal_lottery, maximin, pairwise_support, schulze
 
 
 def random_support(seed: int, n: int = 5, k: int = 7) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

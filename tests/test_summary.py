@@ -9,7 +9,7 @@ import pytest
 from conftest import wide
 
 from pluralign import inspect, load_preferences
-from pluralign.inspection import Bar
+from pluralign.votes.summary import Bar
 
 
 def by_hand(rows: list[dict[str, Any]]) -> dict[str, float]:

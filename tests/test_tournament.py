@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import run, run_in_terminal
 
-from pluralign.errors import DataError
-from pluralign.terminal import rankings_page, show
-from pluralign.tournaments import Tournament, load_tournament, rankings
+from pluralign.analysis.tournament import Tournament, load_tournament, rankings
+from pluralign.cli.views import rankings_page, show
+from pluralign.core.errors import DataError
 
 DRINKS: dict[str, Any] = {
     "alternatives": ["tea", "coffee", "milk"],

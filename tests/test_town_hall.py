@@ -4,10 +4,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pluralign.demo import TownHall, answers, candidates, town_hall
-from pluralign.demo import issues as word_material
-from pluralign.demo.townhall import FEATURES, TASTES
-from pluralign.demo.writing import N_DRAWS, Attributes, write_response
+from pluralign.votes.town_hall import TownHall, answers, candidates, town_hall
+from pluralign.votes.town_hall import issues as word_material
+from pluralign.votes.town_hall.townhall import FEATURES, TASTES
+from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, write_response
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnalyzer
 
-from pluralign import traits
-from pluralign.demo import town_hall
-from pluralign.errors import MissingExtraError
-from pluralign.traits import KEYS, TRAITS, trait_values
+from pluralign.analysis import traits
+from pluralign.analysis.traits import KEYS, TRAITS, trait_values
+from pluralign.core.errors import MissingExtraError
+from pluralign.votes.town_hall import town_hall
 
 PROMPT = "Should the town build a bridge?"
 MORE_AND_LESS = {

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import WORDS, write_backbone
 
-from pluralign import terminal, tuning
-from pluralign.ensemble import RewardEnsemble, TextFeatures
-from pluralign.errors import DataError, UsageError
-from pluralign.members import LinearMembers, as_they_are
-from pluralign.options import PolicyOptions, SamplingOptions
-from pluralign.policysamples import Policy, best_and_worst, reward_scale, sampled_kl
-from pluralign.preferences import Message
-from pluralign.surface import NAMES
-from pluralign.tuning import split_prompts, tune
+from pluralign.cli import views as terminal
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import PolicyOptions, SamplingOptions
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures
+from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.features.surface import NAMES
+from pluralign.policies import tune as tuning
+from pluralign.policies.samples import Policy, best_and_worst, reward_scale, sampled_kl
+from pluralign.policies.tune import split_prompts, tune
+from pluralign.votes.preferences import Message
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from test_encoders import CHAT_TEMPLATE
+from test_encoder import CHAT_TEMPLATE
 
 WORDS = ["tea", "rum", "yes", "no", "never", "thank", "you", "so", "well", "fine", "?", ".", "user", "assistant"]
 

@@ -7,87 +7,87 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pluralign.candidates import Candidates, load_candidates
-    from pluralign.certification import Certificate, certify
-    from pluralign.choices import CaseStudy, Diversity, case_studies, measure_diversity
-    from pluralign.demo import TownHall, town_hall
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
-    from pluralign.evaluation import Evaluation, evaluate
-    from pluralign.exporting import Export, export
-    from pluralign.fitting import fit
-    from pluralign.generation import Generation, generate
-    from pluralign.inspection import Inspection, inspect
-    from pluralign.options import FitOptions, LoadOptions, PolicyOptions, RemoteOptions, SamplingOptions
-    from pluralign.preferences import Message, PreferenceSet, concatenate
-    from pluralign.profiles import Profile, member_profiles
-    from pluralign.pruning import Pruning, prune
-    from pluralign.rankings import Decomposition, decompose
-    from pluralign.reproduction import Plan, Reproduction, plan, reproduce
-    from pluralign.scaling import encode, score
-    from pluralign.servers import ServerModel
-    from pluralign.serving import create_app, serve
-    from pluralign.sources import load_preferences
-    from pluralign.tournaments import Tournament, load_tournament
-    from pluralign.tuning import Tuning, tune
+    from pluralign.analysis.certificate import Certificate, certify
+    from pluralign.analysis.member_rankings import CaseStudy, Diversity, case_studies, measure_diversity
+    from pluralign.analysis.profiles import Profile, member_profiles
+    from pluralign.analysis.pruning import Pruning, prune
+    from pluralign.analysis.tournament import Tournament, load_tournament
+    from pluralign.answering.generate import Generation, generate
+    from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
+    from pluralign.core.options import FitOptions, LoadOptions, PolicyOptions, RemoteOptions, SamplingOptions
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.evaluation.evaluate import Evaluation, evaluate
+    from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
+    from pluralign.fitting.fit import fit
+    from pluralign.models.remote import ServerModel
+    from pluralign.policies.tune import Tuning, tune
+    from pluralign.publishing.transformers_export import Export, export
+    from pluralign.scale.jobs import encode, score
+    from pluralign.server.app import create_app, serve
+    from pluralign.theory.rankings import Decomposition, decompose
+    from pluralign.votes.candidates import Candidates, load_candidates
+    from pluralign.votes.load import load_preferences
+    from pluralign.votes.preferences import Message, PreferenceSet, concatenate
+    from pluralign.votes.summary import Inspection, inspect
+    from pluralign.votes.town_hall import TownHall, town_hall
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answer": "pluralism",
-    "Candidates": "candidates",
-    "CaseStudy": "choices",
-    "Certificate": "certification",
-    "DataError": "errors",
-    "Decomposition": "rankings",
-    "Diversity": "choices",
-    "Evaluation": "evaluation",
-    "Export": "exporting",
-    "FitOptions": "options",
-    "Generation": "generation",
-    "Inspection": "inspection",
-    "LoadOptions": "options",
-    "Message": "preferences",
-    "MissingExtraError": "errors",
-    "Plan": "reproduction",
-    "PluralignError": "errors",
-    "PolicyOptions": "options",
-    "PreferenceSet": "preferences",
-    "Profile": "profiles",
-    "Pruning": "pruning",
-    "RemoteOptions": "options",
-    "Reproduction": "reproduction",
-    "RewardEnsemble": "ensemble",
-    "SamplingOptions": "options",
-    "ServerModel": "servers",
-    "Tournament": "tournaments",
-    "TownHall": "demo",
-    "Tuning": "tuning",
-    "UsageError": "errors",
-    "answer": "pluralism",
-    "case_studies": "choices",
-    "certify": "certification",
-    "concatenate": "preferences",
-    "create_app": "serving",
-    "decompose": "rankings",
-    "encode": "scaling",
-    "evaluate": "evaluation",
-    "export": "exporting",
-    "fit": "fitting",
-    "generate": "generation",
-    "inspect": "inspection",
-    "load_candidates": "candidates",
-    "load_preferences": "sources",
-    "load_tournament": "tournaments",
-    "measure_diversity": "choices",
-    "member_profiles": "profiles",
-    "plan": "reproduction",
-    "prune": "pruning",
-    "reproduce": "reproduction",
-    "score": "scaling",
-    "serve": "serving",
-    "town_hall": "demo",
-    "tune": "tuning",
+    "Answer": "answering.answer",
+    "Candidates": "votes.candidates",
+    "CaseStudy": "analysis.member_rankings",
+    "Certificate": "analysis.certificate",
+    "DataError": "core.errors",
+    "Decomposition": "theory.rankings",
+    "Diversity": "analysis.member_rankings",
+    "Evaluation": "evaluation.evaluate",
+    "Export": "publishing.transformers_export",
+    "FitOptions": "core.options",
+    "Generation": "answering.generate",
+    "Inspection": "votes.summary",
+    "LoadOptions": "core.options",
+    "Message": "votes.preferences",
+    "MissingExtraError": "core.errors",
+    "Plan": "experiments.reproduce",
+    "PluralignError": "core.errors",
+    "PolicyOptions": "core.options",
+    "PreferenceSet": "votes.preferences",
+    "Profile": "analysis.profiles",
+    "Pruning": "analysis.pruning",
+    "RemoteOptions": "core.options",
+    "Reproduction": "experiments.reproduce",
+    "RewardEnsemble": "ensemble.ensemble",
+    "SamplingOptions": "core.options",
+    "ServerModel": "models.remote",
+    "Tournament": "analysis.tournament",
+    "TownHall": "votes.town_hall",
+    "Tuning": "policies.tune",
+    "UsageError": "core.errors",
+    "answer": "answering.answer",
+    "case_studies": "analysis.member_rankings",
+    "certify": "analysis.certificate",
+    "concatenate": "votes.preferences",
+    "create_app": "server.app",
+    "decompose": "theory.rankings",
+    "encode": "scale.jobs",
+    "evaluate": "evaluation.evaluate",
+    "export": "publishing.transformers_export",
+    "fit": "fitting.fit",
+    "generate": "answering.generate",
+    "inspect": "votes.summary",
+    "load_candidates": "votes.candidates",
+    "load_preferences": "votes.load",
+    "load_tournament": "analysis.tournament",
+    "measure_diversity": "analysis.member_rankings",
+    "member_profiles": "analysis.profiles",
+    "plan": "experiments.reproduce",
+    "prune": "analysis.pruning",
+    "reproduce": "experiments.reproduce",
+    "score": "scale.jobs",
+    "serve": "server.app",
+    "town_hall": "votes.town_hall",
+    "tune": "policies.tune",
 }
 
 __all__ = [

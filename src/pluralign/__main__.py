@@ -1,5 +1,5 @@
 """``python -m pluralign`` is ``pluralign``."""
 
-from pluralign.cli import main
+from pluralign.cli.main import main
 
 main()

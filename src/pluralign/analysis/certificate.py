@@ -11,15 +11,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration, theory
-from pluralign.calibration import Interval
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evidence import Evidence
-from pluralign.options import Level
-from pluralign.preferences import PreferenceSet
-from pluralign.pruning import BETA, Pruning, as_evidence, corrected_errors, foresee
-from pluralign.tuned import TunedFeatures
+from pluralign.analysis.pruning import BETA, Pruning, as_evidence, corrected_errors, foresee
+from pluralign.core.options import Level
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.features.encoder import Progress
+from pluralign.features.finetuned import TunedFeatures
+from pluralign.theory import calibration
+from pluralign.theory import guarantees as theory
+from pluralign.theory.calibration import Interval
+from pluralign.votes.preferences import PreferenceSet
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

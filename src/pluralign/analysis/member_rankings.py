@@ -11,13 +11,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import diversity
-from pluralign.candidates import Candidates, candidates_of, rows_by_prompt
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import UsageError
-from pluralign.evidence import Evidence
-from pluralign.extremes import USED
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.features.encoder import Progress
+from pluralign.theory import kendall as diversity
+from pluralign.training.member_bounds import USED
+from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from pluralign import calibration
-from pluralign.candidates import prompt_text, rows_by_prompt
-from pluralign.errors import UsageError
-from pluralign.evidence import Evidence
-from pluralign.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.held_out import Evidence
+from pluralign.theory import calibration
+from pluralign.votes.candidates import prompt_text, rows_by_prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]

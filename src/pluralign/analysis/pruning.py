@@ -13,16 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration, theory
-from pluralign.calibration import Interval
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble, texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.evaluation import evaluate_features
-from pluralign.evidence import Evidence, gather_evidence, save_evidence
-from pluralign.fitting import evaluation_facts
-from pluralign.jsonable import without_nan
-from pluralign.preferences import PreferenceSet
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.held_out import Evidence, gather_evidence, save_evidence
+from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.features.encoder import Progress
+from pluralign.fitting.fit import evaluation_facts
+from pluralign.theory import calibration
+from pluralign.theory import guarantees as theory
+from pluralign.theory.calibration import Interval
+from pluralign.votes.preferences import PreferenceSet
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

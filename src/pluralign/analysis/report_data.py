@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pluralign.candidates import Candidates
-from pluralign.certification import Certificate, certify
-from pluralign.choices import (
+from pluralign.analysis.certificate import Certificate, certify
+from pluralign.analysis.member_rankings import (
     CaseStudy,
     Diversity,
     case_studies,
@@ -17,13 +16,21 @@ from pluralign.choices import (
     measure_diversity,
     score_candidates,
 )
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evidence import Evidence
-from pluralign.groups import DEFAULT_GROUPINGS, Group, MajorityShare, WorstGroup, judge_groups, majority_shares
-from pluralign.inspection import Inspection, inspect
-from pluralign.policies import BestOfN, best_of_n
-from pluralign.profiles import Profile, member_profiles
+from pluralign.analysis.profiles import Profile, member_profiles
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.evaluation.groups import (
+    DEFAULT_GROUPINGS,
+    Group,
+    MajorityShare,
+    WorstGroup,
+    judge_groups,
+    majority_shares,
+)
+from pluralign.features.encoder import Progress
+from pluralign.theory.best_of_n import BestOfN, best_of_n
+from pluralign.votes.candidates import Candidates
+from pluralign.votes.summary import Inspection, inspect
 
 CASES = 4
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.calibration import brier
-from pluralign.errors import DataError
-from pluralign.rankings import (
+from pluralign.core.errors import DataError
+from pluralign.theory.calibration import brier
+from pluralign.theory.rankings import (
     MAX_ALTERNATIVES,
     Progress,
     ViolatedInequality,

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.errors import MissingExtraError
-from pluralign.surface import NAMES, surface_features
+from pluralign.core.errors import MissingExtraError
+from pluralign.features.surface import NAMES, surface_features
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -17,17 +17,17 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.bradley_terry import sigmoid
-from pluralign.candidates import prompt_text
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError, UsageError, did_you_mean
-from pluralign.extremes import USED
-from pluralign.preferences import PreferenceSet, Prompt, prompt_hash
-from pluralign.profiles import Profile
-from pluralign.social_choice import RULES, borda, choose, maximin, pairwise_support
-from pluralign.traits import TRAITS
+from pluralign.analysis.profiles import Profile
+from pluralign.analysis.traits import TRAITS
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.features.encoder import Progress
+from pluralign.theory import calibration
+from pluralign.theory.social_choice import RULES, borda, choose, maximin, pairwise_support
+from pluralign.training.bradley_terry import sigmoid
+from pluralign.training.member_bounds import USED
+from pluralign.votes.candidates import prompt_text
+from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_hash
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]

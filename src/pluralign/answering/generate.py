@@ -20,20 +20,20 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, Protocol, TypeAlias
 
-from pluralign.comparisons import BadRows, RowError, check_text
-from pluralign.encoders import Progress, plain_prompt
-from pluralign.ensemble import ENSEMBLE_FILE
-from pluralign.errors import DataError, UsageError
-from pluralign.evidence import VOTES_FILE
-from pluralign.files import write_whole
-from pluralign.known_sets import KNOWN_SETS, prism_prompts
-from pluralign.models import load_model, longest_text, reference_folder
-from pluralign.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions, with_changes
-from pluralign.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
-from pluralign.records import read_records
-from pluralign.servers import CutOff, ServerModel
-from pluralign.shapes import read_prompt
-from pluralign.sources import load_preferences
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions, with_changes
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE
+from pluralign.ensemble.held_out import VOTES_FILE
+from pluralign.features.encoder import Progress, plain_prompt
+from pluralign.models.pretrained import load_model, longest_text, reference_folder
+from pluralign.models.remote import CutOff, ServerModel
+from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.formats import read_records
+from pluralign.votes.layouts import read_prompt
+from pluralign.votes.load import load_preferences
+from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
+from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
 
 SAMPLES_AT_ONCE = 32
 """Responses to one prompt that are sampled in one batch; halved where memory does not suffice."""

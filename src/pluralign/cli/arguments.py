@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
-from pluralign.errors import UsageError
-from pluralign.jsonable import without_nan
-from pluralign.options import LoadOptions
+from pluralign.core.errors import UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.core.options import LoadOptions
 
 if TYPE_CHECKING:
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import Evidence
-    from pluralign.preferences import PreferenceSet
-    from pluralign.records import Progress
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import Evidence
+    from pluralign.votes.formats import Progress
+    from pluralign.votes.preferences import PreferenceSet
 
 Data = Annotated[
     str,
@@ -126,7 +126,7 @@ def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
 
 def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
     """The votes that DATA names; what was left out of them is told on stderr."""
-    from pluralign.sources import load_preferences
+    from pluralign.votes.load import load_preferences
 
     with progress_bar(f"Reading {data}") as progress:
         preferences = load_preferences(data, options, progress=progress)
@@ -138,7 +138,7 @@ def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
 
 def evidence_for(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "Evidence":
     """The held-out votes that fit kept in a folder, or others that are named."""
-    from pluralign.evidence import gather_evidence, load_evidence
+    from pluralign.ensemble.held_out import gather_evidence, load_evidence
 
     if data is None:
         return load_evidence(folder)
@@ -171,7 +171,7 @@ def working(what: str) -> Iterator[None]:
 
 def stream_lines(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
     """Print what ``read`` makes of each line of a file, line by line, or as one object."""
-    from pluralign.ensemble import RewardEnsemble
+    from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
     if file != "-" and not Path(file).is_file():

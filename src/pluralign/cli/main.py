@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from pluralign import __version__
-from pluralign.commandline import (
+from pluralign.cli.arguments import (
     Data,
     Ensemble,
     Folder,
@@ -39,9 +39,9 @@ from pluralign.commandline import (
     with_options,
     working,
 )
-from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.jsonable import without_nan
-from pluralign.options import (
+from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.core.options import (
     EncodeOptions,
     EngineOptions,
     FitOptions,
@@ -75,8 +75,8 @@ app = typer.Typer(
 @with_options(LoadOptions)
 def inspect(data: Data, load_options: LoadOptions, as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
     """Show what the votes hold: how much people disagree, and how much of it is only noise."""
-    from pluralign import terminal
-    from pluralign.inspection import inspect as inspect_votes
+    from pluralign.cli import views as terminal
+    from pluralign.votes.summary import inspect as inspect_votes
 
     facts = inspect_votes(load_votes(data, load_options))
     if as_json:
@@ -102,8 +102,8 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
-    from pluralign import terminal
-    from pluralign.fitting import fit as fit_ensemble
+    from pluralign.cli import views as terminal
+    from pluralign.fitting.fit import fit as fit_ensemble
 
     # Of the processes that accelerate launches, the first one talks; errors are told by all.
     with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
@@ -141,8 +141,8 @@ def encode(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Encode the texts of DATA, or of a folder of Parquet shards, into features for fit; resumes a killed run."""
-    from pluralign import terminal
-    from pluralign.scaling import encode as encode_texts
+    from pluralign.cli import views as terminal
+    from pluralign.scale.jobs import encode as encode_texts
 
     texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
     with progress_bar("Encoding shards") as progress:
@@ -183,10 +183,10 @@ def evaluate(
     seed: Seed = 0,
 ) -> None:
     """Judge an ensemble, any reward model, or a file of scores on votes: what does it do to disagreement?"""
-    from pluralign import terminal
-    from pluralign.evaluation import evaluate as evaluate_subject
-    from pluralign.fitting import evaluation_facts
-    from pluralign.subjects import find_subject
+    from pluralign.cli import views as terminal
+    from pluralign.evaluation.evaluate import evaluate as evaluate_subject
+    from pluralign.evaluation.predictors import find_subject
+    from pluralign.fitting.fit import evaluation_facts
 
     for name in (subject, *against):
         find_subject(name)
@@ -231,10 +231,10 @@ def prune(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Leave out the members furthest from the ensemble itself (Theorem 3), and say what that costs."""
-    from pluralign import terminal
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.pruning import prune as prune_ensemble
-    from pluralign.pruning import refuse_same_folder
+    from pluralign.analysis.pruning import prune as prune_ensemble
+    from pluralign.analysis.pruning import refuse_same_folder
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
 
     refuse_same_folder(output, ensemble)
     loaded = RewardEnsemble.load(ensemble)
@@ -263,9 +263,9 @@ def certify(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Say what the paper's theorems guarantee of an ensemble, and where they say nothing."""
-    from pluralign import terminal
-    from pluralign.certification import certify as certify_ensemble
-    from pluralign.ensemble import RewardEnsemble
+    from pluralign.analysis.certificate import certify as certify_ensemble
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
     evidence = evidence_for(ensemble, loaded, data, load_options)
@@ -298,10 +298,11 @@ def diversity(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Show how differently the members rank the same responses, and which one each would choose."""
-    from pluralign import choices, terminal
-    from pluralign.candidates import load_candidates
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import REWARDS_FILE, load_evidence
+    from pluralign.analysis import member_rankings as choices
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.votes.candidates import load_candidates
 
     loaded = RewardEnsemble.load(ensemble)
     kept = load_evidence(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
@@ -347,9 +348,9 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Sample several different responses to each prompt from a language model; resumes an interrupted file."""
-    from pluralign import terminal
-    from pluralign.generation import find_sampler
-    from pluralign.generation import generate as generate_candidates
+    from pluralign.answering.generate import find_sampler
+    from pluralign.answering.generate import generate as generate_candidates
+    from pluralign.cli import views as terminal
 
     sampler = find_sampler(model, remote_options)
     together = remote_options.concurrency if remote_options.base_url else 1
@@ -377,9 +378,9 @@ def profile(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Describe each member by what sets it apart, in words that can be checked."""
-    from pluralign import terminal
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.profiles import member_profiles
+    from pluralign.analysis.profiles import member_profiles
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
     evidence = evidence_for(ensemble, loaded, data, load_options)
@@ -412,11 +413,11 @@ def report(
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained page: figures, member cards, certificate and case studies of an ensemble."""
-    from pluralign.candidates import load_candidates
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evaluation import evaluate as evaluate_ensemble
-    from pluralign.fitting import evaluation_facts
-    from pluralign.study import study as study_ensemble
+    from pluralign.analysis.report_data import study as study_ensemble
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.evaluation.evaluate import evaluate as evaluate_ensemble
+    from pluralign.fitting.fit import evaluation_facts
+    from pluralign.votes.candidates import load_candidates
 
     reporting = _reporting()
 
@@ -451,7 +452,7 @@ def report(
 
 def _reporting() -> Any:
     try:
-        from pluralign import reporting
+        from pluralign.publishing import report as reporting
     except ModuleNotFoundError as missing:
         raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
     return reporting
@@ -494,8 +495,8 @@ def export(
     seed: Seed = 0,  # noqa: ARG001
 ) -> None:
     """Write a fine-tuned ensemble, or one member, as a reward model that plain transformers loads."""
-    from pluralign.ensemble import read_description
-    from pluralign.exporting import export as export_ensemble
+    from pluralign.ensemble.ensemble import read_description
+    from pluralign.publishing.transformers_export import export as export_ensemble
 
     facts, commands = read_description(ensemble)["facts"], [["pluralign", *sys.argv[1:]]]
     if facts.get("data") and facts.get("options"):
@@ -542,14 +543,14 @@ def score(
 ) -> None:
     """Print each member's reward for lines of {prompt, response}, or write them into Parquet shards with -o."""
     if output is None:
-        from pluralign.streaming import score as score_lines
+        from pluralign.scale.lines import score as score_lines
 
         if changed := changed_options(engine_options):
             raise UsageError(f"--{changed[0].replace('_', '-')} is about work that is kept: name a folder with -o.")
         stream_lines(ensemble, file, score_lines, as_json)
         return
-    from pluralign import terminal
-    from pluralign.scaling import score as score_shards
+    from pluralign.cli import views as terminal
+    from pluralign.scale.jobs import score as score_shards
 
     with progress_bar("Scoring shards") as progress:
         done = score_shards(ensemble, file, output, engine_options, progress=progress)
@@ -564,7 +565,7 @@ def score(
              "| pluralign compare ensemble")  # fmt: skip
 def compare(ensemble: Ensemble, file: Lines = "-", as_json: Json = False, seed: Seed = 0) -> None:  # noqa: ARG001
     """Print the members' votes and their predicted share for lines of {prompt, response_a, response_b}."""
-    from pluralign.streaming import compare as compare_lines
+    from pluralign.scale.lines import compare as compare_lines
 
     stream_lines(ensemble, file, compare_lines, as_json)
 
@@ -601,11 +602,12 @@ def answer(
     as_json: Json = False,
 ) -> None:
     """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
-    from pluralign import pluralism, terminal
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import REWARDS_FILE, load_evidence
-    from pluralign.generation import find_sampler, sample_distinct
-    from pluralign.profiles import member_profiles
+    from pluralign.analysis.profiles import member_profiles
+    from pluralign.answering import answer as pluralism
+    from pluralign.answering.generate import find_sampler, sample_distinct
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
 
     pluralism.check_ways(mode, rule)
     if (candidates is None) == (model is None):
@@ -652,7 +654,7 @@ def answer(
 
 
 def _candidates_for(prompt: str, file: str) -> list[str]:
-    from pluralign.candidates import load_candidates
+    from pluralign.votes.candidates import load_candidates
 
     lists = load_candidates(file)
     found = [one for one in lists if one.prompt_text == prompt]
@@ -680,10 +682,10 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Tune a language model to each member: one LoRA adapter a member, judged on prompts it never trained on."""
-    from pluralign import terminal
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.exporting import member_names
-    from pluralign.tuning import tune as tune_policies
+    from pluralign.cli import views as terminal
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.policies.tune import tune as tune_policies
+    from pluralign.publishing.transformers_export import member_names
 
     loaded = RewardEnsemble.load(ensemble)
     names = member_names(ensemble, loaded)
@@ -717,9 +719,9 @@ def rankings(
     seed: Seed = 0,
 ) -> None:
     """One context: are these pairwise shares a mixture of rankings? Of which, or why of none."""
-    from pluralign import terminal
-    from pluralign.tournaments import load_tournament
-    from pluralign.tournaments import rankings as find_rankings
+    from pluralign.analysis.tournament import load_tournament
+    from pluralign.analysis.tournament import rankings as find_rankings
+    from pluralign.cli import views as terminal
 
     tournament = load_tournament(file)
     with progress_bar(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
@@ -754,9 +756,9 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """Serve an ensemble over HTTP: OpenAI's chat, rerank and reward shapes, and a page for people."""
-    from pluralign.ensemble import RewardEnsemble
-    from pluralign.evidence import REWARDS_FILE, load_evidence
-    from pluralign.generation import find_sampler
+    from pluralign.answering.generate import find_sampler
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
 
     if remote_options.base_url and not model:
         raise UsageError("--base-url names a server; name its model with --model too.")
@@ -795,7 +797,7 @@ def serve(
 
 def _serving() -> Any:
     try:
-        from pluralign import serving
+        from pluralign.server import app as serving
     except ModuleNotFoundError as missing:
         raise MissingExtraError(missing.name or "fastapi", "server", "a server") from None
     return serving
@@ -830,9 +832,9 @@ def reproduce(
     seed: Seed = 0,
 ) -> None:
     """Run the paper's experiment on one of its data sets, or show what it would do and cost."""
-    from pluralign import terminal
-    from pluralign.reproduction import plan
-    from pluralign.reproduction import reproduce as run_recipe
+    from pluralign.cli import views as terminal
+    from pluralign.experiments.reproduce import plan
+    from pluralign.experiments.reproduce import reproduce as run_recipe
 
     given: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
     given |= {"prompts": prompts, "lora": lora, "seed": seed}
@@ -873,11 +875,11 @@ def demo(
     seed: Seed = 0,
 ) -> None:
     """Tell the whole story on the built-in town hall, a made-up place where everyone's true taste is known."""
-    from pluralign import terminal
-    from pluralign.demo import town_hall
-    from pluralign.inspection import inspect as inspect_votes
-    from pluralign.inspection import inspect_truth
-    from pluralign.walkthrough import walk_through
+    from pluralign.cli import views as terminal
+    from pluralign.experiments.demo_story import walk_through
+    from pluralign.votes.summary import inspect as inspect_votes
+    from pluralign.votes.summary import inspect_truth
+    from pluralign.votes.town_hall import town_hall
 
     with working(f"Asking the town about {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)

@@ -16,18 +16,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.certification import Certificate, Statement
-from pluralign.choices import CaseStudy, Diversity
-from pluralign.demo import TownHall
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison, standing
-from pluralign.extremes import further_than_a_coin
-from pluralign.inspection import Inspection, Truth
-from pluralign.pluralism import Answer
-from pluralign.profiles import Profile
-from pluralign.pruning import Pruning
-from pluralign.theory import outlier_weight_bound
-from pluralign.walkthrough import Story
+from pluralign.analysis.certificate import Certificate, Statement
+from pluralign.analysis.member_rankings import CaseStudy, Diversity
+from pluralign.analysis.profiles import Profile
+from pluralign.analysis.pruning import Pruning
+from pluralign.answering.answer import Answer
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.evaluate import comparison, standing
+from pluralign.experiments.demo_story import Story
+from pluralign.theory.guarantees import outlier_weight_bound
+from pluralign.training.member_bounds import further_than_a_coin
+from pluralign.votes.summary import Inspection, Truth
+from pluralign.votes.town_hall import TownHall
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from pluralign.files import write_whole
-from pluralign.processes import ALONE, Processes
+from pluralign.core.distributed import ALONE, Processes
+from pluralign.core.files import write_whole
 
 UNFINISHED = ".unfinished-"
 """How the names of folders begin that hold work under way."""

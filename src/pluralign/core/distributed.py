@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.errors import MissingExtraError, UsageError
+from pluralign.core.errors import MissingExtraError, UsageError
 
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
 Thing = TypeVar("Thing")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pluralign.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
 
 HUB_REASON_LENGTH = 200
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from pluralign.errors import UsageError, did_you_mean
+from pluralign.core.errors import UsageError, did_you_mean
 
 TieRule: TypeAlias = Literal["drop", "half"]
 Repeats: TypeAlias = Literal["count", "first"]

@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from pluralign import calibration
-from pluralign.encoders import Encoder, Item, ModelEncoder, Progress, encode, load_encoder
-from pluralign.errors import DataError, UsageError
-from pluralign.files import write_whole
-from pluralign.members import LinearMembers
-from pluralign.options import Level, Pooling, Precision
-from pluralign.precision import in_precision
-from pluralign.preferences import PreferenceSet, Prompt
-from pluralign.processes import ALONE, Processes
-from pluralign.theory import members_to_keep
-from pluralign.tuned import KIND, TunedFeatures, tuned_features
+from pluralign.core.distributed import ALONE, Processes
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import Level, Pooling, Precision
+from pluralign.ensemble.members import LinearMembers
+from pluralign.features.encoder import Encoder, Item, ModelEncoder, Progress, encode, load_encoder
+from pluralign.features.finetuned import KIND, TunedFeatures, tuned_features
+from pluralign.features.precision import in_precision
+from pluralign.theory import calibration
+from pluralign.theory.guarantees import members_to_keep
+from pluralign.votes.preferences import PreferenceSet, Prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

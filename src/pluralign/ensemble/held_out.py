@@ -15,12 +15,12 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from pluralign import calibration
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble, texts_of
-from pluralign.errors import DataError
-from pluralign.files import write_whole
-from pluralign.preferences import PreferenceSet
+from pluralign.core.errors import DataError
+from pluralign.core.files import write_whole
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.features.encoder import Progress
+from pluralign.theory import calibration
+from pluralign.votes.preferences import PreferenceSet
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

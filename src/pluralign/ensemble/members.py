@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.differences import blocks
-from pluralign.processes import ALONE, Processes
+from pluralign.core.distributed import ALONE, Processes
+from pluralign.training.differences import blocks
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -13,16 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.baselines import BASELINE_NAMES, Baseline
-from pluralign.calibration import Interval, Reliability
-from pluralign.differences import Differences
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.errors import DataError, UsageError
-from pluralign.extremes import USED
-from pluralign.featurestore import stored_features
-from pluralign.groups import (
+from pluralign.core.errors import DataError, UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.evaluation.groups import (
     DEFAULT_GROUPINGS,
     AdversarialGroup,
     Group,
@@ -35,9 +28,16 @@ from pluralign.groups import (
     judge_groups,
     majority_shares,
 )
-from pluralign.models import reference_folder, response_log_prob
-from pluralign.preferences import PreferenceSet
-from pluralign.subjects import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
+from pluralign.evaluation.predictors import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
+from pluralign.features.encoder import Progress
+from pluralign.features.store import stored_features
+from pluralign.models.pretrained import reference_folder, response_log_prob
+from pluralign.theory import calibration
+from pluralign.theory.calibration import Interval, Reliability
+from pluralign.training.baselines import BASELINE_NAMES, Baseline
+from pluralign.training.differences import Differences
+from pluralign.training.member_bounds import USED
+from pluralign.votes.preferences import PreferenceSet
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
-from pluralign import calibration
-from pluralign.calibration import Interval
-from pluralign.errors import UsageError, did_you_mean
-from pluralign.preferences import PreferenceSet, Prompt
+from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.theory import calibration
+from pluralign.theory.calibration import Interval
+from pluralign.votes.preferences import PreferenceSet, Prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Labels: TypeAlias = npt.NDArray[np.object_]

@@ -17,15 +17,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.comparisons import BadRows, RowError
-from pluralign.encoders import Progress, model_folder
-from pluralign.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
-from pluralign.errors import DataError
-from pluralign.models import WEIGHTS_KEY, model_rewards, reward_model_config
-from pluralign.preferences import PreferenceSet, Prompt, prompt_messages
-from pluralign.records import read_records
-from pluralign.shapes import Record, read_prompt, read_response
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
+from pluralign.features.encoder import Progress, model_folder
+from pluralign.models.pretrained import WEIGHTS_KEY, model_rewards, reward_model_config
+from pluralign.theory import calibration
+from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.formats import read_records
+from pluralign.votes.layouts import Record, read_prompt, read_response
+from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_messages
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities"]

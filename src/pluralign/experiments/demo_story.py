@@ -6,18 +6,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.demo import TownHall
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import baseline_shares
-from pluralign.evidence import gather_evidence
-from pluralign.extremes import USED
-from pluralign.fitting import fit
-from pluralign.preferences import PreferenceSet
-from pluralign.pruning import Pruning, prune
-from pluralign.study import Study, study
-from pluralign.tournaments import Tournament, rankings
+from pluralign.analysis.pruning import Pruning, prune
+from pluralign.analysis.report_data import Study, study
+from pluralign.analysis.tournament import Tournament, rankings
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import gather_evidence
+from pluralign.evaluation.evaluate import baseline_shares
+from pluralign.features.encoder import Progress
+from pluralign.fitting.fit import fit
+from pluralign.theory import calibration
+from pluralign.training.member_bounds import USED
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import TownHall
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

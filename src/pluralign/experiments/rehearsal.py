@@ -17,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pluralign.demo import town_hall
-from pluralign.demo.townhall import answers
-from pluralign.encoders import quiet_transformers
-from pluralign.errors import MissingExtraError
-from pluralign.files import write_whole
-from pluralign.known_sets import PERSONALLLM_RATERS
+from pluralign.core.errors import MissingExtraError
+from pluralign.core.files import write_whole
+from pluralign.features.encoder import quiet_transformers
+from pluralign.votes.paper_sets import PERSONALLLM_RATERS
+from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import answers
 
 Row: TypeAlias = dict[str, Any]
 Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]

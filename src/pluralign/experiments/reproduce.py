@@ -18,22 +18,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pluralign import __version__, costs
-from pluralign.candidates import load_candidates
-from pluralign.choices import measure_diversity
-from pluralign.encoders import Progress
-from pluralign.ensemble import ENSEMBLE_FILE, RewardEnsemble
-from pluralign.errors import DataError, MissingExtraError, UsageError, did_you_mean
-from pluralign.evidence import load_evidence
-from pluralign.files import write_whole
-from pluralign.fitting import fit
-from pluralign.generation import SAMPLES_AT_ONCE, generate
-from pluralign.inspection import inspect
-from pluralign.jsonable import without_nan
-from pluralign.preferences import PreferenceSet
-from pluralign.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
-from pluralign.sources import load_preferences
-from pluralign.study import study
+from pluralign import __version__
+from pluralign.analysis.member_rankings import measure_diversity
+from pluralign.analysis.report_data import study
+from pluralign.answering.generate import SAMPLES_AT_ONCE, generate
+from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from pluralign.core.files import write_whole
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
+from pluralign.ensemble.held_out import load_evidence
+from pluralign.experiments import costs
+from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
+from pluralign.features.encoder import Progress
+from pluralign.fitting.fit import fit
+from pluralign.votes.candidates import load_candidates
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.summary import inspect
 
 RECIPES = ("multipref", "personalllm", "helpsteer2", "tldr")
 STATE_FILE = "reproduce.json"
@@ -104,7 +105,7 @@ def load_recipe(name: str) -> Recipe:
     """
     if name not in RECIPES:
         raise UsageError(f"there is no recipe {name!r}; {did_you_mean(name, RECIPES)}.")
-    text = files("pluralign").joinpath(f"recipes/{name}.toml").read_text(encoding="utf-8")
+    text = files("pluralign").joinpath(f"experiments/recipes/{name}.toml").read_text(encoding="utf-8")
     values = tomllib.loads(text)
     parts = {"paper": PaperRow(**values["paper"]), "size": Size(**values["size"]), "notes": tuple(values["notes"])}
     return Recipe(**{**values, **parts})
@@ -524,7 +525,7 @@ def _follow(
 
     def write_report() -> dict[str, Any]:
         try:
-            from pluralign import reporting
+            from pluralign.publishing import report as reporting
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
         found = study(

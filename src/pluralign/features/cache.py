@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.errors import DataError
+from pluralign.core.errors import DataError
 
 Vectors = npt.NDArray[np.float32]
 

@@ -27,12 +27,12 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.hub import hub_folder
-from pluralign.options import Pooling
-from pluralign.preferences import Prompt, prompt_key, prompt_messages
-from pluralign.surface import surface_features
-from pluralign.vectorcache import VectorCache, cache_folder
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.hub import hub_folder
+from pluralign.core.options import Pooling
+from pluralign.features.cache import VectorCache, cache_folder
+from pluralign.features.surface import surface_features
+from pluralign.votes.preferences import Prompt, prompt_key, prompt_messages
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 Item: TypeAlias = tuple[Prompt, str]
@@ -190,7 +190,7 @@ class ModelEncoder:
         try:
             import torch
 
-            from pluralign.bert import bert_reader
+            from pluralign.features.bert import bert_reader
 
             if not torch.accelerator.is_available() and (reader := bert_reader(self.folder, half=self.half)):
                 return reader
@@ -230,7 +230,7 @@ class ModelEncoder:
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return one vector an item; sentence-transformers puts messages through the model's own chat template."""
         model, lengths = self._model, [len(text_key(*item)) for item in items]
-        from pluralign.bert import BertReader
+        from pluralign.features.bert import BertReader
 
         if isinstance(model, BertReader):
             return _on_cores([plain_text(*item) for item in items], lengths, model.tokens, model.read)

@@ -18,10 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.encoders import Item, Progress, encode, minilm_folder, model_folder, quiet_transformers, smollm2_folder
-from pluralign.errors import DataError, MissingExtraError
-from pluralign.models import classifier_rewards
-from pluralign.options import Method
+from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.options import Method
+from pluralign.features.encoder import (
+    Item,
+    Progress,
+    encode,
+    minilm_folder,
+    model_folder,
+    quiet_transformers,
+    smollm2_folder,
+)
+from pluralign.models.pretrained import classifier_rewards
 
 BACKBONE_FOLDER = "backbone"
 KIND = "backbone"

@@ -1,7 +1,7 @@
 """Half the bits where that is faster and says the same: which encoders multiply in bfloat16.
 
 Decided here: what ``auto`` means, and that bfloat16 never ends a process of ours. A CPU may claim bfloat16 and die of
-it (docs/performance.md), so it is tried in a child process first: ``python -m pluralign.precision``.
+it (docs/performance.md), so it is tried in a child process first: ``python -m pluralign.features.precision``.
 """
 
 import json
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from pluralign.encoders import Encoder, Item, ModelEncoder, Vectors
-from pluralign.errors import UsageError
-from pluralign.options import Precision
+from pluralign.core.errors import UsageError
+from pluralign.core.options import Precision
+from pluralign.features.encoder import Encoder, Item, ModelEncoder, Vectors
 
 MIN_SPEEDUP = 1.2
 MIN_AGREEMENT = 0.999
@@ -106,7 +106,7 @@ def try_bfloat16(encoder: ModelEncoder, *, only_a_product: bool = False) -> Tria
     """
     dials = {"folder": str(encoder.folder.absolute()), "layer": encoder.layer, "pooling": encoder.pooling}
     task = {**dials, "shape": encoder.layer_shape, "only_a_product": only_a_product}
-    command = [sys.executable, "-P", "-m", "pluralign.precision", json.dumps(task)]
+    command = [sys.executable, "-P", "-m", "pluralign.features.precision", json.dumps(task)]
     ended = ""
     try:
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=TRIAL_SECONDS)  # noqa: S603
@@ -184,7 +184,7 @@ def _seconds(layer: Any) -> float:
 
 def _texts() -> Sequence[Item]:
     """Return a few texts of different lengths."""
-    from pluralign.demo import town_hall
+    from pluralign.votes.town_hall import town_hall
 
     votes = town_hall(24).preferences
     items = votes.items()

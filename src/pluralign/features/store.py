@@ -15,10 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pluralign.encoders import Item, Vectors, text_key
-from pluralign.ensemble import TextFeatures
-from pluralign.errors import DataError
-from pluralign.vectorcache import vector_key
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import TextFeatures
+from pluralign.features.cache import vector_key
+from pluralign.features.encoder import Item, Vectors, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
 

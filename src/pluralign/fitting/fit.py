@@ -20,18 +20,26 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from pluralign import __version__, calibration, surface
-from pluralign.baselines import BASELINES, TEMPERATURES, Baseline, fit_baselines, fit_pair
-from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
-from pluralign.encoders import Progress
-from pluralign.ensemble import RewardEnsemble, TextFeatures, texts_of
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.evaluation import Evaluation, evaluate_features
-from pluralign.evidence import Evidence, remove_evidence, save_evidence
-from pluralign.extremes import USED, keep_near_people, training_bound
-from pluralign.featurestore import stored_features
-from pluralign.hidden import fit_hidden_layer
-from pluralign.joint import (
+from pluralign import __version__
+from pluralign.core.checkpoints import UNFINISHED, Arrays, Steps
+from pluralign.core.distributed import ALONE, Processes, this_process
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.core.options import FitOptions, TuneOptions, changed_options, with_changes
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.held_out import Evidence, remove_evidence, save_evidence
+from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
+from pluralign.evaluation.evaluate import Evaluation, evaluate_features
+from pluralign.features import surface
+from pluralign.features.encoder import Progress
+from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.store import stored_features
+from pluralign.theory import calibration
+from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_baselines, fit_pair
+from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
+from pluralign.training.hidden_layer import fit_hidden_layer
+from pluralign.training.joint import (
     FEW_RESTARTS,
     RESTARTS,
     VOTE_SHARE,
@@ -41,16 +49,10 @@ from pluralign.joint import (
     fit_policy_level,
     fit_teacher,
 )
-from pluralign.jsonable import without_nan
-from pluralign.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
-from pluralign.options import FitOptions, TuneOptions, changed_options, with_changes
-from pluralign.pairs import MIN_PROMPTS, Pairs, validation_folds
-from pluralign.preferences import PreferenceSet
-from pluralign.processes import ALONE, Processes, this_process
-from pluralign.simplex import simplex_least_squares
-from pluralign.stagewise import Stage, hard_votes, solve_weights, stages
-from pluralign.steps import UNFINISHED, Arrays, Steps
-from pluralign.tuned import TunedFeatures
+from pluralign.training.member_bounds import USED, keep_near_people, training_bound
+from pluralign.training.pairs import MIN_PROMPTS, Pairs, validation_folds
+from pluralign.training.stagewise import Stage, hard_votes, solve_weights, stages
+from pluralign.votes.preferences import PreferenceSet
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -340,8 +342,8 @@ def _fit_tuned(
     size = _tuned_size(options, folder)
     assert folder is not None  # noqa: S101 - refused above
     try:
-        from pluralign import finetune
-        from pluralign.pairtrainer import TextPairs
+        from pluralign.training import finetune
+        from pluralign.training.pair_trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.encoders import (
+from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.features.encoder import (
     BATCH_SIZE,
     Item,
     Progress,
@@ -24,8 +25,7 @@ from pluralign.encoders import (
     quiet_transformers,
     smollm2_folder,
 )
-from pluralign.errors import DataError, MissingExtraError
-from pluralign.preferences import prompt_messages
+from pluralign.votes.preferences import prompt_messages
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Tokens: TypeAlias = dict[str, list[int]]

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pluralign.errors import DataError, MissingExtraError, UsageError, did_you_mean
-from pluralign.options import RemoteOptions, SamplingOptions
-from pluralign.preferences import Prompt, prompt_messages
+from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from pluralign.core.options import RemoteOptions, SamplingOptions
+from pluralign.votes.preferences import Prompt, prompt_messages
 
 RETRIES = 5
 """How often a request is tried again that timed out, was cut off, or met a busy (429) or broken (5xx) server."""

@@ -12,12 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.calibration import Interval, clustered_interval
-from pluralign.errors import DataError
-from pluralign.generation import LocalModel, prompt_seed
-from pluralign.models import padded
-from pluralign.options import SamplingOptions
-from pluralign.preferences import Prompt
+from pluralign.answering.generate import LocalModel, prompt_seed
+from pluralign.core.errors import DataError
+from pluralign.core.options import SamplingOptions
+from pluralign.models.pretrained import padded
+from pluralign.theory.calibration import Interval, clustered_interval
+from pluralign.votes.preferences import Prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = list[int]

@@ -31,19 +31,19 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign import __version__
-from pluralign.calibration import clustered_interval
-from pluralign.encoders import Progress, plain_prompt, quiet_transformers
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.extremes import USED, further_than_a_coin
-from pluralign.files import write_whole
-from pluralign.generation import load_prompts
-from pluralign.jsonable import without_nan
-from pluralign.models import reference_folder
-from pluralign.options import PolicyOptions, SamplingOptions, with_changes
-from pluralign.policysamples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
-from pluralign.preferences import Prompt, prompt_hash, prompt_key, prompt_messages
-from pluralign.shapes import read_prompt
+from pluralign.answering.generate import load_prompts
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.jsonable import without_nan
+from pluralign.core.options import PolicyOptions, SamplingOptions, with_changes
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.features.encoder import Progress, plain_prompt, quiet_transformers
+from pluralign.models.pretrained import reference_folder
+from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
+from pluralign.theory.calibration import clustered_interval
+from pluralign.training.member_bounds import USED, further_than_a_coin
+from pluralign.votes.layouts import read_prompt
+from pluralign.votes.preferences import Prompt, prompt_hash, prompt_key, prompt_messages
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

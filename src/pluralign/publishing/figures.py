@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from pluralign.files import write_whole
-from pluralign.inspection import Inspection
-from pluralign.policies import BestOfN
+from pluralign.core.files import write_whole
+from pluralign.theory.best_of_n import BestOfN
+from pluralign.votes.summary import Inspection
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
 ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"

@@ -14,11 +14,11 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from pluralign import __version__
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import MissingExtraError
-from pluralign.evaluation import comparison
-from pluralign.extremes import further_than_a_coin
-from pluralign.jsonable import without_nan
+from pluralign.core.errors import MissingExtraError
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.evaluate import comparison
+from pluralign.training.member_bounds import further_than_a_coin
 
 Kind = Literal["ensemble", "member", "separate"]
 """All members in one model, one member, or the folder around members in models of their own."""
@@ -163,4 +163,6 @@ def _template() -> Any:
         finalize=lambda value: value if isinstance(value, Markup) else escaped(str(value)),
     )
     environment.filters.update(number=number, interval=interval, as_json=as_json, quoted=quoted, verbatim=verbatim)
-    return environment.from_string(files("pluralign").joinpath("pages/model_card.md").read_text(encoding="utf-8"))
+    return environment.from_string(
+        files("pluralign").joinpath("publishing/templates/model_card.md").read_text(encoding="utf-8")
+    )

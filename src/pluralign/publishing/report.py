@@ -17,15 +17,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pluralign import figures
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison, verdicts
-from pluralign.extremes import USED, further_than_a_coin
-from pluralign.figures import save_figures
-from pluralign.files import write_whole
-from pluralign.jsonable import without_nan
-from pluralign.study import Study
-from pluralign.traits import TRAITS
+from pluralign.analysis.report_data import Study
+from pluralign.analysis.traits import TRAITS
+from pluralign.core.files import write_whole
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.evaluate import comparison, verdicts
+from pluralign.publishing import figures
+from pluralign.publishing.figures import save_figures
+from pluralign.training.member_bounds import USED, further_than_a_coin
 
 __all__ = ["draw_figures", "page", "report", "save_figures"]
 
@@ -98,7 +98,9 @@ def page(ensemble: RewardEnsemble, study: Study, *, name: str = "", commands: Se
         "groups": bool(study.groups),
         "cases": bool(study.cases),
     }
-    template = _environment().from_string(files("pluralign").joinpath("pages/report.html").read_text(encoding="utf-8"))
+    template = _environment().from_string(
+        files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
+    )
     rival = facts["baselines"].get("soft_bt")
     return template.render(
         title=name or PurePath(data.get("name") or "An ensemble of reward models").name,

@@ -19,16 +19,16 @@ import numpy.typing as npt
 from safetensors import safe_open
 
 from pluralign import __version__
-from pluralign.encoders import quiet_transformers
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import DataError, UsageError, did_you_mean
-from pluralign.evidence import REWARDS_FILE, load_evidence
-from pluralign.hub import HUB_ID, check_upload, upload_model
-from pluralign.jsonable import without_nan
-from pluralign.model_card import Kind, ModelCard, Reads
-from pluralign.models import WEIGHTS_KEY, classifier_tokens
-from pluralign.profiles import member_profiles
-from pluralign.tuned import TunedFeatures, load_tuned, model_folders
+from pluralign.analysis.profiles import member_profiles
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.hub import HUB_ID, check_upload, upload_model
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+from pluralign.features.encoder import quiet_transformers
+from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
+from pluralign.models.pretrained import WEIGHTS_KEY, classifier_tokens
+from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Precision = Literal["float32", "bfloat16", "float16"]

@@ -24,15 +24,15 @@ from typing import IO, Any, TypeAlias
 
 import pyarrow.parquet as pq
 
-from pluralign import __version__, featurestore
-from pluralign.encoders import Progress
-from pluralign.ensemble import TextFeatures, read_description, texts_of
-from pluralign.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.featurestore import item_keys, shard_name
-from pluralign.files import write_whole
-from pluralign.options import EncodeOptions, EngineOptions, with_changes
-from pluralign.preferences import PreferenceSet
-from pluralign.shards import (
+from pluralign import __version__
+from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import EncodeOptions, EngineOptions, with_changes
+from pluralign.ensemble.ensemble import TextFeatures, read_description, texts_of
+from pluralign.features import store
+from pluralign.features.encoder import Progress
+from pluralign.features.store import item_keys, shard_name
+from pluralign.scale.shards import (
     BEGUN,
     Cut,
     EncodeTask,
@@ -45,6 +45,7 @@ from pluralign.shards import (
     find_shards,
     storage_error,
 )
+from pluralign.votes.preferences import PreferenceSet
 
 UNFINISHED = ".unfinished"
 PLAN_FILE = "plan.json"
@@ -139,12 +140,12 @@ def encode(
         data, cut = find_shards(Path(texts), folder)
     work = _Work(
         folder=folder,
-        results=folder / featurestore.VECTORS_FOLDER,
-        done_file=folder / featurestore.FEATURES_FILE,
+        results=folder / store.VECTORS_FOLDER,
+        done_file=folder / store.FEATURES_FILE,
         settings={"command": "encode", "texts": data, **made_by, **_of_shards(engine, texts)},
         task=EncodeTask(features),
     )
-    about = {"format": featurestore.FORMAT, "format_version": featurestore.FORMAT_VERSION, **made_by}
+    about = {"format": store.FORMAT, "format_version": store.FORMAT_VERSION, **made_by}
     facts, run = _do(work, cut, engine, about, progress)
     return Encoded(folder=str(folder), **made_by, **_named(facts, "dimension", "rows", "shards"), **run)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from pluralign import calibration
-from pluralign.comparisons import BadRows, RowError, check_text
-from pluralign.encoders import Item
-from pluralign.ensemble import RewardEnsemble
-from pluralign.preferences import Prompt
-from pluralign.records import read_records
-from pluralign.shapes import Record, read_prompt, read_response
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.features.encoder import Item
+from pluralign.theory import calibration
+from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.formats import read_records
+from pluralign.votes.layouts import Record, read_prompt, read_response
+from pluralign.votes.preferences import Prompt
 
 LINES_A_BATCH = 256
 

@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pluralign import encoders
-from pluralign.comparisons import BadRows, RowError
-from pluralign.encoders import Item
-from pluralign.ensemble import RewardEnsemble, TextFeatures, read_description
-from pluralign.errors import DataError, PluralignError, UsageError
-from pluralign.featurestore import SHARD_FORMAT, shard_name, shard_table
-from pluralign.files import write_whole
-from pluralign.preferences import prompt_key
-from pluralign.records import read_records
-from pluralign.streaming import read_item
+from pluralign.core.errors import DataError, PluralignError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, read_description
+from pluralign.features import encoder as encoders
+from pluralign.features.encoder import Item
+from pluralign.features.store import SHARD_FORMAT, shard_name, shard_table
+from pluralign.scale.lines import read_item
+from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.formats import read_records
+from pluralign.votes.preferences import prompt_key
 
 CHAT_COLUMN = "prompt_is_chat"
 BEGUN = "begun"

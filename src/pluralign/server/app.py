@@ -28,8 +28,17 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 
-from pluralign import __version__, chat
-from pluralign.bodies import (
+from pluralign import __version__
+from pluralign.answering.answer import RefusalPolicy
+from pluralign.answering.generate import Sampler
+from pluralign.core.errors import PluralignError, UsageError
+from pluralign.core.jsonable import without_nan
+from pluralign.core.options import SamplingOptions
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.server import openai_chat as chat
+from pluralign.server.limits import LOOPBACK, ApiError, Gate, Limits
+from pluralign.server.schemas import (
     AnswerRequest,
     ChatRequest,
     CohereRequest,
@@ -40,16 +49,8 @@ from pluralign.bodies import (
     ScoreRequest,
     SteerRequest,
 )
-from pluralign.candidates import prompt_text
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import PluralignError, UsageError
-from pluralign.evidence import Evidence
-from pluralign.gate import LOOPBACK, ApiError, Gate, Limits
-from pluralign.generation import Sampler
-from pluralign.jsonable import without_nan
-from pluralign.options import SamplingOptions
-from pluralign.pluralism import RefusalPolicy
-from pluralign.service import Service
+from pluralign.server.service import Service
+from pluralign.votes.candidates import prompt_text
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 NOT_JSON = "the body cannot be read as JSON."
@@ -58,7 +59,7 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 Member: TypeAlias = Annotated[int | None, Query(ge=0, description="This member alone; else the whole ensemble")]
 
-logger = logging.getLogger("pluralign.serving")
+logger = logging.getLogger("pluralign.server.app")
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,7 @@ def _add_server(app: FastAPI, service: Service, metrics: Metrics) -> None:
 
 def _add_pages(app: FastAPI) -> list[str]:
     """Add the files of the page, read once, and a list of all routes; return their paths."""
-    folder = importlib.resources.files("pluralign") / "pages" / "serve"
+    folder = importlib.resources.files("pluralign") / "server" / "static"
     files = {file.name: file.read_bytes() for file in folder.iterdir()} if folder.is_dir() else {}
     pages = {"/": ("txt", NO_PAGE), "/docs": ("html", _listing(app.openapi()).encode())}
     for name, content in files.items():

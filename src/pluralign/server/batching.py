@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.encoders import Item, Progress, text_key
-from pluralign.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.features.encoder import Item, Progress, text_key
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Sequence[Item]], FloatArray]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pluralign.options import RemoteOptions, ServeOptions
+from pluralign.core.options import RemoteOptions, ServeOptions
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -38,7 +38,7 @@ HEADERS = {
 }
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
-logger = logging.getLogger("pluralign.serving")
+logger = logging.getLogger("pluralign.server.app")
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pluralign.errors import did_you_mean
-from pluralign.gate import ApiError
-from pluralign.pluralism import Answer, Given, Mode
+from pluralign.answering.answer import Answer, Given, Mode
+from pluralign.core.errors import did_you_mean
+from pluralign.server.limits import ApiError
 
 Voice = Literal["balanced", "consensus", "distributional"]
 VOICES: tuple[Voice, ...] = ("distributional", "balanced", "consensus")

@@ -1,7 +1,7 @@
 """What the page of ``pluralign serve`` shows of an ensemble, as plain values, and why each member votes as it does.
 
 Decided here: which held-out pairs, prompts and examples are shown, how long their texts may be, and what may count as
-the reason for a vote. Everything is measured elsewhere; how it looks is decided in ``pages/serve``.
+the reason for a vote. Everything is measured elsewhere; how it looks is decided in ``static/``.
 """
 
 import math
@@ -12,20 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.bradley_terry import sigmoid
-from pluralign.candidates import Candidates, prompt_text
-from pluralign.choices import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
-from pluralign.ensemble import RewardEnsemble
-from pluralign.evaluation import comparison, standing, verdicts
-from pluralign.evidence import Evidence
-from pluralign.extremes import further_than_a_coin
-from pluralign.groups import DEFAULT_GROUPINGS, judge_groups
-from pluralign.inspection import inspect
-from pluralign.jsonable import without_nan
-from pluralign.pluralism import SLIP
-from pluralign.preferences import PreferenceSet
-from pluralign.profiles import (
+from pluralign.analysis.member_rankings import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
+from pluralign.analysis.profiles import (
     CARES_LESS,
     DRAWN_TO,
     PREFERS,
@@ -36,7 +24,19 @@ from pluralign.profiles import (
     member_profiles,
     within,
 )
-from pluralign.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.answering.answer import SLIP
+from pluralign.core.jsonable import without_nan
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.evaluation.evaluate import comparison, standing, verdicts
+from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
+from pluralign.theory import calibration
+from pluralign.training.bradley_terry import sigmoid
+from pluralign.training.member_bounds import further_than_a_coin
+from pluralign.votes.candidates import Candidates, prompt_text
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.summary import inspect
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]

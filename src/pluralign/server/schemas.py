@@ -7,9 +7,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pluralign.gate import ApiError
-from pluralign.pluralism import Mode
-from pluralign.preferences import Message
+from pluralign.answering.answer import Mode
+from pluralign.server.limits import ApiError
+from pluralign.votes.preferences import Message
 
 
 class Body(BaseModel):

@@ -20,21 +20,23 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from pluralign import calibration, chat, pluralism
-from pluralign.batching import Batcher, QueueFullError, ScoredEnsemble
-from pluralign.bodies import Choice, Pair, Text, Turn
-from pluralign.candidates import candidates_of, prompt_text
-from pluralign.encoders import Item
-from pluralign.ensemble import RewardEnsemble
-from pluralign.errors import PluralignError
-from pluralign.evidence import Evidence
-from pluralign.gate import ApiError, Limits
-from pluralign.generation import LocalModel, Sampler, sample_distinct
-from pluralign.options import SamplingOptions
-from pluralign.pluralism import Answer, Mode, RefusalPolicy, Steering
-from pluralign.preferences import PreferenceSet, Prompt
-from pluralign.profiles import Profile
-from pluralign.showcase import cards, explain, showcase
+from pluralign.analysis.profiles import Profile
+from pluralign.answering import answer as pluralism
+from pluralign.answering.answer import Answer, Mode, RefusalPolicy, Steering
+from pluralign.answering.generate import LocalModel, Sampler, sample_distinct
+from pluralign.core.errors import PluralignError
+from pluralign.core.options import SamplingOptions
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import Evidence
+from pluralign.features.encoder import Item
+from pluralign.server import openai_chat as chat
+from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.server.limits import ApiError, Limits
+from pluralign.server.page_data import cards, explain, showcase
+from pluralign.server.schemas import Choice, Pair, Text, Turn
+from pluralign.theory import calibration
+from pluralign.votes.candidates import candidates_of, prompt_text
+from pluralign.votes.preferences import PreferenceSet, Prompt
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Result = TypeVar("Result")

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign import calibration
-from pluralign.errors import UsageError
+from pluralign.core.errors import UsageError
+from pluralign.theory import calibration
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

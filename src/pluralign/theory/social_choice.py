@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from pluralign.errors import UsageError, did_you_mean
+from pluralign.core.errors import UsageError, did_you_mean
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from pluralign.bradley_terry import (
+from pluralign.theory.calibration import brier
+from pluralign.training.bradley_terry import (
     L2_GRID,
     SEARCH_DIRECTIONS,
     directions_with,
@@ -24,10 +25,9 @@ from pluralign.bradley_terry import (
     scores,
     sigmoid,
 )
-from pluralign.calibration import brier
-from pluralign.differences import Differences
-from pluralign.pairs import Pairs
-from pluralign.stagewise import hard_votes, solve_weights
+from pluralign.training.differences import Differences
+from pluralign.training.pairs import Pairs
+from pluralign.training.stagewise import hard_votes, solve_weights
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -25,17 +25,25 @@ import torch
 import transformers
 from threadpoolctl import threadpool_limits
 
-from pluralign.bradley_terry import fit_bradley_terry
-from pluralign.calibration import votes_from_rewards
-from pluralign.encoders import Progress, quiet_transformers
-from pluralign.errors import DataError, MissingExtraError, UsageError
-from pluralign.files import write_whole
-from pluralign.joint import FEW_RESTARTS, Teacher, fit_joint, fit_teacher
-from pluralign.members import fit_feature_map
-from pluralign.models import Tokens, classifier_rewards, classifier_tokens, longest_text
-from pluralign.options import FitOptions, TuneOptions, Variant
-from pluralign.pairs import Pairs, validation_folds
-from pluralign.pairtrainer import (
+from pluralign.core.distributed import launch_state
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import FitOptions, TuneOptions, Variant
+from pluralign.ensemble.members import fit_feature_map
+from pluralign.features.encoder import Progress, quiet_transformers
+from pluralign.features.finetuned import (
+    TunedFeatures,
+    backbone_folder,
+    forget_models,
+    model_folders,
+    model_identity,
+)
+from pluralign.models.pretrained import Tokens, classifier_rewards, classifier_tokens, longest_text
+from pluralign.theory.calibration import votes_from_rewards
+from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.bradley_terry import fit_bradley_terry
+from pluralign.training.joint import FEW_RESTARTS, Teacher, fit_joint, fit_teacher
+from pluralign.training.pair_trainer import (
     COMPLETE_FILE,
     Collator,
     JointLoss,
@@ -46,16 +54,8 @@ from pluralign.pairtrainer import (
     TextPairs,
     Watch,
 )
-from pluralign.processes import launch_state
-from pluralign.simplex import simplex_least_squares
-from pluralign.stagewise import fit_member
-from pluralign.tuned import (
-    TunedFeatures,
-    backbone_folder,
-    forget_models,
-    model_folders,
-    model_identity,
-)
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import fit_member
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
-from pluralign.pairs import Pairs
+from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
+from pluralign.training.pairs import Pairs
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -25,7 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from pluralign.bradley_terry import (
+from pluralign.theory.calibration import brier
+from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.bradley_terry import (
     SEARCH_DIRECTIONS,
     directions_with,
     fit_bradley_terry,
@@ -34,12 +36,10 @@ from pluralign.bradley_terry import (
     scores,
     sigmoid,
 )
-from pluralign.calibration import brier
-from pluralign.differences import Matrix, row_squares, scale_rows
-from pluralign.extremes import keep_near_people
-from pluralign.pairs import Pairs
-from pluralign.simplex import simplex_least_squares
-from pluralign.stagewise import hard_votes
+from pluralign.training.differences import Matrix, row_squares, scale_rows
+from pluralign.training.member_bounds import keep_near_people
+from pluralign.training.pairs import Pairs
+from pluralign.training.stagewise import hard_votes
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.differences import Matrix
+from pluralign.training.differences import Matrix
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -17,11 +17,11 @@ import torch
 import transformers
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pluralign.encoders import Item, Progress
-from pluralign.errors import MissingExtraError
-from pluralign.files import write_whole
-from pluralign.joint import EXTREME_PRICE, VOTE_SHARE
-from pluralign.models import Tokens, padded
+from pluralign.core.errors import MissingExtraError
+from pluralign.core.files import write_whole
+from pluralign.features.encoder import Item, Progress
+from pluralign.models.pretrained import Tokens, padded
+from pluralign.training.joint import EXTREME_PRICE, VOTE_SHARE
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

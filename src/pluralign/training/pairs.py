@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.differences import Differences, Matrix, differences
-from pluralign.errors import DataError
-from pluralign.processes import ALONE, Processes
+from pluralign.core.distributed import ALONE, Processes
+from pluralign.core.errors import DataError
+from pluralign.training.differences import Differences, Matrix, differences
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from pluralign.bradley_terry import fit_bradley_terry, scores, sigmoid
-from pluralign.calibration import votes_from_rewards
-from pluralign.differences import Matrix
-from pluralign.extremes import keep_near_people
-from pluralign.options import Loss, Variant
-from pluralign.simplex import simplex_least_squares
+from pluralign.core.options import Loss, Variant
+from pluralign.theory.calibration import votes_from_rewards
+from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
+from pluralign.training.differences import Matrix
+from pluralign.training.member_bounds import keep_near_people
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.errors import DataError, UsageError, did_you_mean
-from pluralign.options import TIE_RULES, LoadOptions, Repeats
-from pluralign.preferences import CountArray, PreferenceSet, Prompt
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.options import TIE_RULES, LoadOptions, Repeats
+from pluralign.votes.preferences import CountArray, PreferenceSet, Prompt
 
 logger = logging.getLogger("pluralign")
 

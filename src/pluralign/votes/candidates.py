@@ -12,11 +12,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.comparisons import BadRows, RowError, check_text
-from pluralign.errors import DataError
-from pluralign.preferences import PreferenceSet, Prompt
-from pluralign.records import Progress, read_records
-from pluralign.shapes import Record, read_prompt, read_response
+from pluralign.core.errors import DataError
+from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.formats import Progress, read_records
+from pluralign.votes.layouts import Record, read_prompt, read_response
+from pluralign.votes.preferences import PreferenceSet, Prompt
 
 
 @dataclass(frozen=True)

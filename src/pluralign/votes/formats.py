@@ -16,10 +16,10 @@ from typing import IO, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pluralign.comparisons import BadRows, RowError
-from pluralign.errors import DataError, MissingExtraError
-from pluralign.hub import hub_reason
-from pluralign.shapes import Record, parse_cell
+from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.hub import hub_reason
+from pluralign.votes.builder import BadRows, RowError
+from pluralign.votes.layouts import Record, parse_cell
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with bytes (or rows) done and in all; the total is 0 where it is not known."""

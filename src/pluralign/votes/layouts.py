@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pluralign.comparisons import BadRows, Comparisons, RowError
-from pluralign.errors import DataError
-from pluralign.options import LoadOptions
-from pluralign.preferences import RESERVED_COLUMNS, Message, PreferenceSet, Prompt
+from pluralign.core.errors import DataError
+from pluralign.core.options import LoadOptions
+from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.preferences import RESERVED_COLUMNS, Message, PreferenceSet, Prompt
 
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Iterable[tuple[int, Record]]

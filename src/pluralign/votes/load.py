@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from pluralign.comparisons import BadRows
-from pluralign.demo import town_hall
-from pluralign.errors import DataError, UsageError, did_you_mean
-from pluralign.known_sets import KNOWN_SETS
-from pluralign.options import LoadOptions, with_changes
-from pluralign.preferences import PreferenceSet, is_saved_set
-from pluralign.records import Progress, dataset_records, hub_records, read_records
-from pluralign.shapes import Record, read_comparisons
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.options import LoadOptions, with_changes
+from pluralign.votes.builder import BadRows
+from pluralign.votes.formats import Progress, dataset_records, hub_records, read_records
+from pluralign.votes.layouts import Record, read_comparisons
+from pluralign.votes.paper_sets import KNOWN_SETS
+from pluralign.votes.preferences import PreferenceSet, is_saved_set
+from pluralign.votes.town_hall import town_hall
 
 if TYPE_CHECKING:
     import datasets

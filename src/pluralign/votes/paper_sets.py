@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from pluralign.comparisons import BadRows, Comparisons, RowError
-from pluralign.errors import DataError, UsageError
-from pluralign.hub import hub_folder
-from pluralign.options import LoadOptions
-from pluralign.preferences import Message, PreferenceSet, Prompt
-from pluralign.records import Progress, read_records
-from pluralign.shapes import Record, read_number, read_prompt
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.hub import hub_folder
+from pluralign.core.options import LoadOptions
+from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.formats import Progress, read_records
+from pluralign.votes.layouts import Record, read_number, read_prompt
+from pluralign.votes.preferences import Message, PreferenceSet, Prompt
 
 Rows: TypeAlias = Iterable[tuple[Path, int, Record]]
 Reader: TypeAlias = Callable[[Rows, Comparisons, BadRows], None]

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pluralign.errors import DataError, UsageError
-from pluralign.files import write_whole
-from pluralign.options import TIE_RULES, TieRule
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import write_whole
+from pluralign.core.options import TIE_RULES, TieRule
 
 IndexArray: TypeAlias = npt.NDArray[np.int32]
 CountArray: TypeAlias = npt.NDArray[np.int64]

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign import calibration
-from pluralign.calibration import Interval
-from pluralign.demo import TownHall
-from pluralign.preferences import FloatArray, PreferenceSet
+from pluralign.theory import calibration
+from pluralign.theory.calibration import Interval
+from pluralign.votes.preferences import FloatArray, PreferenceSet
+from pluralign.votes.town_hall import TownHall
 
 HISTOGRAM_BINS = 10
 

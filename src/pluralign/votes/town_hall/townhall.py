@@ -18,11 +18,11 @@ from typing import TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.demo import phrases
-from pluralign.demo.issues import ISSUES
-from pluralign.demo.writing import N_DRAWS, NUMBERED, PROSE, Attributes, write_prompt, write_response
-from pluralign.errors import UsageError
-from pluralign.preferences import PreferenceSet
+from pluralign.core.errors import UsageError
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import phrases
+from pluralign.votes.town_hall.issues import ISSUES
+from pluralign.votes.town_hall.writing import N_DRAWS, NUMBERED, PROSE, Attributes, write_prompt, write_response
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from pluralign.demo import phrases
-from pluralign.demo.issues import ISSUES, VALUE_AXES, Issue
+from pluralign.votes.town_hall import phrases
+from pluralign.votes.town_hall.issues import ISSUES, VALUE_AXES, Issue
 
 Choice = TypeVar("Choice")
 
