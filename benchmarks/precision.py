@@ -29,13 +29,15 @@ from rich.table import Table
 
 import pluralign
 from pluralign import RewardEnsemble
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import PluralignError
-from pluralign.core.options import FitOptions, Precision
 from pluralign.ensemble.ensemble import TextFeatures, texts_of
-from pluralign.features.encoder import Encoder, Item, Vectors, encode
+from pluralign.features.encoder import Encoder, Item, encode
+from pluralign.features.options import Precision
 from pluralign.features.precision import agreement
 from pluralign.fitting.fit import held_out
 from pluralign.theory import calibration
+from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet
 
 MEANING = {

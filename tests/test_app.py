@@ -29,11 +29,12 @@ from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, UsageError, create_app, fit, town_hall
 from pluralign.core.errors import DataError
-from pluralign.core.options import RemoteOptions, SamplingOptions, ServeOptions
 from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
 from pluralign.features.encoder import Item
+from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.server.app import greeting, serve
 from pluralign.server.limits import HEADERS, Limits
+from pluralign.server.options import ServeOptions
 from pluralign.server.service import without_end_marks
 from pluralign.theory.social_choice import borda, pairwise_support
 from pluralign.votes.preferences import Message, Prompt

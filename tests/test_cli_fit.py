@@ -14,9 +14,9 @@ from conftest import run, run_in_terminal
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
-from pluralign.core.options import FitOptions
 from pluralign.ensemble.ensemble import TextFeatures
 from pluralign.ensemble.members import FeatureMap, LinearMembers
+from pluralign.training.options import FitOptions
 from pluralign.votes.town_hall import town_hall
 
 FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.core import distributed
 from pluralign.ensemble.members import FeatureMap, fit_feature_map
 from pluralign.training import differences as module
 from pluralign.training.baselines import fit_baselines
@@ -31,7 +32,7 @@ def some_pairs(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold no matrix whole, and make each in many blocks."""
     monkeypatch.setattr(module, "DENSE_ELEMENTS", 0)
-    monkeypatch.setattr(module, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(distributed, "BLOCK_ROWS", 64)
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(0, 2**32 - 1), st.booleans())
@@ -44,7 +45,7 @@ def test_every_product_is_that_of_the_whole_matrix(n: int, d: int, seed: int, sc
     theta, many, weight = rng.standard_normal(d), rng.standard_normal((d, 3)), rng.random(n)
     factor = rng.random(n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK_ROWS", 7)
+        patch.setattr(distributed, "BLOCK_ROWS", 7)
         np.testing.assert_allclose(as_array(lazy), whole, atol=1e-12)
         np.testing.assert_allclose(lazy @ theta, whole @ theta, atol=1e-12)
         np.testing.assert_allclose(lazy @ many, whole @ many, atol=1e-12)
@@ -109,14 +110,14 @@ def test_features_scaled_in_blocks_are_those_scaled_at_once(monkeypatch: pytest.
     rng = np.random.default_rng(0)
     features = rng.standard_normal((500, 4)).astype(np.float32) * [1, 2, 3, 0] + 5
     used = rng.random(500) < 0.7
-    monkeypatch.setattr(module, "BLOCK_ROWS", 13)
+    monkeypatch.setattr(distributed, "BLOCK_ROWS", 13)
     scaling = fit_feature_map(features, 1, used)
     np.testing.assert_allclose(scaling.mean, features[used].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(scaling.spread[:3], features[used].std(axis=0)[:3], rtol=1e-5)
     layer = rng.standard_normal((4, 3)).astype(np.float32)
     network = FeatureMap(scaling.mean, scaling.spread, scaling.gain, layer, np.ones(3, dtype=np.float32))
     in_blocks = network(features)
-    monkeypatch.setattr(module, "BLOCK_ROWS", 1000)
+    monkeypatch.setattr(distributed, "BLOCK_ROWS", 1000)
     np.testing.assert_allclose(in_blocks, network(features), rtol=1e-5, atol=1e-6)
     assert in_blocks.shape == (500, 7)
     assert in_blocks.dtype == np.float32

@@ -14,18 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.features import encoder as encoders
 from pluralign.features.encoder import HashingEncoder, Item, ModelEncoder, encode, load_encoder
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.votes.preferences import Message
-
-Vectors = npt.NDArray[np.float32]
 
 WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]

@@ -16,7 +16,7 @@ import safetensors.numpy
 import pluralign
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import Level
+from pluralign.core.types import Level
 from pluralign.ensemble import ensemble as ensemble_module
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, read_description, texts_of
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map

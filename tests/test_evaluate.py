@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_pretrained import write_bert, write_llama
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import Level
+from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.evaluation.evaluate import (

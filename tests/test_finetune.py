@@ -17,13 +17,13 @@ from conftest import WriteLines, launch, run
 from tiny import two_camps, write_backbone
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import FitOptions, TuneOptions
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.fit import fit, validation_rows
 from pluralign.models.pretrained import classifier_rewards
 from pluralign.training import finetune
 from pluralign.training import pair_trainer as pairtrainer
 from pluralign.training.finetune import batch_and_steps, stage_targets
+from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -122,7 +122,7 @@ def test_running_figures_are_those_of_whole_steps_however_they_are_dealt_out() -
     ("pairs", "batch", "steps"), [(100_000, 512, 195), (16_384, 512, 32), (1_500, 32, 47), (40, 8, 5), (3, 8, 1)]
 )
 def test_the_batch_leaves_enough_steps(pairs: int, batch: int, steps: int) -> None:
-    assert batch_and_steps(pairs, TuneOptions(backbone="x")) == (batch, steps)
+    assert batch_and_steps(pairs, FinetuneOptions(backbone="x")) == (batch, steps)
 
 
 def test_no_prompt_is_both_tuned_on_and_chosen_by() -> None:
@@ -298,7 +298,7 @@ def test_options_that_make_no_sense_with_a_backbone_are_refused(
 )
 def test_a_recipe_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        TuneOptions(**changes)
+        FinetuneOptions(**changes)
 
 
 def test_soap_is_refused_where_fsdp_deals_out_its_matrices(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_soap_is_refused_where_fsdp_deals_out_its_matrices(llama: Path, monkeypa
         [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
     )
     with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
-        finetune.fine_tune(pairs, 2, FitOptions(), TuneOptions(backbone=str(llama)), llama)
+        finetune.fine_tune(pairs, 2, FitOptions(), FinetuneOptions(backbone=str(llama)), llama)
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_dropout_is_off_and_the_head_is_fresh(llama: Path) -> None:
     pairs = pairtrainer.TextPairs(
         [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
     )
-    work = finetune._Work(pairs, FitOptions(), TuneOptions(backbone=str(llama)), llama, 1.0, None)
+    work = finetune._Work(pairs, FitOptions(), FinetuneOptions(backbone=str(llama)), llama, 1.0, None)
     arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
     models = [work._fresh_model(3, np.random.SeedSequence(seed), arguments).train() for seed in (0, 0, 1)]
     assert models[0].config.attention_dropout == 0.0
@@ -381,7 +381,7 @@ def test_a_fitted_head_is_linear_in_what_the_base_makes_of_a_text(tmp_path: Path
         (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
     ]
     pairs = pairtrainer.TextPairs(texts, items.a, items.b, votes.prob_a, votes.prompt_index)
-    work = finetune._Work(pairs, FitOptions(), TuneOptions(backbone=str(llama)), llama, 1.0, None)
+    work = finetune._Work(pairs, FitOptions(), FinetuneOptions(backbone=str(llama)), llama, 1.0, None)
     arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
     model = work._fresh_model(
         3, np.random.SeedSequence(0), arguments, lambda base, _: np.eye(base.inputs.shape[1])[:, [4, 9, 30]]

@@ -13,8 +13,8 @@ from conftest import WriteLines, run, run_in_terminal, wide
 from pluralign.answering import generate as generation
 from pluralign.answering.generate import LocalModel, generate, load_prompts, prompt_seed
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import SamplingOptions
 from pluralign.experiments.rehearsal import write_prism, write_tiny_model
+from pluralign.models.options import SamplingOptions
 from pluralign.models.remote import CutOff
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.preferences import Message, PreferenceSet, Prompt

@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.evaluation.groups import (
     AdversarialGroup,
@@ -25,8 +25,6 @@ from pluralign.evaluation.groups import (
 from pluralign.theory import calibration
 from pluralign.votes.preferences import Message, PreferenceSet
 from pluralign.votes.town_hall import town_hall
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:

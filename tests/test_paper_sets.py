@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.options import LoadOptions
 from pluralign.votes.load import load_preferences
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
 from pluralign.votes.preferences import Message, PreferenceSet, Prompt
 

@@ -13,15 +13,17 @@ from conftest import run
 from tiny import write_backbone
 
 from pluralign import fit, town_hall
+from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import FitOptions, Precision
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.features import encoder as encoders
 from pluralign.features import precision
-from pluralign.features.encoder import HashingEncoder, ModelEncoder, Vectors, load_encoder
+from pluralign.features.encoder import HashingEncoder, ModelEncoder, load_encoder
+from pluralign.features.options import Precision
 from pluralign.features.precision import Trial, agreement, choose_precision, findings, in_precision, try_bfloat16
 from pluralign.scale.jobs import encode
+from pluralign.training.options import FitOptions
 
 VOTES = town_hall(300).preferences
 GOOD = Trial(works=True, speedup=2.0, agreement=0.9998)

@@ -20,8 +20,8 @@ from conftest import WriteLines, run
 from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.options import RemoteOptions, SamplingOptions
 from pluralign.models import remote as servers
+from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.models.remote import ServerModel, read_choices
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.preferences import Message

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from pluralign.core.options import Loss, Variant
 from pluralign.theory.calibration import disagreement
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.training.options import Loss, Variant
 from pluralign.training.stagewise import Stage, fit_member, hard_votes, solve_weights, squared_loss, stages
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -19,11 +19,12 @@ from tiny import WORDS, write_backbone
 
 from pluralign.cli import views as terminal
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.options import PolicyOptions, SamplingOptions
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures
 from pluralign.ensemble.members import LinearMembers, as_they_are
 from pluralign.features.surface import NAMES
+from pluralign.models.options import SamplingOptions
 from pluralign.policies import tune as tuning
+from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, best_and_worst, reward_scale, sampled_kl
 from pluralign.policies.tune import split_prompts, tune
 from pluralign.votes.preferences import Message
@@ -398,7 +399,7 @@ def test_a_folder_of_other_settings_or_things_is_refused(tuned: tuning.Tuning, t
 )
 def test_options_out_of_range_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        PolicyOptions(**changes)
+        TuneOptions(**changes)
 
 
 def test_a_chat_prompt_counts_like_any_other(tmp_path: Path, llama: Path) -> None:

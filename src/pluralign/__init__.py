@@ -6,6 +6,8 @@ Names are loaded when first used, so that ``import pluralign`` costs next to not
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pluralign.core.version import __version__
+
 if TYPE_CHECKING:
     from pluralign.analysis.certificate import Certificate, certify
     from pluralign.analysis.member_rankings import CaseStudy, Diversity, case_studies, measure_diversity
@@ -14,24 +16,25 @@ if TYPE_CHECKING:
     from pluralign.analysis.tournament import Tournament, load_tournament
     from pluralign.answering.generate import Generation, generate
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-    from pluralign.core.options import FitOptions, LoadOptions, PolicyOptions, RemoteOptions, SamplingOptions
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.evaluation.evaluate import Evaluation, evaluate
     from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
     from pluralign.fitting.fit import fit
+    from pluralign.models.options import RemoteOptions, SamplingOptions
     from pluralign.models.remote import ServerModel
+    from pluralign.policies.options import TuneOptions
     from pluralign.policies.tune import Tuning, tune
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app, serve
     from pluralign.theory.rankings import Decomposition, decompose
+    from pluralign.training.options import FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
+    from pluralign.votes.options import LoadOptions
     from pluralign.votes.preferences import Message, PreferenceSet, concatenate
     from pluralign.votes.summary import Inspection, inspect
     from pluralign.votes.town_hall import TownHall, town_hall
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Answer": "answering.answer",
@@ -43,22 +46,22 @@ _HOMES = {
     "Diversity": "analysis.member_rankings",
     "Evaluation": "evaluation.evaluate",
     "Export": "publishing.transformers_export",
-    "FitOptions": "core.options",
+    "FitOptions": "training.options",
     "Generation": "answering.generate",
     "Inspection": "votes.summary",
-    "LoadOptions": "core.options",
+    "LoadOptions": "votes.options",
     "Message": "votes.preferences",
     "MissingExtraError": "core.errors",
     "Plan": "experiments.reproduce",
     "PluralignError": "core.errors",
-    "PolicyOptions": "core.options",
+    "TuneOptions": "policies.options",
     "PreferenceSet": "votes.preferences",
     "Profile": "analysis.profiles",
     "Pruning": "analysis.pruning",
-    "RemoteOptions": "core.options",
+    "RemoteOptions": "models.options",
     "Reproduction": "experiments.reproduce",
     "RewardEnsemble": "ensemble.ensemble",
-    "SamplingOptions": "core.options",
+    "SamplingOptions": "models.options",
     "ServerModel": "models.remote",
     "Tournament": "analysis.tournament",
     "TownHall": "votes.town_hall",
@@ -108,7 +111,6 @@ __all__ = [
     "MissingExtraError",
     "Plan",
     "PluralignError",
-    "PolicyOptions",
     "PreferenceSet",
     "Profile",
     "Pruning",
@@ -119,6 +121,7 @@ __all__ = [
     "ServerModel",
     "Tournament",
     "TownHall",
+    "TuneOptions",
     "Tuning",
     "UsageError",
     "__version__",

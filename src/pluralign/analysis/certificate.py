@@ -6,23 +6,19 @@ The mathematics is in ``theory`` and ``calibration``; docs/certificates.md expla
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from pluralign.analysis.pruning import BETA, Pruning, as_evidence, corrected_errors, foresee
-from pluralign.core.options import Level
+from pluralign.core.arrays import FloatArray
+from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
-from pluralign.features.encoder import Progress
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.theory import calibration
 from pluralign.theory import guarantees as theory
 from pluralign.theory.calibration import Interval
 from pluralign.votes.preferences import PreferenceSet
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 EPSILON = 0.025
 """A calibration error of .025 is a root mean square error of 16 points in a hundred people."""

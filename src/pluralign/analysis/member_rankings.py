@@ -6,20 +6,17 @@ Decided here: that members without weight take no part in what is said of choice
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
-from pluralign.features.encoder import Progress
 from pluralign.theory import kendall as diversity
 from pluralign.training.member_bounds import USED
 from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 FEWEST_RESPONSES = 3
 """Held-out prompts with fewer responses say no more of a ranking than a vote does."""

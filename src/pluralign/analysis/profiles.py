@@ -25,12 +25,12 @@ import numpy.typing as npt
 from scipy import stats
 
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import Evidence
 from pluralign.theory import calibration
 from pluralign.votes.candidates import prompt_text, rows_by_prompt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 CHANCE = 0.05

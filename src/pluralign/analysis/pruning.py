@@ -8,24 +8,22 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.jsonable import without_nan
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import Evidence, gather_evidence, save_evidence
 from pluralign.evaluation.evaluate import evaluate_features
-from pluralign.features.encoder import Progress
 from pluralign.fitting.fit import evaluation_facts
 from pluralign.theory import calibration
 from pluralign.theory import guarantees as theory
 from pluralign.theory.calibration import Interval
 from pluralign.votes.preferences import PreferenceSet
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 BETA = 5.0
 """Removes at most a quarter of the weight. At 2 all but one member may go, and the bound says nothing."""

@@ -17,6 +17,7 @@ from pluralign.analysis.member_rankings import (
     score_candidates,
 )
 from pluralign.analysis.profiles import Profile, member_profiles
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
 from pluralign.evaluation.groups import (
@@ -27,7 +28,6 @@ from pluralign.evaluation.groups import (
     judge_groups,
     majority_shares,
 )
-from pluralign.features.encoder import Progress
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.summary import Inspection, inspect

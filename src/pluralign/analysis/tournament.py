@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.errors import DataError
+from pluralign.core.types import Progress
 from pluralign.theory.calibration import brier
 from pluralign.theory.rankings import (
     MAX_ALTERNATIVES,
-    Progress,
     ViolatedInequality,
     decompose,
     sample_rankings,

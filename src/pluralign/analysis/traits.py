@@ -8,15 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import MissingExtraError
 from pluralign.features.surface import NAMES, surface_features
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from pluralign.analysis.profiles import Profile
 from pluralign.analysis.traits import TRAITS
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import Progress
 from pluralign.theory import calibration
 from pluralign.theory.social_choice import RULES, borda, choose, maximin, pairwise_support
 from pluralign.training.bradley_terry import sigmoid
@@ -29,7 +30,6 @@ from pluralign.training.member_bounds import USED
 from pluralign.votes.candidates import prompt_text
 from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_hash
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 Writer: TypeAlias = Callable[[str, int], Sequence[str]]
 """Given an instruction and how many, texts that a language model writes; a ``DataError`` where it cannot."""

@@ -22,10 +22,12 @@ from typing import IO, Any, Protocol, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions, with_changes
+from pluralign.core.options import with_changes
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import VOTES_FILE
-from pluralign.features.encoder import Progress, plain_prompt
+from pluralign.features.encoder import plain_prompt
+from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
 from pluralign.models.pretrained import load_model, longest_text, reference_folder
 from pluralign.models.remote import CutOff, ServerModel
 from pluralign.votes.builder import BadRows, RowError, check_text

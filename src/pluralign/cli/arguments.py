@@ -17,12 +17,12 @@ import typer
 
 from pluralign.core.errors import UsageError
 from pluralign.core.jsonable import without_nan
-from pluralign.core.options import LoadOptions
+from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
+    from pluralign.core.types import Progress
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import Evidence
-    from pluralign.votes.formats import Progress
     from pluralign.votes.preferences import PreferenceSet
 
 Data = Annotated[

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign import __version__
 from pluralign.cli.arguments import (
     Data,
     Ensemble,
@@ -41,18 +40,15 @@ from pluralign.cli.arguments import (
 )
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.core.jsonable import without_nan
-from pluralign.core.options import (
-    EncodeOptions,
-    EngineOptions,
-    FitOptions,
-    LoadOptions,
-    PolicyOptions,
-    RemoteOptions,
-    SamplingOptions,
-    ServeOptions,
-    TuneOptions,
-    changed_options,
-)
+from pluralign.core.options import changed_options
+from pluralign.core.version import __version__
+from pluralign.features.options import EncodeOptions
+from pluralign.models.options import RemoteOptions, SamplingOptions
+from pluralign.policies.options import TuneOptions
+from pluralign.scale.options import EngineOptions
+from pluralign.server.options import ServeOptions
+from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.votes.options import LoadOptions
 
 app = typer.Typer(
     name="pluralign",
@@ -92,13 +88,13 @@ def inspect(data: Data, load_options: LoadOptions, as_json: Json = False, seed: 
     "  pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora\n\n"
     "  accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model"
 )
-@with_options(LoadOptions, FitOptions, TuneOptions)
+@with_options(LoadOptions, FitOptions, FinetuneOptions)
 def fit(
     data: Data,
     output: Folder,
     load_options: LoadOptions,
     fit_options: FitOptions,
-    tune_options: TuneOptions,
+    finetune_options: FinetuneOptions,
     as_json: Json = False,
 ) -> None:
     """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
@@ -108,8 +104,8 @@ def fit(
     # Of the processes that accelerate launches, the first one talks; errors are told by all.
     with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
         preferences = load_votes(data, load_options)
-    work: dict[str, Any] = {"tuning": tune_options, "folder": output}
-    if tune_options.backbone is None and first:
+    work: dict[str, Any] = {"tuning": finetune_options, "folder": output}
+    if finetune_options.backbone is None and first:
         with progress_bar("Encoding texts") as progress, terminal.FitWatch() as watch:
             ensemble = fit_ensemble(preferences, fit_options, progress=progress, watch=watch, **work)
     else:
@@ -461,7 +457,7 @@ def _reporting() -> Any:
 def _fit_command(facts: Mapping[str, Any], folder: Path) -> list[str]:
     """The command that fits such an ensemble again."""
     words = ["pluralign", "fit", facts["data"]["name"], "-o", str(folder)]
-    defaults = dataclasses.asdict(FitOptions()) | dataclasses.asdict(TuneOptions())
+    defaults = dataclasses.asdict(FitOptions()) | dataclasses.asdict(FinetuneOptions())
     chosen = {**facts["options"], **facts.get("tuning", {})}
     for name, value in ((name, value) for name, value in chosen.items() if name in defaults):
         flag = name.replace("_", "-")
@@ -668,12 +664,12 @@ def _candidates_for(prompt: str, file: str) -> list[str]:
     "  pluralign tune ensemble prompts.jsonl -o policies --method grpo --steps 300 --member 0 --member 3\n\n"
     "  pluralign tune ensemble ensemble -o policies --limit 48 --steps 40 --max-new-tokens 48 --json"
 )
-@with_options(PolicyOptions)
+@with_options(TuneOptions)
 def tune(
     ensemble: Ensemble,
     prompts: Prompts,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the adapters; finished ones are kept.")],
-    policy_options: PolicyOptions,
+    tune_options: TuneOptions,
     model: Annotated[str, typer.Option(help="smollm2, or a causal language model's folder or hub id.")] = "smollm2",
     member: Annotated[
         list[int], typer.Option(metavar="J", help="Only this member; else all with weight. Repeatable.")
@@ -691,7 +687,7 @@ def tune(
     names = member_names(ensemble, loaded)
     with progress_bar(f"Tuning {model}") as progress:
         done = tune_policies(
-            loaded, prompts, model, output, policy_options, members=member, names=names, limit=limit, progress=progress
+            loaded, prompts, model, output, tune_options, members=member, names=names, limit=limit, progress=progress
         )
     if as_json:
         print_json(done)

@@ -10,7 +10,7 @@ every choice that training makes.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -112,3 +112,12 @@ def launch_state(cpu: bool) -> Any:
     except ImportError:
         raise MissingExtraError("accelerate", "finetune", "fitting in several processes") from None
     return accelerate.PartialState(cpu=cpu)
+
+
+BLOCK_ROWS = 32_768
+
+
+def blocks(part: slice) -> Iterator[slice]:
+    """Yield slices that cover a longer one in order."""
+    for start in range(part.start, part.stop, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, part.stop))

@@ -10,25 +10,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import Level, Pooling, Precision
+from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
-from pluralign.features.encoder import Encoder, Item, ModelEncoder, Progress, encode, load_encoder
+from pluralign.features.encoder import Encoder, Item, ModelEncoder, encode, load_encoder
 from pluralign.features.finetuned import KIND, TunedFeatures, tuned_features
+from pluralign.features.options import Pooling, Precision
 from pluralign.features.precision import in_precision
 from pluralign.theory import calibration
 from pluralign.theory.guarantees import members_to_keep
 from pluralign.votes.preferences import PreferenceSet, Prompt
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 ENSEMBLE_FILE = "ensemble.json"
 FORMAT = "pluralign-ensemble"

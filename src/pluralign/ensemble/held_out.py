@@ -8,21 +8,19 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.files import write_whole
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
-from pluralign.features.encoder import Progress
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 

@@ -6,16 +6,12 @@ Decided here: what a linear and a small neural reward are. How they are fitted i
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.distributed import ALONE, Processes
-from pluralign.training.differences import blocks
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.distributed import ALONE, Processes, blocks
 
 CLIP = 6.0
 """Standard deviations beyond which a feature says nothing more: one odd text must not outweigh all others."""

@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.evaluation.groups import (
     DEFAULT_GROUPINGS,
@@ -29,7 +30,6 @@ from pluralign.evaluation.groups import (
     majority_shares,
 )
 from pluralign.evaluation.predictors import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
-from pluralign.features.encoder import Progress
 from pluralign.features.store import stored_features
 from pluralign.models.pretrained import reference_folder, response_log_prob
 from pluralign.theory import calibration
@@ -38,9 +38,6 @@ from pluralign.training.baselines import BASELINE_NAMES, Baseline
 from pluralign.training.differences import Differences
 from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """Strengths of regularisation at which every evaluation shows the policy level."""

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.cluster.vq import kmeans2
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval
 from pluralign.votes.preferences import PreferenceSet, Prompt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Labels: TypeAlias = npt.NDArray[np.object_]
 
 DEFAULT_GROUPINGS = ("length", "topic")

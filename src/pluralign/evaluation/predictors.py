@@ -17,9 +17,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
-from pluralign.features.encoder import Progress, model_folder
+from pluralign.features.encoder import model_folder
 from pluralign.models.pretrained import WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows, RowError
@@ -27,7 +29,6 @@ from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
 from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_messages
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities"]
 Source: TypeAlias = "RewardEnsemble | str | PathLike[str]"
 

@@ -1,7 +1,7 @@
 """The story that ``pluralign demo`` tells: every method on a town hall of known truth, then one ensemble closely."""
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,17 +9,16 @@ import numpy.typing as npt
 from pluralign.analysis.pruning import Pruning, prune
 from pluralign.analysis.report_data import Study, study
 from pluralign.analysis.tournament import Tournament, rankings
+from pluralign.core.arrays import FloatArray
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import gather_evidence
 from pluralign.evaluation.evaluate import baseline_shares
-from pluralign.features.encoder import Progress
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import TownHall
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 STORY: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

@@ -18,18 +18,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pluralign import __version__
 from pluralign.analysis.member_rankings import measure_diversity
 from pluralign.analysis.report_data import study
 from pluralign.answering.generate import SAMPLES_AT_ONCE, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.files import write_whole
 from pluralign.core.jsonable import without_nan
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.ensemble.held_out import load_evidence
 from pluralign.experiments import costs
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
-from pluralign.features.encoder import Progress
 from pluralign.fitting.fit import fit
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences

@@ -12,11 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
-
-Vectors = npt.NDArray[np.float32]
 
 WAIT_SECONDS = 120.0
 _KEYS_A_QUERY = 30_000

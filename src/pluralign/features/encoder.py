@@ -24,20 +24,19 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.hub import hub_folder
-from pluralign.core.options import Pooling
+from pluralign.core.types import Progress
 from pluralign.features.cache import VectorCache, cache_folder
+from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
 from pluralign.votes.preferences import Prompt, prompt_key, prompt_messages
 
-Vectors: TypeAlias = npt.NDArray[np.float32]
 Item: TypeAlias = tuple[Prompt, str]
 """A prompt and one response to it."""
-Progress: TypeAlias = Callable[[int, int], None]
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DECODER_DEPTH = 2 / 3

@@ -19,16 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.errors import DataError, MissingExtraError
-from pluralign.core.options import Method
-from pluralign.features.encoder import (
-    Item,
-    Progress,
-    encode,
-    minilm_folder,
-    model_folder,
-    quiet_transformers,
-    smollm2_folder,
-)
+from pluralign.core.types import Method, Progress
+from pluralign.features.encoder import Item, encode, minilm_folder, model_folder, quiet_transformers, smollm2_folder
 from pluralign.models.pretrained import classifier_rewards
 
 BACKBONE_FOLDER = "backbone"

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
-from pluralign.core.options import Precision
-from pluralign.features.encoder import Encoder, Item, ModelEncoder, Vectors
+from pluralign.features.encoder import Encoder, Item, ModelEncoder
+from pluralign.features.options import Precision
 
 MIN_SPEEDUP = 1.2
 MIN_AGREEMENT = 0.999

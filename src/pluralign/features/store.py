@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import TextFeatures
 from pluralign.features.cache import vector_key
-from pluralign.features.encoder import Item, Vectors, text_key
+from pluralign.features.encoder import Item, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
 

@@ -20,18 +20,19 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from pluralign import __version__
+from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.checkpoints import UNFINISHED, Arrays, Steps
 from pluralign.core.distributed import ALONE, Processes, this_process
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.jsonable import without_nan
-from pluralign.core.options import FitOptions, TuneOptions, changed_options, with_changes
+from pluralign.core.options import changed_options, with_changes
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
 from pluralign.ensemble.held_out import Evidence, remove_evidence, save_evidence
 from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
 from pluralign.evaluation.evaluate import Evaluation, evaluate_features
 from pluralign.features import surface
-from pluralign.features.encoder import Progress
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.store import stored_features
 from pluralign.theory import calibration
@@ -50,13 +51,10 @@ from pluralign.training.joint import (
     fit_teacher,
 )
 from pluralign.training.member_bounds import USED, keep_near_people, training_bound
+from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import MIN_PROMPTS, Pairs, validation_folds
 from pluralign.training.stagewise import Stage, hard_votes, solve_weights, stages
 from pluralign.votes.preferences import PreferenceSet
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SECOND_SPLIT = 1_000_003
 MANY_PAIRS = 100_000
@@ -87,7 +85,7 @@ def fit(
     preferences: PreferenceSet,
     options: FitOptions | None = None,
     *,
-    tuning: TuneOptions | None = None,
+    tuning: FinetuneOptions | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     watch: Watch = lambda *_: None,
@@ -113,8 +111,8 @@ def fit(
         >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
         (2, 1.0)
     """
-    of_tuning = {dial.name: changes.pop(dial.name) for dial in fields(TuneOptions) if dial.name in changes}
-    tuning = with_changes(tuning or TuneOptions(), of_tuning)
+    of_tuning = {dial.name: changes.pop(dial.name) for dial in fields(FinetuneOptions) if dial.name in changes}
+    tuning = with_changes(tuning or FinetuneOptions(), of_tuning)
     options = with_changes(options or FitOptions(), changes)
     started = time.perf_counter()
     if tuning.backbone is not None:
@@ -333,7 +331,7 @@ def _rows_of(
 def _fit_tuned(
     preferences: PreferenceSet,
     options: FitOptions,
-    tuning: TuneOptions,
+    tuning: FinetuneOptions,
     folder: str | os.PathLike[str] | None,
     progress: Progress | None,
     watch: Watch,

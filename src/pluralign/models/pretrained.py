@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.types import Progress
 from pluralign.features.encoder import (
     BATCH_SIZE,
     Item,
-    Progress,
     chat_messages,
     model_folder,
     plain_prompt,
@@ -27,7 +27,6 @@ from pluralign.features.encoder import (
 )
 from pluralign.votes.preferences import prompt_messages
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Tokens: TypeAlias = dict[str, list[int]]
 
 BATCH_TOKENS = 16_384

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
-from pluralign.core.options import RemoteOptions, SamplingOptions
+from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.votes.preferences import Prompt, prompt_messages
 
 RETRIES = 5

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.answering.generate import LocalModel, prompt_seed
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.options import SamplingOptions
+from pluralign.models.options import SamplingOptions
 from pluralign.models.pretrained import padded
 from pluralign.theory.calibration import Interval, clustered_interval
 from pluralign.votes.preferences import Prompt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = list[int]
 
 

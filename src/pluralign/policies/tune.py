@@ -25,27 +25,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from pluralign import __version__
 from pluralign.answering.generate import load_prompts
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import write_whole
 from pluralign.core.jsonable import without_nan
-from pluralign.core.options import PolicyOptions, SamplingOptions, with_changes
+from pluralign.core.options import with_changes
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import Progress, plain_prompt, quiet_transformers
+from pluralign.features.encoder import plain_prompt, quiet_transformers
+from pluralign.models.options import SamplingOptions
 from pluralign.models.pretrained import reference_folder
+from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
 from pluralign.theory.calibration import clustered_interval
 from pluralign.training.member_bounds import USED, further_than_a_coin
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.preferences import Prompt, prompt_hash, prompt_key, prompt_messages
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 MANIFEST_FILE, BASE_FILE, SAMPLES_FOLDER = "manifest.json", "base.jsonl", "samples"
 FORMAT = "pluralign-policies"
@@ -123,7 +124,7 @@ def tune(
     prompts: Sequence[Prompt] | str | os.PathLike[str],
     model: str,
     output: str | os.PathLike[str],
-    options: PolicyOptions | None = None,
+    options: TuneOptions | None = None,
     *,
     members: Sequence[int] = (),
     names: Sequence[str] = (),
@@ -157,7 +158,7 @@ def tune(
     Reference: Rafailov et al., "Direct Preference Optimization" (2023); Shao et al., "DeepSeekMath" (2024) for GRPO;
     Liu et al., "Understanding R1-Zero-Like Training" (2025) for Dr. GRPO.
     """
-    options = with_changes(options or PolicyOptions(), changes)
+    options = with_changes(options or TuneOptions(), changes)
     started, output = time.perf_counter(), Path(output)
     chosen = _chosen(ensemble, members)
     bad_rows = 0
@@ -285,7 +286,7 @@ class _Work:
         prompts: Sequence[Prompt],
         model: str,
         output: Path,
-        options: PolicyOptions,
+        options: TuneOptions,
         progress: Progress | None,
         members: int,
     ) -> None:
@@ -598,7 +599,7 @@ def _own_randomness() -> Iterator[None]:
 
 
 @contextmanager
-def _enough_memory(options: PolicyOptions) -> Iterator[None]:
+def _enough_memory(options: TuneOptions) -> Iterator[None]:
     import torch
 
     try:

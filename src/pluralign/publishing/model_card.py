@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal
 
-from pluralign import __version__
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.jsonable import without_nan
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.evaluate import comparison
 from pluralign.training.member_bounds import further_than_a_coin

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import safe_open
 
-from pluralign import __version__
 from pluralign.analysis.profiles import member_profiles
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
 from pluralign.core.jsonable import without_nan
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
 from pluralign.features.encoder import quiet_transformers
@@ -30,7 +30,6 @@ from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folder
 from pluralign.models.pretrained import WEIGHTS_KEY, classifier_tokens
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Precision = Literal["float32", "bfloat16", "float16"]
 
 INDEX_FILE = "pluralign.json"

@@ -24,14 +24,16 @@ from typing import IO, Any, TypeAlias
 
 import pyarrow.parquet as pq
 
-from pluralign import __version__
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import EncodeOptions, EngineOptions, with_changes
+from pluralign.core.options import with_changes
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import TextFeatures, read_description, texts_of
 from pluralign.features import store
-from pluralign.features.encoder import Progress
+from pluralign.features.options import EncodeOptions
 from pluralign.features.store import item_keys, shard_name
+from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import (
     BEGUN,
     Cut,

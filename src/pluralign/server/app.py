@@ -28,14 +28,14 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 
-from pluralign import __version__
 from pluralign.answering.answer import RefusalPolicy
 from pluralign.answering.generate import Sampler
 from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.jsonable import without_nan
-from pluralign.core.options import SamplingOptions
+from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
+from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
 from pluralign.server.limits import LOOPBACK, ApiError, Gate, Limits
 from pluralign.server.schemas import (

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import Item, Progress, text_key
+from pluralign.features.encoder import Item, text_key
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Score: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 
 WAIT_SHARE = 0.1

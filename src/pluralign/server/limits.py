@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pluralign.core.options import RemoteOptions, ServeOptions
+from pluralign.models.options import RemoteOptions
+from pluralign.server.options import ServeOptions
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

@@ -26,6 +26,7 @@ from pluralign.analysis.profiles import (
 )
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.answering.answer import SLIP
+from pluralign.core.arrays import FloatArray
 from pluralign.core.jsonable import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
@@ -38,7 +39,6 @@ from pluralign.votes.candidates import Candidates, prompt_text
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.summary import inspect
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 TEXT_LENGTH = 1000

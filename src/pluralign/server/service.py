@@ -14,21 +14,21 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import rankdata
 
 from pluralign.analysis.profiles import Profile
 from pluralign.answering import answer as pluralism
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, Steering
 from pluralign.answering.generate import LocalModel, Sampler, sample_distinct
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import PluralignError
-from pluralign.core.options import SamplingOptions
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
 from pluralign.features.encoder import Item
+from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
 from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
 from pluralign.server.limits import ApiError, Limits
@@ -38,7 +38,6 @@ from pluralign.theory import calibration
 from pluralign.votes.candidates import candidates_of, prompt_text
 from pluralign.votes.preferences import PreferenceSet, Prompt
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Result = TypeVar("Result")
 
 LONGEST_MARK = 44

@@ -6,13 +6,12 @@ Arrays in, numbers out: what such a policy earns as N grows, and how far it move
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from pluralign.core.arrays import FloatArray
 
 
 def expected_best(rewards: npt.ArrayLike, n: int) -> FloatArray:

@@ -21,7 +21,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from pluralign.core.arrays import FloatArray
+
 BoolArray = npt.NDArray[np.bool_]
 
 _REAL = (-np.inf, np.inf)

@@ -8,15 +8,13 @@ Reference: Halpern, Micha, Procaccia and Shapira, "Pairwise Calibrated Rewards f
 """
 
 import math
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.theory import calibration
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 LARGEST_OPINION_VARIANCE = 0.25
 """Of a vote: p*(1 − p*) at p* = ½."""

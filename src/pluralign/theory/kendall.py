@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IndexArray = npt.NDArray[np.int64]
+from pluralign.core.arrays import FloatArray, IndexArray
 
 NEAR_COPY = 0.8
 """Two members this close rank nine of ten pairs of responses the same way."""

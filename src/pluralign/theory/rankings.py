@@ -21,13 +21,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
+from pluralign.core.types import Progress
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Ranking: TypeAlias = tuple[int, ...]
 Oracle: TypeAlias = Callable[[FloatArray], tuple[Ranking, float]]
-Progress: TypeAlias = Callable[[int, int], None]
 
 EXACT_UP_TO = 16
 """Alternatives up to which the best ranking is found exactly, over all 2^m subsets (about 10 ms at 16)."""

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-FloatArray = npt.NDArray[np.float64]
+from pluralign.core.arrays import FloatArray
 
 RIDGE = 1e-8
 """Added to the diagonal of the mean-square matrix: of several equally good answers it picks the most even one (copies

@@ -5,15 +5,13 @@ written here; each is a few lines over the matrix of pairwise support. Arrays in
 """
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _EQUAL = 1e-9
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.theory.calibration import brier
 from pluralign.training.bradley_terry import (
     L2_GRID,
@@ -29,8 +30,6 @@ from pluralign.training.differences import Differences
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes, solve_weights
 
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)

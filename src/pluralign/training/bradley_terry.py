@@ -5,15 +5,12 @@ baseline, the teacher of ``joint``, and the classifier inside ``stagewise``.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.training.differences import Matrix, gram
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 L2_GRID = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 """Strengths of regularisation that are tried, from the strongest; each fit starts from the one before."""

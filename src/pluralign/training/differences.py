@@ -6,7 +6,7 @@ may be memory-mapped. Learners need only products with it, so they do not see wh
 several processes make the products together, each from the texts that are its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,14 +14,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.distributed import ALONE, PARTS, Processes
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.distributed import ALONE, PARTS, Processes, blocks
 
 DENSE_ELEMENTS = 64_000_000
 """A matrix of at most so many numbers is held whole: 256 MB in single precision."""
-BLOCK_ROWS = 32_768
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +116,6 @@ def differences(
 def as_array(matrix: Matrix) -> Array:
     """Return the matrix held whole."""
     return matrix.rows(slice(None)) if isinstance(matrix, Differences) else matrix
-
-
-def blocks(part: slice) -> Iterator[slice]:
-    """Yield slices that cover a longer one in order."""
-    for start in range(part.start, part.stop, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, part.stop))
 
 
 def _sum_of(matrix: Matrix, shape: tuple[int, ...], value: Callable[[Any, Array], Array]) -> FloatArray:

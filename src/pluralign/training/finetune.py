@@ -25,12 +25,13 @@ import torch
 import transformers
 from threadpoolctl import threadpool_limits
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.distributed import launch_state
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import FitOptions, TuneOptions, Variant
+from pluralign.core.types import Progress
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.features.encoder import Progress, quiet_transformers
+from pluralign.features.encoder import quiet_transformers
 from pluralign.features.finetuned import (
     TunedFeatures,
     backbone_folder,
@@ -43,6 +44,7 @@ from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.joint import FEW_RESTARTS, Teacher, fit_joint, fit_teacher
+from pluralign.training.options import FinetuneOptions, FitOptions, Variant
 from pluralign.training.pair_trainer import (
     COMPLETE_FILE,
     Collator,
@@ -57,7 +59,6 @@ from pluralign.training.pair_trainer import (
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import fit_member
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]
 """Fits linear heads to pairs, ``(hidden, outputs)``."""
 
@@ -92,7 +93,7 @@ def fine_tune(
     pairs: TextPairs,
     k: int,
     options: FitOptions,
-    tuning: TuneOptions,
+    tuning: FinetuneOptions,
     folder: Path,
     *,
     bound: float = 1.0,
@@ -205,11 +206,11 @@ def _plain(pairs: TextPairs) -> dict[str, FloatArray]:
     return {"prob_a": pairs.prob_a, "target": pairs.prob_a, "weight": np.ones(len(pairs.prob_a))}
 
 
-def batch_and_steps(n_pairs: int, tuning: TuneOptions) -> tuple[int, int]:
+def batch_and_steps(n_pairs: int, tuning: FinetuneOptions) -> tuple[int, int]:
     """Return pairs a step and steps: the largest power of two up to 512 that leaves 32 steps an epoch, at least 8.
 
     Example:
-        >>> batch_and_steps(100_000, TuneOptions(backbone="x")), batch_and_steps(1_500, TuneOptions(backbone="x"))
+        >>> batch_and_steps(100_000, FinetuneOptions(backbone="x")), batch_and_steps(1_500, FinetuneOptions(backbone="x"))
         ((512, 195), (32, 47))
     """
     batch = tuning.batch_size
@@ -230,7 +231,7 @@ class _Work:
         self,
         pairs: TextPairs,
         options: FitOptions,
-        tuning: TuneOptions,
+        tuning: FinetuneOptions,
         folder: Path,
         bound: float,
         progress: Progress | None,

@@ -5,17 +5,13 @@ inputs. So all members share one pass, and every method and baseline works on it
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.training.pairs import Pairs
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 WIDTH = 32
 L2 = 0.03

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.theory.calibration import brier
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import (
@@ -41,8 +42,6 @@ from pluralign.training.member_bounds import keep_near_people
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
 
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 DAMPING_GRID = (0.0, 1.0, 3.0)

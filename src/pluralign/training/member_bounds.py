@@ -1,13 +1,9 @@
 """Keeping every member closer to people than a coin is, while it is fitted. Pruning afterwards is in ``theory``."""
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.training.differences import Matrix
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 USED = 1e-6
 """A member with less weight than this takes no part."""

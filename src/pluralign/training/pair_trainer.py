@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -17,13 +17,13 @@ import torch
 import transformers
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import write_whole
-from pluralign.features.encoder import Item, Progress
+from pluralign.core.types import Progress
+from pluralign.features.encoder import Item
 from pluralign.models.pretrained import Tokens, padded
 from pluralign.training.joint import EXTREME_PRICE, VOTE_SHARE
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 HEAD_FACTOR = 10.0
 """How much faster the head learns: it begins with nothing."""

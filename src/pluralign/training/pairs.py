@@ -2,18 +2,15 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError
 from pluralign.training.differences import Differences, Matrix, differences
-
-Array: TypeAlias = npt.NDArray[np.floating[Any]]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-
 
 MIN_PROMPTS = 2
 """Fewer prompts cannot be split into those to learn from and those to choose by."""

@@ -6,20 +6,17 @@ the features they are given.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import minimize
 
-from pluralign.core.options import Loss, Variant
+from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.training.differences import Matrix
 from pluralign.training.member_bounds import keep_near_people
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
+from pluralign.training.options import Loss, Variant
 
 MEMBER_STEPS = 200
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import TIE_RULES, LoadOptions, Repeats
+from pluralign.votes.options import TIE_RULES, LoadOptions, Repeats
 from pluralign.votes.preferences import CountArray, PreferenceSet, Prompt
 
 logger = logging.getLogger("pluralign")

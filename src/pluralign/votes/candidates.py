@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.errors import DataError
+from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, RowError, check_text
-from pluralign.votes.formats import Progress, read_records
+from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
 from pluralign.votes.preferences import PreferenceSet, Prompt
 

@@ -11,18 +11,16 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_reason
+from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.layouts import Record, parse_cell
-
-Progress: TypeAlias = Callable[[int, int], None]
-"""Called with bytes (or rows) done and in all; the total is 0 where it is not known."""
 
 CSV_FIELD_LIMIT = 2**27
 """The csv module's own limit of 128 kB is below what long responses need."""

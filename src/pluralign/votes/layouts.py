@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.errors import DataError
-from pluralign.core.options import LoadOptions
 from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import RESERVED_COLUMNS, Message, PreferenceSet, Prompt
 
 Record: TypeAlias = Mapping[str, Any]

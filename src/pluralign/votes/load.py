@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import LoadOptions, with_changes
+from pluralign.core.options import with_changes
+from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
-from pluralign.votes.formats import Progress, dataset_records, hub_records, read_records
+from pluralign.votes.formats import dataset_records, hub_records, read_records
 from pluralign.votes.layouts import Record, read_comparisons
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet, is_saved_set
 from pluralign.votes.town_hall import town_hall

@@ -17,10 +17,11 @@ import numpy as np
 
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.hub import hub_folder
-from pluralign.core.options import LoadOptions
+from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.formats import Progress, read_records
+from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_number, read_prompt
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import Message, PreferenceSet, Prompt
 
 Rows: TypeAlias = Iterable[tuple[Path, int, Record]]

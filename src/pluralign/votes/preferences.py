@@ -19,13 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.core.options import TIE_RULES, TieRule
+from pluralign.votes.options import TIE_RULES, TieRule
 
-IndexArray: TypeAlias = npt.NDArray[np.int32]
 CountArray: TypeAlias = npt.NDArray[np.int64]
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
 
 SAVED_FORMATS = ("parquet", "jsonl", "jsonl.gz")

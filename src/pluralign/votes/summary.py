@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval
-from pluralign.votes.preferences import FloatArray, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import TownHall
 
 HISTOGRAM_BINS = 10

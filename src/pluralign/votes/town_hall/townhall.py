@@ -18,13 +18,13 @@ from typing import TypeAlias, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import phrases
 from pluralign.votes.town_hall.issues import ISSUES
 from pluralign.votes.town_hall.writing import N_DRAWS, NUMBERED, PROSE, Attributes, write_prompt, write_response
 
-FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 # How often each level of an attribute is drawn, in the order of `Attributes`.

@@ -1,0 +1,116 @@
+"""The options of ``fit``: which method, and how a backbone is fine-tuned."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from pluralign.core.errors import UsageError
+from pluralign.core.options import changed_options, check_choices, same_option
+from pluralign.core.types import Level, Method
+from pluralign.features.options import EncodeOptions, Pooling, Precision
+
+Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
+Loss: TypeAlias = Literal["mse", "bce"]
+Target: TypeAlias = Literal["auto", "teacher", "votes"]
+MemberKind: TypeAlias = Literal["linear", "mlp"]
+Optimizer: TypeAlias = Literal["soap", "adamw"]
+MAX_MEMBERS = 256
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How an ensemble is learned."""
+
+    k: int | str = field(default=8, metadata={"help": "Members of the ensemble, or auto: the fewest that do as well."})
+    method: Method = field(
+        default="joint", metadata={"help": "All members together, or one after the other (the paper)."}
+    )
+    variant: Variant = field(default="symmetric", metadata={"help": "Stagewise: the loss of each stage."})
+    loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
+    level: Level = field(default="vote", metadata={"help": "What is optimised: shares of hard votes, or of policies."})
+    target: Target = field(
+        default="auto", metadata={"help": "Joint: learn from a teacher, the raw votes, or what validates better."}
+    )
+    members: MemberKind = field(
+        default="linear", metadata={"help": "Rewards linear in the features, or a small network."}
+    )
+    max_disagreement: float = field(
+        default=0.5, metadata={"help": "No member may disagree with people more than this; 1 sets no bound."}
+    )
+    encoder: str = same_option(EncodeOptions, "encoder")
+    layer: int | None = same_option(EncodeOptions, "layer")
+    pooling: Pooling = same_option(EncodeOptions, "pooling")  # noqa: RUF009
+    precision: Precision = same_option(EncodeOptions, "precision")  # noqa: RUF009
+    surface: bool = same_option(EncodeOptions, "surface")
+    features: str | None = field(
+        default=None, metadata={"help": "Folder that pluralign encode wrote: read from disk as it is used."}
+    )
+    test_fraction: float = field(
+        default=0.1, metadata={"help": "Share of prompts held out where no official split is."}
+    )
+    keep_held_out: bool = field(
+        default=True, metadata={"help": "Keep the held-out votes and texts in the folder, for report and the like."}
+    )
+    seed: int = field(default=0, metadata={"help": "Seed of the split and of everything random."})
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, str) and self.k.isdecimal():
+            object.__setattr__(self, "k", int(self.k))
+        if self.k != "auto" and not (isinstance(self.k, int) and 1 <= self.k <= MAX_MEMBERS):
+            raise UsageError(f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {self.k!r}.")
+        if self.seed < 0:
+            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+        if not 0 < self.max_disagreement <= 1:
+            raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
+        if self.method == "stagewise" and self.level == "policy":
+            raise UsageError(
+                "stagewise members are fitted for votes; use --method joint for --level policy "
+                "(the policy-level reading of a stagewise ensemble is reported all the same)."
+            )
+        check_choices(
+            self,
+            {
+                "method": Method, "variant": Variant, "loss": Loss, "level": Level, "target": Target,
+                "members": MemberKind, "pooling": Pooling, "precision": Precision,
+            },
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """How a language model is fine-tuned; the defaults are the paper's recipe (App. Training Pipeline)."""
+
+    backbone: str | None = field(
+        default=None,
+        metadata={"help": "Fine-tune this model instead: a model folder, a hub id, smollm2 or minilm."},
+    )
+    lora: bool = field(default=False, metadata={"help": "Backbone: train LoRA adapters and the head, not all weights."})
+    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the adapters."})
+    optimizer: Optimizer = field(default="soap", metadata={"help": "Backbone: soap (the paper) or adamw."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Backbone: 2e-5 unless given, 2e-4 with --lora; ten times that for the head."}
+    )
+    fresh_head: bool = field(
+        default=False,
+        metadata={"help": "Backbone: begin with a head that knows nothing (the paper), not a fitted one."},
+    )
+    epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
+    batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Backbone: pairs a step, all devices together: up to 512, fewer where pairs are few."},
+    )
+    micro_batch: int = field(default=8, metadata={"help": "Backbone: most pairs a device reads at once."})
+    max_length: int = field(
+        default=1024, metadata={"help": "Backbone: tokens of a text that are read; the prompt's beginning is cut."}
+    )
+    gradient_checkpointing: bool = field(
+        default=False, metadata={"help": "Backbone: save memory by computing activations twice."}
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"optimizer": Optimizer})
+        numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "micro_batch", "max_length")
+        for name in numbers:
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise UsageError(f"{name} must be above 0, not {value:g}.")
+        if self.backbone is None and (changed := changed_options(self)):
+            raise UsageError(f"{changed[0]} is about fine-tuning: name a model to tune with --backbone.")
