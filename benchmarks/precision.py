@@ -31,14 +31,16 @@ import pluralign
 from pluralign import RewardEnsemble
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import PluralignError
-from pluralign.ensemble.ensemble import TextFeatures, texts_of
-from pluralign.features.encoder import Encoder, Item, encode
+from pluralign.ensemble.ensemble import texts_of
+from pluralign.features.encoder import Encoder, encode
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Precision
 from pluralign.features.precision import agreement
 from pluralign.fitting.fit import held_out
 from pluralign.theory import calibration
 from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item
 
 MEANING = {
     "vectors_median_distance": "1 − cosine of a text's two vectors, median",

@@ -30,14 +30,13 @@ from hypothesis import strategies as st
 from pluralign import RewardEnsemble, UsageError, create_app, fit, town_hall
 from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
-from pluralign.features.encoder import Item
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.server.app import greeting, serve
 from pluralign.server.limits import HEADERS, Limits
 from pluralign.server.options import ServeOptions
 from pluralign.server.service import without_end_marks
 from pluralign.theory.social_choice import borda, pairwise_support
-from pluralign.votes.preferences import Message, Prompt
+from pluralign.votes.prompts import Item, Message, PromptLike
 
 TEXTS = ["Yes, we should plant many more trees.", "No.", "Perhaps: it depends on the cost, and on who pays for it."]
 SECRET = "a-secret-nobody-should-log"
@@ -68,7 +67,7 @@ class Writer:
     responses: Sequence[str] = tuple(TEXTS)
     error: Exception | None = None
     go: threading.Event = field(default_factory=threading.Event)
-    asked: list[tuple[Prompt, int, SamplingOptions]] = field(default_factory=list)
+    asked: list[tuple[PromptLike, int, SamplingOptions]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.go.set()
@@ -76,7 +75,7 @@ class Writer:
     def prepare(self) -> None:
         pass
 
-    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
         self.asked.append((prompt, n, options))
         self.go.wait(10)
         if self.error:
@@ -383,7 +382,7 @@ def test_no_choice_leaves_the_weights(client: Client, ensemble: RewardEnsemble) 
 def test_a_teams_refusal_comes_before_everything(ensemble: RewardEnsemble) -> None:
     writer = Writer()
 
-    def refusal(prompt: Prompt) -> str | None:
+    def refusal(prompt: PromptLike) -> str | None:
         return "We do not talk about rum." if "rum" in str(prompt) else None
 
     with running(ensemble, writer, refusal=refusal) as client:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.features.encoder import Item
 from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.votes.prompts import Item
 
 Rewards = npt.NDArray[np.float64]
 

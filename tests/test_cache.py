@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from pluralign.core.errors import DataError
-from pluralign.features.cache import VectorCache, cache_folder
+from pluralign.core.files import cache_folder
+from pluralign.features.cache import VectorCache
 
 # A writer of batches: text i of batch b has a vector of 384 times the number 1000 b + i; prints a batch when it is in.
 WRITER = """

@@ -14,8 +14,8 @@ from conftest import run, run_in_terminal
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
-from pluralign.ensemble.ensemble import TextFeatures
 from pluralign.ensemble.members import FeatureMap, LinearMembers
+from pluralign.features.frozen import TextFeatures
 from pluralign.training.options import FitOptions
 from pluralign.votes.town_hall import town_hall
 

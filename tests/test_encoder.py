@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder, Item, ModelEncoder, encode, load_encoder
+from pluralign.features.encoder import HashingEncoder, ModelEncoder, encode, load_encoder
 from pluralign.features.surface import NAMES, surface_features
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Item, Message, chat_messages, plain_text
 
 WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
@@ -362,7 +362,7 @@ def test_batches_of_any_size_give_what_sentence_transformers_own_encode_gives(
         encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
         monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
         decoder = folder == llama_folder
-        inputs = [(encoders.chat_messages if decoder else encoders.plain_text)(*item) for item in items]
+        inputs = [(chat_messages if decoder else plain_text)(*item) for item in items]
         np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-6)
 
 
@@ -374,7 +374,7 @@ def test_a_model_with_a_default_prompt_is_left_to_sentence_transformers(
     without = encoder.encode(ITEMS)
     monkeypatch.setattr(encoder._model, "prompts", {"thanks": "thank you "})
     monkeypatch.setattr(encoder._model, "default_prompt_name", "thanks")
-    expected = encoder._model.encode([encoders.plain_text(*item) for item in ITEMS])
+    expected = encoder._model.encode([plain_text(*item) for item in ITEMS])
     np.testing.assert_allclose(encoder.encode(ITEMS), expected, atol=1e-6)
     assert np.abs(expected - without).max() > 1e-3
 

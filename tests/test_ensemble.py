@@ -18,8 +18,9 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
 from pluralign.core.types import Level
 from pluralign.ensemble import ensemble as ensemble_module
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, read_description, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, read_description, texts_of
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import town_hall

@@ -15,11 +15,11 @@ import pytest
 from conftest import WriteLines, run
 from hypothesis import given
 from hypothesis import strategies as st
-from test_pretrained import write_bert, write_llama
+from test_classifier import write_bert, write_llama
 
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.evaluation.evaluate import (
     BETAS,
@@ -30,6 +30,7 @@ from pluralign.evaluation.evaluate import (
     reference_log_ratio,
 )
 from pluralign.evaluation.predictors import Subject, load_subject, reward_subject
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import town_hall
@@ -407,7 +408,7 @@ def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path
 
 @pytest.mark.slow
 def test_a_reference_model_prefers_what_it_finds_likelier(tmp_path: Path) -> None:
-    from pluralign.models.pretrained import response_log_prob
+    from pluralign.models.causal import response_log_prob
 
     votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes .", "no ."], ["no , never .", "yes ."], [4, 3], [1, 2])
     folder = write_llama(tmp_path / "reference", "CausalLM")

@@ -19,7 +19,7 @@ from tiny import two_camps, write_backbone
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.fit import fit, validation_rows
-from pluralign.models.pretrained import classifier_rewards
+from pluralign.models.classifier import classifier_rewards
 from pluralign.training import finetune
 from pluralign.training import pair_trainer as pairtrainer
 from pluralign.training.finetune import batch_and_steps, stage_targets

@@ -18,11 +18,11 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_evidence
 from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are
 from pluralign.features import finetuned as tuned
-from pluralign.features.encoder import Item
 from pluralign.features.finetuned import TunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {

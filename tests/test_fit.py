@@ -19,10 +19,10 @@ from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preference
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import texts_of
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import Item
 from pluralign.fitting.fit import Record
 from pluralign.training import joint
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item
 from pluralign.votes.town_hall import town_hall
 
 # DESIGN.md, the row of `pluralign fit`; `weights` is beside the facts.

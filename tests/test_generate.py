@@ -11,13 +11,16 @@ import pytest
 from conftest import WriteLines, run, run_in_terminal, wide
 
 from pluralign.answering import generate as generation
-from pluralign.answering.generate import LocalModel, generate, load_prompts, prompt_seed
+from pluralign.answering.generate import generate, load_prompts, prompt_seed
 from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments.rehearsal import write_prism, write_tiny_model
+from pluralign.models import causal
+from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
 from pluralign.models.remote import CutOff
 from pluralign.votes.candidates import load_candidates
-from pluralign.votes.preferences import Message, PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message, PromptLike
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 PROMPTS = ["tea ?", "rum ?", "water with milk ?"]
@@ -38,13 +41,13 @@ class Script:
 
     def __init__(self, *rounds: Sequence[str], refuse: str = "") -> None:
         self.rounds, self.refuse = rounds, refuse
-        self.asked: list[tuple[Prompt, int, int]] = []
-        self.turns: dict[Prompt, int] = {}
+        self.asked: list[tuple[PromptLike, int, int]] = []
+        self.turns: dict[PromptLike, int] = {}
 
     def prepare(self) -> None:
         self.prepared = True
 
-    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
         assert self.prepared
         if prompt == self.refuse:
             raise DataError("this prompt is refused")
@@ -135,7 +138,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(model: str, monkeypa
         return whole(self, tokens, n, options)
 
     monkeypatch.setattr(LocalModel, "continuations", limited)
-    monkeypatch.setattr(generation, "SAMPLES_AT_ONCE", 8)
+    monkeypatch.setattr(causal, "SAMPLES_AT_ONCE", 8)
     local._at_once = 8
     assert len(local.sample("tea ?", 7, SamplingOptions(max_new_tokens=2), seed=0)) == 7
     assert sizes == [7, 4, 2, 2, 2, 1]
@@ -236,7 +239,7 @@ def test_a_finished_file_loads_no_model(tmp_path: Path) -> None:
 
 def test_a_kill_in_the_middle_keeps_the_finished_prompts(tmp_path: Path) -> None:
     class Killed(Script):
-        def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
             if prompt == PROMPTS[1]:
                 raise KeyboardInterrupt
             return super().sample(prompt, n, options, seed)

@@ -23,7 +23,8 @@ from pluralign.evaluation.groups import (
     topics,
 )
 from pluralign.theory import calibration
-from pluralign.votes.preferences import Message, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall import town_hall
 
 

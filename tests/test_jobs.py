@@ -19,16 +19,18 @@ from conftest import WriteLines, run, wide
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder, Item
+from pluralign.features.encoder import HashingEncoder
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.scale import jobs as scaling
 from pluralign.scale import shards
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import EncodeTask, Transform, Worker
-from pluralign.votes.preferences import Message, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item, Message
 
 VOTES = town_hall(120).preferences
 HASHING = TextFeatures("hashing")

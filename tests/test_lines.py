@@ -13,7 +13,7 @@ from test_ensemble import some_ensemble
 from pluralign.core.errors import DataError
 from pluralign.scale import lines as streaming
 from pluralign.scale.lines import compare, score
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall import town_hall
 
 CHAT = [

@@ -20,10 +20,11 @@ from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
-from pluralign.votes.preferences import Message, PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message, PromptLike
 
 Row = dict[str, Any]
-Pair = tuple[Prompt, str, str, int, int, int]
+Pair = tuple[PromptLike, str, str, int, int, int]
 
 
 def load(name: str, folder: Path | str = "", **options: Any) -> PreferenceSet:

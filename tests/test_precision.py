@@ -16,10 +16,11 @@ from pluralign import fit, town_hall
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.features import encoder as encoders
 from pluralign.features import precision
 from pluralign.features.encoder import HashingEncoder, ModelEncoder, load_encoder
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Precision
 from pluralign.features.precision import Trial, agreement, choose_precision, findings, in_precision, try_bfloat16
 from pluralign.scale.jobs import encode

@@ -15,13 +15,14 @@ import pytest
 from conftest import WriteLines
 from hypothesis import given
 from hypothesis import strategies as st
+from test_classifier import write_bert
 from test_ensemble import some_ensemble
-from test_pretrained import write_bert
 
 from pluralign.core.errors import DataError
 from pluralign.evaluation.predictors import Subject, cross_fitted, find_subject, load_subject, reward_subject
-from pluralign.models.pretrained import model_rewards
-from pluralign.votes.preferences import Message, PreferenceSet
+from pluralign.models.classifier import model_rewards
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message
 
 PROMPTS = ["tea ?", "tea ?", "rum ?", "rum ?"]
 A = ["yes .", "no .", "yes .", "never ."]

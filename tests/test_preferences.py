@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.votes.preferences import Message, PreferenceSet, Prompt, concatenate, prompt_hash, prompt_messages
+from pluralign.votes.preferences import PreferenceSet, concatenate
+from pluralign.votes.prompts import Message, Prompt, PromptLike
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8)
 chats = st.lists(st.builds(Message, st.sampled_from(["system", "user"]), texts), min_size=1, max_size=3).map(tuple)
@@ -137,11 +138,11 @@ def test_the_share_counts_ties_by_the_rule(preferences: PreferenceSet) -> None:
 
 
 def test_a_chat_and_its_json_as_plain_text_stay_two_prompts(tmp_path: Path) -> None:
-    chat: Prompt = (Message("user", "Why?"),)
+    chat: PromptLike = (Message("user", "Why?"),)
     votes = PreferenceSet.from_columns([chat, '[["user","Why?"]]'], ["A", "A"], ["B", "B"], [1, 1], [1, 1])
     votes.save(tmp_path / "votes.parquet")
     assert list(PreferenceSet.load(tmp_path / "votes.parquet").prompts) == [chat, '[["user","Why?"]]']
-    assert prompt_messages(chat) == [{"role": "user", "content": "Why?"}]
+    assert Prompt(chat).messages == [{"role": "user", "content": "Why?"}]
 
 
 def test_items_are_the_distinct_prompt_and_response_texts() -> None:
@@ -177,12 +178,12 @@ def test_a_prompt_stays_on_its_side_as_data_grows() -> None:
 
 def test_split_seeds_give_different_splits_and_hashes_look_uniform() -> None:
     assert set(many_prompts(500).split(seed=1)[1].prompts) != set(many_prompts(500).split(seed=2)[1].prompts)
-    hashes = np.sort([prompt_hash(f"prompt {i}") for i in range(2000)])
+    hashes = np.sort([Prompt(f"prompt {i}").hash() for i in range(2000)])
     assert np.abs(hashes - np.arange(2000) / 2000).max() < 1.95 / np.sqrt(2000), "Kolmogorov–Smirnov at 0.1 %"
 
 
 def test_the_prompt_hash_is_the_same_on_every_machine() -> None:
-    assert prompt_hash("Should parents be allowed to opt out?", 0) == 0.9459847551717149
+    assert Prompt("Should parents be allowed to opt out?").hash(0) == 0.9459847551717149
 
 
 def test_an_official_split_is_kept() -> None:
@@ -204,7 +205,7 @@ def test_rows_without_an_official_split_are_split_by_hash() -> None:
     n = 400
     official = np.array(["train"] * 10 + [None] * (n - 10), dtype=object)
     votes = many_prompts(n, columns={"split": official})
-    expected = [i >= 10 and prompt_hash(f"prompt {i}") < 0.1 for i in range(n)]
+    expected = [i >= 10 and Prompt(f"prompt {i}").hash() < 0.1 for i in range(n)]
     assert votes.test_mask(0.1).tolist() == expected
 
 

@@ -24,7 +24,7 @@ from pluralign.models import remote as servers
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.models.remote import ServerModel, read_choices
 from pluralign.votes.candidates import load_candidates
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Message
 
 PROMPTS = [f"Question {i}?" for i in range(6)]
 SECRET = "sk-very-secret"

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import TextFeatures
 from pluralign.features import store as featurestore
 from pluralign.features.cache import VectorCache, vector_key
-from pluralign.features.encoder import HashingEncoder, Item, encode, text_key
+from pluralign.features.encoder import HashingEncoder, encode
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import SHARD_FORMAT, item_keys, shard_name, shard_table, stored_features
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Item, Message, text_key
 
 HASHING = TextFeatures("hashing")
 TEXTS: list[Item] = [

@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 from conftest import run
 from safetensors.numpy import load_file
+from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
 from test_encoder import WORDS
-from test_pretrained import ITEMS, SIZES, alone, write_bert, write_llama
 
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.jsonable import without_nan
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import gather_evidence, save_evidence
 from pluralign.ensemble.members import LinearMembers, as_they_are
 from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.fit import evaluation_facts
-from pluralign.models.pretrained import model_rewards
+from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
 from pluralign.publishing.transformers_export import keep_outputs
 from pluralign.votes.preferences import PreferenceSet

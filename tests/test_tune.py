@@ -19,15 +19,16 @@ from tiny import WORDS, write_backbone
 
 from pluralign.cli import views as terminal
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.models.options import SamplingOptions
 from pluralign.policies import tune as tuning
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, best_and_worst, reward_scale, sampled_kl
 from pluralign.policies.tune import split_prompts, tune
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Message
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     from pluralign.fitting.fit import fit
     from pluralign.models.options import RemoteOptions, SamplingOptions
     from pluralign.models.remote import ServerModel
-    from pluralign.policies.options import TuneOptions
+    from pluralign.policies.options import PolicyOptions, TuneOptions
     from pluralign.policies.tune import Tuning, tune
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app, serve
     from pluralign.theory.rankings import Decomposition, decompose
-    from pluralign.training.options import FitOptions
+    from pluralign.training.options import FinetuneOptions, FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
     from pluralign.votes.options import LoadOptions
-    from pluralign.votes.preferences import Message, PreferenceSet, concatenate
+    from pluralign.votes.preferences import PreferenceSet, concatenate
+    from pluralign.votes.prompts import Message
     from pluralign.votes.summary import Inspection, inspect
     from pluralign.votes.town_hall import TownHall, town_hall
 
@@ -46,15 +47,16 @@ _HOMES = {
     "Diversity": "analysis.member_rankings",
     "Evaluation": "evaluation.evaluate",
     "Export": "publishing.transformers_export",
+    "FinetuneOptions": "training.options",
     "FitOptions": "training.options",
     "Generation": "answering.generate",
     "Inspection": "votes.summary",
     "LoadOptions": "votes.options",
-    "Message": "votes.preferences",
+    "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
     "Plan": "experiments.reproduce",
     "PluralignError": "core.errors",
-    "TuneOptions": "policies.options",
+    "PolicyOptions": "policies.options",
     "PreferenceSet": "votes.preferences",
     "Profile": "analysis.profiles",
     "Pruning": "analysis.pruning",
@@ -65,6 +67,7 @@ _HOMES = {
     "ServerModel": "models.remote",
     "Tournament": "analysis.tournament",
     "TownHall": "votes.town_hall",
+    "TuneOptions": "policies.options",
     "Tuning": "policies.tune",
     "UsageError": "core.errors",
     "answer": "answering.answer",
@@ -103,6 +106,7 @@ __all__ = [
     "Diversity",
     "Evaluation",
     "Export",
+    "FinetuneOptions",
     "FitOptions",
     "Generation",
     "Inspection",
@@ -111,6 +115,7 @@ __all__ = [
     "MissingExtraError",
     "Plan",
     "PluralignError",
+    "PolicyOptions",
     "PreferenceSet",
     "Profile",
     "Pruning",

@@ -29,7 +29,8 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import Evidence
 from pluralign.theory import calibration
-from pluralign.votes.candidates import prompt_text, rows_by_prompt
+from pluralign.votes.candidates import rows_by_prompt
+from pluralign.votes.prompts import Prompt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -181,7 +182,7 @@ def within(evidence: Evidence, characters: int) -> Evidence:
         (50, 22)
     """
     votes, items = evidence.preferences, evidence.preferences.items()
-    prompts = np.array([len(prompt_text(prompt)) for prompt in votes.prompts])
+    prompts = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     responses = np.array([len(text) for text in votes.responses])
     sizes = np.bincount(items.prompt_index, prompts[items.prompt_index] + responses[items.response_index])
     if sizes.sum() <= characters:
@@ -216,7 +217,7 @@ class _Texts:
     def __init__(self, evidence: Evidence) -> None:
         votes = evidence.preferences
         self.items = votes.items()
-        prompts = [prompt_text(prompt) for prompt in votes.prompts]
+        prompts = [Prompt(prompt).text for prompt in votes.prompts]
         self.responses = [str(votes.responses[r]) for r in self.items.response_index]
         values = trait_values([prompts[p] for p in self.items.prompt_index], self.responses)
         difference = values[self.items.a] - values[self.items.b]
@@ -446,7 +447,7 @@ def _typical(evidence: Evidence, j: int) -> Iterator[Typical]:
             best.append((float(margin), int(rows[top])))
     for margin, row in sorted(best, reverse=True)[:EXAMPLES]:
         prompt, response = votes.prompts[items.prompt_index[row]], votes.responses[items.response_index[row]]
-        yield Typical(prompt_text(prompt), str(response), margin)
+        yield Typical(Prompt(prompt).text, str(response), margin)
 
 
 def _distinguishing(evidence: Evidence, alpha: FloatArray, j: int) -> Iterator[Distinguishing]:
@@ -466,7 +467,7 @@ def _distinguishing(evidence: Evidence, alpha: FloatArray, j: int) -> Iterator[D
         a, b = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
         prob = float(votes.prob_a[row])
         yield Distinguishing(
-            prompt=prompt_text(votes.prompts[prompt]),
+            prompt=Prompt(votes.prompts[prompt]).text,
             preferred=a if margin[row] > 0 else b,
             other=b if margin[row] > 0 else a,
             margin=abs(float(margin[row])),

@@ -27,13 +27,13 @@ from pluralign.theory import calibration
 from pluralign.theory.social_choice import RULES, borda, choose, maximin, pairwise_support
 from pluralign.training.bradley_terry import sigmoid
 from pluralign.training.member_bounds import USED
-from pluralign.votes.candidates import prompt_text
-from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_hash
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 Writer: TypeAlias = Callable[[str, int], Sequence[str]]
 """Given an instruction and how many, texts that a language model writes; a ``DataError`` where it cannot."""
-RefusalPolicy: TypeAlias = Callable[[Prompt], str | None]
+RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
 """Given a prompt, the answer that is given instead of any member's, or None to go on."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -136,7 +136,7 @@ class Answer:
 
 def answer(
     ensemble: RewardEnsemble,
-    prompt: Prompt,
+    prompt: PromptLike,
     candidates: Sequence[str],
     mode: Mode = "balanced",
     *,
@@ -184,7 +184,7 @@ def answer(
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes = _notes(candidates, texts)
-    random = np.random.default_rng([seed, int(prompt_hash(prompt) * 2**53)])
+    random = np.random.default_rng([seed, int(Prompt(prompt).hash() * 2**53)])
     rewards = ensemble.rewards([(prompt, text) for text in texts], progress)
     favourite = favourites(rewards, random)
     if mode == "balanced":
@@ -323,7 +323,7 @@ nothing of your own. Write only the statement."""
 
 def distil(
     ensemble: RewardEnsemble,
-    prompt: Prompt,
+    prompt: PromptLike,
     texts: Sequence[str],
     rewards: FloatArray,
     entries: Sequence[Given],
@@ -336,7 +336,7 @@ def distil(
     best supported draft is used if it has at least the support of the best candidate. None where nothing was written.
     """
     listed = "\n".join(f"- ({entry.weight:.0%}) {entry.text}" for entry in entries)
-    written = writer(INSTRUCTION.format(prompt=prompt_text(prompt), answers=listed), DRAFTS)
+    written = writer(INSTRUCTION.format(prompt=Prompt(prompt).text, answers=listed), DRAFTS)
     drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in texts]
     if not drafts:
         return None

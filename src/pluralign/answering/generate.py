@@ -6,7 +6,6 @@ a ``Sampler``: a model in this process, or one behind a server (``servers``).
 """
 
 import hashlib
-import importlib
 import json
 import os
 import sys
@@ -26,19 +25,17 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import VOTES_FILE
-from pluralign.features.encoder import plain_prompt
+from pluralign.models.causal import LocalModel
 from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
-from pluralign.models.pretrained import load_model, longest_text, reference_folder
 from pluralign.models.remote import CutOff, ServerModel
 from pluralign.votes.builder import BadRows, RowError, check_text
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
-from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_hash, prompt_key, prompt_messages
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
-SAMPLES_AT_ONCE = 32
-"""Responses to one prompt that are sampled in one batch; halved where memory does not suffice."""
 ROUNDS = 5
 """How often a prompt is sampled in all where responses repeat each other."""
 FAILED_SUFFIX = ".failed"
@@ -60,7 +57,7 @@ class Sampler(Protocol):
         """Load or reach the model; called once, and only where something is to be sampled."""
         ...
 
-    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
         """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``.
 
         One that was cut off at the longest length is a ``servers.CutOff``, where that is known.
@@ -121,7 +118,7 @@ class _BadPrompts(BadRows):
 
 def load_prompts(
     source: str | os.PathLike[str] | IO[bytes], *, limit: int | None = None, seed: int = 0
-) -> tuple[list[Prompt], list[Failure]]:
+) -> tuple[list[PromptLike], list[Failure]]:
     """Return distinct prompts in their order, and the rows that hold none.
 
     Args:
@@ -141,12 +138,12 @@ def load_prompts(
     given, failures = _read_prompts(source)
     prompts = list(dict.fromkeys(given))
     if limit is not None and limit < len(prompts):
-        drawn = set(sorted(prompts, key=lambda prompt: prompt_hash(prompt, seed))[:limit])
+        drawn = set(sorted(prompts, key=lambda prompt: Prompt(prompt).hash(seed))[:limit])
         prompts = [prompt for prompt in prompts if prompt in drawn]
     return prompts, failures
 
 
-def _read_prompts(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Prompt], list[Failure]]:
+def _read_prompts(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[PromptLike], list[Failure]]:
     if not isinstance(source, str | os.PathLike):
         return _prompts_of(source, getattr(source, "name", "a stream"))
     name, _, rest = str(source).partition(":")
@@ -170,12 +167,12 @@ def _read_prompts(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Prom
         return _prompts_of(stream, str(path))
 
 
-def _prompts_of(stream: Any, name: str) -> tuple[list[Prompt], list[Failure]]:
+def _prompts_of(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure]]:
     bad, prompts = _BadPrompts(name), []
     for row, record in read_records(stream, bad):
         try:
             prompt = read_prompt(record.get("prompt"))
-            for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+            for text in (turn.content for turn in Prompt(prompt).turns):
                 check_text(text, "prompt")
             prompts.append(prompt)
         except RowError as error:
@@ -191,117 +188,6 @@ def _prompts_of(stream: Any, name: str) -> tuple[list[Prompt], list[Failure]]:
 # --- a model in this process ----------------------------------------------------------------------------------------
 
 
-class LocalModel:
-    """A transformers causal language model: ``smollm2`` from its wheel, a folder, or a hub id.
-
-    Each prompt is answered by itself, its samples side by side, so nothing is padded on the left and no prompt changes
-    another's responses. The model's own generation settings are set aside but for the tokens that end a text.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._loaded: tuple[Any, Any] | None = None
-        self._at_once = SAMPLES_AT_ONCE
-
-    def prepare(self) -> None:
-        """Load model and tokenizer: float32 on a CPU, bfloat16 on a GPU."""
-        self._loaded = load_model(reference_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
-
-    @property
-    def model(self) -> Any:
-        """The loaded model; another one, such as it with an adapter, may take its place."""
-        return self._both()[0]
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._loaded = (model, self.tokenizer)
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-        return self._both()[1]
-
-    def _both(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            self.prepare()
-        assert self._loaded is not None  # noqa: S101 - it was prepared
-        return self._loaded
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end a text; some models have none."""
-        end = self.model.generation_config.eos_token_id
-        end = self.tokenizer.eos_token_id if end is None else end
-        return () if end is None else tuple(end) if isinstance(end, list) else (end,)
-
-    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n responses, sampled with a generator of their own."""
-        import torch
-
-        tokens = self.prompt_tokens(prompt, options.max_new_tokens).to(self.model.device)
-        responses: list[str] = []
-        with torch.random.fork_rng(), torch.inference_mode():
-            torch.manual_seed(seed)
-            while len(responses) < n:
-                try:
-                    written = self.continuations(tokens, min(self._at_once, n - len(responses)), options)
-                except torch.OutOfMemoryError:
-                    if self._at_once == 1:
-                        remedy = "use a shorter prompt, fewer --max-new-tokens or a smaller model"
-                        raise DataError("one sample does not fit into the GPU's memory", remedy=remedy) from None
-                    self._at_once //= 2
-                    torch.cuda.empty_cache()
-                    continue
-                texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-                ended = [not set(self.ends).isdisjoint(row) for row in written.tolist()]
-                responses += [text if end else CutOff(text) for text, end in zip(texts, ended, strict=True)]
-        return responses
-
-    def prompt_tokens(self, prompt: Prompt, new: int) -> Any:
-        """Return a prompt's tokens up to where the assistant speaks, ``(1, n_tokens)``.
-
-        A prompt that leaves no room for ``new`` tokens more is a ``DataError``.
-        """
-        import torch
-
-        tokenizer = self.tokenizer
-        if tokenizer.chat_template:
-            try:
-                text = tokenizer.apply_chat_template(
-                    prompt_messages(prompt), tokenize=False, add_generation_prompt=True
-                )
-            except Exception as error:  # templates raise jinja2's errors, and whatever their authors thought of
-                reason = " ".join(str(error).split())[:200]
-                raise DataError(f"the model's chat template refuses the prompt ({reason})") from None
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"]
-        limit = longest_text(self.model, tokenizer)
-        if len(ids) + new > limit:
-            problem = f"the prompt has {len(ids):,} tokens and {new:,} are to follow, but the model reads {limit:,}"
-            raise DataError(problem, remedy="shorten it or lower --max-new-tokens")
-        return torch.tensor([ids])
-
-    def continuations(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
-        """Return n sampled continuations of a prompt's tokens, ``(n, n_new)``; after its end a row is padded."""
-        import torch
-
-        transformers: Any = importlib.import_module("transformers")
-        config = transformers.GenerationConfig(
-            do_sample=True,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=0,
-            repetition_penalty=1.0,
-            max_new_tokens=options.max_new_tokens,
-            num_return_sequences=n,
-            eos_token_id=list(self.ends) or None,
-            pad_token_id=next((t for t in (self.tokenizer.pad_token_id, *self.ends) if t is not None), 0),
-        )
-        written = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
-        return written[:, tokens.shape[1] :]
-
-
 # --- distinct responses ---------------------------------------------------------------------------------------------
 
 
@@ -310,7 +196,7 @@ def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
     return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
-def sample_distinct(sampler: Sampler, prompt: Prompt, n: int, options: SamplingOptions) -> Sampled:
+def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: SamplingOptions) -> Sampled:
     """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds; there is at least one."""
     found: dict[str, bool] = {}  # and whether it was cut off
     repeats = empty = 0
@@ -328,14 +214,14 @@ def sample_distinct(sampler: Sampler, prompt: Prompt, n: int, options: SamplingO
     return Sampled(list(found), repeats, empty, sum(found.values()))
 
 
-def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
+def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
     """Return the seed of one prompt's samples, which depends on nothing but these.
 
     Example:
         >>> prompt_seed("Tea?", 0) == prompt_seed("Tea?", 0), prompt_seed("Tea?", 0) == prompt_seed("Rum?", 0)
         (True, False)
     """
-    key = json.dumps([prompt_key(prompt), isinstance(prompt, str), seed, attempt])
+    key = json.dumps([Prompt(prompt).key, not Prompt(prompt).is_chat, seed, attempt])
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
@@ -343,7 +229,7 @@ def prompt_seed(prompt: Prompt, seed: int, attempt: int = 0) -> int:
 
 
 def generate(
-    prompts: Sequence[Prompt] | str | os.PathLike[str],
+    prompts: Sequence[PromptLike] | str | os.PathLike[str],
     output: str | os.PathLike[str],
     model: str | Sampler,
     n: int,
@@ -389,7 +275,7 @@ def generate(
     sampler = find_sampler(model) if isinstance(model, str) else model
     settings = {"model": sampler.name, "n": n, **asdict(options)}
     done = _finished(output, settings)
-    keyed = {prompt_key(prompt): prompt for prompt in prompts}
+    keyed = {Prompt(prompt).key: prompt for prompt in prompts}
     todo = [key for key in keyed if key not in done]
     if todo:
         sampler.prepare()
@@ -402,12 +288,12 @@ def generate(
             else:
                 counts = {name: getattr(outcome, name) for name in COUNTS}
                 came_from = {"sampled": {**counts, **settings}}
-                _append(output, {"prompt": _as_json(keyed[key]), "responses": outcome.responses, **came_from})
+                _append(output, {"prompt": Prompt(keyed[key]).json, "responses": outcome.responses, **came_from})
                 done[key] = {"responses": len(outcome.responses), "sampled": counts}
             if progress:
                 progress(position, len(keyed))
     _put_in_order(output, list(done), list(keyed))
-    failed += [{"prompt": _as_json(keyed[key]), "error": str(errors[key])} for key in todo if key in errors]
+    failed += [{"prompt": Prompt(keyed[key]).json, "error": str(errors[key])} for key in todo if key in errors]
     _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
     lines = [done[key] for key in keyed if key in done]
     return Generation(
@@ -466,10 +352,6 @@ def _as_they_finish(
         waiting.clear()
 
 
-def _as_json(prompt: Prompt) -> Any:
-    return prompt if isinstance(prompt, str) else prompt_messages(prompt)
-
-
 def _append(path: Path, line: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as stream:
@@ -506,7 +388,7 @@ def _finished(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, An
                 sampled, responses = dict(line["sampled"]), len(line["responses"])
                 sampled.setdefault("cut_off", 0)  # earlier versions did not count them
                 counts = {name: int(sampled.pop(name)) for name in COUNTS}
-                key = prompt_key(read_prompt(line["prompt"]))
+                key = Prompt(read_prompt(line["prompt"])).key
             except (ValueError, KeyError, TypeError, RowError):
                 remedy = "name another file, or remove this one"
                 raise DataError(

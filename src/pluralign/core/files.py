@@ -38,3 +38,8 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached vectors: ``$PLURALIGN_CACHE``, else ``~/.cache/pluralign``."""
+    return Path(os.environ.get("PLURALIGN_CACHE") or Path.home() / ".cache" / "pluralign")

@@ -17,70 +17,20 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
-from pluralign.features.encoder import Encoder, Item, ModelEncoder, encode, load_encoder
+from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, TunedFeatures, tuned_features
-from pluralign.features.options import Pooling, Precision
-from pluralign.features.precision import in_precision
+from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
-from pluralign.theory.guarantees import members_to_keep
-from pluralign.votes.preferences import PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item
 
 ENSEMBLE_FILE = "ensemble.json"
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class TextFeatures:
-    """What turns texts into features: an encoder by name, and whether surface features are appended."""
-
-    encoder: str = "minilm"
-    layer: int | None = None
-    pooling: Pooling = "mean"
-    surface: bool = True
-    precision: Precision = "float32"
-    """The encoder's; that of an ensemble is never ``auto``, so that it reads texts the same way everywhere."""
-    identity: str = ""
-    """The encoder's identity when the ensemble was fitted; another encoder under the same name is refused."""
-
-    def load(self) -> Encoder | None:
-        """Return the encoder; its model is loaded when it first meets a new text."""
-        return in_precision(load_encoder(self.encoder, layer=self.layer, pooling=self.pooling), self.precision)
-
-    def settled(self, processes: Processes = ALONE) -> "TextFeatures":
-        """Return them with the precision that will be used: of ``auto``, what the first process decides for all."""
-        if self.precision == "float32":
-            return self
-
-        def decide() -> Precision:
-            encoder = self.load()
-            return "bfloat16" if isinstance(encoder, ModelEncoder) and encoder.half else "float32"
-
-        return replace(self, precision=processes.agreed(decide))
-
-    def load_checked(self) -> Encoder | None:
-        """Return the encoder if it is the one that the ensemble was fitted with."""
-        encoder = self.load()
-        if self.identity and encoder and encoder.identity != self.identity:
-            raise DataError(
-                "the encoder is not the one the ensemble was fitted with",
-                file=self.encoder,
-                remedy="bring back the model as it was, or fit anew",
-            )
-        return encoder
-
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Return ``(n_items, dimension)`` features."""
-        return encode(items, self.load_checked(), surface=self.surface, progress=progress)
-
-    def described(self) -> dict[str, Any]:
-        """Return what an ensemble's JSON says of them."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,20 +123,6 @@ class RewardEnsemble:
         if k not in stages or not 1 <= k <= self.k:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
         return self.take(range(k), stages[k])
-
-    def prune(self, preferences: PreferenceSet, beta: float) -> "RewardEnsemble":
-        """Return the ensemble without the members furthest from it, at most 1/(β−1) of weight (Theorem 3).
-
-        Only the texts of ``preferences`` are read, not its votes.
-        """
-        kept = members_to_keep(self.votes(preferences), self.weights, beta)
-        return self.take(kept.tolist(), self.weights[kept] / self.weights[kept].sum())
-
-    def answer(self, prompt: Prompt, candidates: Sequence[str], mode: str = "balanced", **options: Any) -> Any:
-        """Answer a prompt from candidates: ``pluralign.answer``, which has the modes and options."""
-        import pluralign  # the front of the package: answering is above this layer
-
-        return pluralign.answer(self, prompt, candidates, mode, **options)
 
     # --- on disk ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.evaluation.groups import (
     DEFAULT_GROUPINGS,
     AdversarialGroup,
@@ -30,8 +30,10 @@ from pluralign.evaluation.groups import (
     majority_shares,
 )
 from pluralign.evaluation.predictors import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
-from pluralign.models.pretrained import reference_folder, response_log_prob
+from pluralign.models.causal import response_log_prob
+from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval, Reliability
 from pluralign.training.baselines import BASELINE_NAMES, Baseline

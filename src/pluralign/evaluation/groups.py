@@ -20,7 +20,8 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval
-from pluralign.votes.preferences import PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
 Labels: TypeAlias = npt.NDArray[np.object_]
 
@@ -147,7 +148,7 @@ def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
         return None
 
 
-def topics(prompts: Sequence[Prompt], *, seed: int = 0) -> Labels:
+def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
     """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by the words that set it apart.
 
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, best of a few starts.
@@ -175,8 +176,8 @@ def topics(prompts: Sequence[Prompt], *, seed: int = 0) -> Labels:
     return labels
 
 
-def _text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else " ".join(turn.content for turn in prompt)
+def _text(prompt: PromptLike) -> str:
+    return " ".join(turn.content for turn in Prompt(prompt).turns)
 
 
 def _presence(words: Sequence[set[str]], vocabulary: Sequence[str]) -> Any:

@@ -21,13 +21,14 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
-from pluralign.features.encoder import model_folder
-from pluralign.models.pretrained import WEIGHTS_KEY, model_rewards, reward_model_config
+from pluralign.models.classifier import WEIGHTS_KEY, model_rewards, reward_model_config
+from pluralign.models.loading import model_folder
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
-from pluralign.votes.preferences import PreferenceSet, Prompt, prompt_messages
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
 Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities"]
 Source: TypeAlias = "RewardEnsemble | str | PathLike[str]"
@@ -278,7 +279,7 @@ class _Rows:
 
     def of_texts(self, score: str, preferences: PreferenceSet) -> FloatArray:
         """Return the rewards of each distinct text of a set, ``(n_items, k)``."""
-        known: dict[tuple[Prompt, str], list[float]] = {}
+        known: dict[tuple[PromptLike, str], list[float]] = {}
         for row, record in self.records:
             try:
                 values = _numbers(record, score)
@@ -295,7 +296,7 @@ class _Rows:
 
     def of_pairs(self, read: Callable[[Record], float], mirror: float, preferences: PreferenceSet) -> FloatArray:
         """Return a number for each pair, ``(n_pairs,)``; ``mirror`` less it stands for the other order of the pair."""
-        known: dict[tuple[Prompt, str, str], float] = {}
+        known: dict[tuple[PromptLike, str, str], float] = {}
         for row, record in self.records:
             try:
                 prompt = read_prompt(record.get("prompt"))
@@ -331,7 +332,7 @@ class _Rows:
         if not missing.any():
             return
         prompt, a, b = (texts[int(missing.argmax())] for texts in _texts(preferences))
-        plain = prompt if isinstance(prompt, str) else prompt_messages(prompt)
+        plain = Prompt(prompt).json
         shown = json.dumps({"prompt": plain, "response_a": a, "response_b": b}, ensure_ascii=False)
         raise DataError(
             f"{int(missing.sum()):,} of {len(missing):,} pairs have no {what} in it",

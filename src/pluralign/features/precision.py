@@ -22,8 +22,9 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
-from pluralign.features.encoder import Encoder, Item, ModelEncoder
+from pluralign.features.encoder import Encoder, ModelEncoder
 from pluralign.features.options import Precision
+from pluralign.votes.prompts import Item
 
 MIN_SPEEDUP = 1.2
 MIN_AGREEMENT = 0.999

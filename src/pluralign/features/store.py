@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import TextFeatures
 from pluralign.features.cache import vector_key
-from pluralign.features.encoder import Item, text_key
+from pluralign.features.frozen import TextFeatures
+from pluralign.votes.prompts import Item, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
 

@@ -28,12 +28,13 @@ from pluralign.core.jsonable import without_nan
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import Evidence, remove_evidence, save_evidence
 from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
 from pluralign.evaluation.evaluate import Evaluation, evaluate_features
 from pluralign.features import surface
 from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.theory import calibration
 from pluralign.theory.simplex import simplex_least_squares

@@ -16,7 +16,7 @@ from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.models.options import RemoteOptions, SamplingOptions
-from pluralign.votes.preferences import Prompt, prompt_messages
+from pluralign.votes.prompts import Prompt, PromptLike
 
 RETRIES = 5
 """How often a request is tried again that timed out, was cut off, or met a busy (429) or broken (5xx) server."""
@@ -64,7 +64,7 @@ class ServerModel:
         """Reach the server, or say at once that nobody answers or that the key is refused."""
         self._models()
 
-    def sample(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
         """Return n responses, some perhaps empty, some perhaps ``CutOff`` at the longest length."""
         texts: list[str] = []
         while len(texts) < n:
@@ -75,7 +75,7 @@ class ServerModel:
             texts += said[:wanted]
         return texts
 
-    def _ask(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def _ask(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
         client, openai = self._connected(), _openai(self.options)
         request = self._request(prompt, n, options, seed)
         try:
@@ -92,8 +92,8 @@ class ServerModel:
             raise DataError("the server broke off each of its answers", remedy="see its own log") from None
         return read_choices(answer.content, self._clean)
 
-    def _request(self, prompt: Prompt, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
-        request: dict[str, Any] = {"model": self.model, "messages": prompt_messages(prompt)}
+    def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
+        request: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
         request |= {"temperature": options.temperature, self._limit: options.max_new_tokens}
         if options.top_p < 1:
             request["top_p"] = options.top_p

@@ -8,7 +8,6 @@ from pluralign.core.options import check_choices
 
 PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
 
-
 MAX_LORA_RANK = 512
 
 
@@ -50,3 +49,7 @@ class TuneOptions:
             raise UsageError(f"held_out must be between 0 and 1, not {self.held_out:g}.")
         if self.seed < 0:
             raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+
+
+PolicyOptions = TuneOptions
+"""The name of ``TuneOptions`` in version 0.1."""

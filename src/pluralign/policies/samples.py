@@ -12,13 +12,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.answering.generate import LocalModel, prompt_seed
+from pluralign.answering.generate import prompt_seed
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.models.batches import padded
+from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
-from pluralign.models.pretrained import padded
 from pluralign.theory.calibration import Interval, clustered_interval
-from pluralign.votes.preferences import Prompt
+from pluralign.votes.prompts import PromptLike
 
 Ids: TypeAlias = list[int]
 
@@ -48,11 +49,11 @@ class Policy(LocalModel):
             raise DataError("the model has no token that ends a text", file=self.name, remedy=remedy)
         return frozenset(self.ends)
 
-    def context(self, prompt: Prompt, new: int) -> Ids:
+    def context(self, prompt: PromptLike, new: int) -> Ids:
         """Return the prompt's tokens up to where the assistant speaks; too long a prompt is a ``DataError``."""
         return list(map(int, self.prompt_tokens(prompt, new)[0]))
 
-    def draw(self, prompt: Prompt, n: int, options: SamplingOptions, at_once: int) -> list[Response]:
+    def draw(self, prompt: PromptLike, n: int, options: SamplingOptions, at_once: int) -> list[Response]:
         """Return n responses, sampled with a generator of their own."""
         import torch
 

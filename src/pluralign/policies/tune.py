@@ -38,15 +38,14 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import plain_prompt, quiet_transformers
+from pluralign.models.loading import quiet_transformers, reference_folder
 from pluralign.models.options import SamplingOptions
-from pluralign.models.pretrained import reference_folder
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
 from pluralign.theory.calibration import clustered_interval
 from pluralign.training.member_bounds import USED, further_than_a_coin
 from pluralign.votes.layouts import read_prompt
-from pluralign.votes.preferences import Prompt, prompt_hash, prompt_key, prompt_messages
+from pluralign.votes.prompts import Prompt, PromptLike, plain_prompt
 
 MANIFEST_FILE, BASE_FILE, SAMPLES_FOLDER = "manifest.json", "base.jsonl", "samples"
 FORMAT = "pluralign-policies"
@@ -121,7 +120,7 @@ class Tuning:
 
 def tune(
     ensemble: RewardEnsemble,
-    prompts: Sequence[Prompt] | str | os.PathLike[str],
+    prompts: Sequence[PromptLike] | str | os.PathLike[str],
     model: str,
     output: str | os.PathLike[str],
     options: TuneOptions | None = None,
@@ -218,7 +217,7 @@ def _chosen(ensemble: RewardEnsemble, members: Sequence[int]) -> list[int]:
     return sorted(set(members)) or np.flatnonzero(ensemble.weights > USED).tolist()
 
 
-def _enough(prompts: Sequence[Prompt], left_out: int = 0) -> None:
+def _enough(prompts: Sequence[PromptLike], left_out: int = 0) -> None:
     if len(prompts) < FEWEST_PROMPTS:
         fit = f" that fit the model's window ({left_out:,} do not)" if left_out else ""
         raise DataError(
@@ -228,7 +227,9 @@ def _enough(prompts: Sequence[Prompt], left_out: int = 0) -> None:
         )
 
 
-def split_prompts(prompts: Sequence[Prompt], held_out: float, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+def split_prompts(
+    prompts: Sequence[PromptLike], held_out: float, seed: int
+) -> tuple[list[PromptLike], list[PromptLike]]:
     """Return the prompts to train on and those to judge by: the share with the smallest hashes, two at least.
 
     Example:
@@ -237,7 +238,7 @@ def split_prompts(prompts: Sequence[Prompt], held_out: float, seed: int) -> tupl
         (3, 2, set())
     """
     n = min(max(round(held_out * len(prompts)), FEWEST_OF_A_SIDE), len(prompts) - FEWEST_OF_A_SIDE)
-    judged = set(sorted(prompts, key=lambda prompt: prompt_hash(prompt, seed))[:n])
+    judged = set(sorted(prompts, key=lambda prompt: Prompt(prompt).hash(seed))[:n])
     return [prompt for prompt in prompts if prompt not in judged], [prompt for prompt in prompts if prompt in judged]
 
 
@@ -249,8 +250,8 @@ def _fingerprint(ensemble: RewardEnsemble) -> str:
     return digest.hexdigest()[:16]
 
 
-def _hashed(prompts: Sequence[Prompt]) -> str:
-    return hashlib.sha256("\0".join(sorted(map(prompt_key, prompts))).encode()).hexdigest()[:16]
+def _hashed(prompts: Sequence[PromptLike]) -> str:
+    return hashlib.sha256("\0".join(sorted(Prompt(prompt).key for prompt in prompts)).encode()).hexdigest()[:16]
 
 
 def _check_packages() -> None:
@@ -283,7 +284,7 @@ class _Work:
     def __init__(
         self,
         ensemble: RewardEnsemble,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PromptLike],
         model: str,
         output: Path,
         options: TuneOptions,
@@ -347,7 +348,7 @@ class _Work:
             self.output / SAMPLES_FOLDER / f"{path}.jsonl",
             [
                 {
-                    "prompt": _as_json(prompt),
+                    "prompt": Prompt(prompt).json,
                     "responses": [one.text for one in row],
                     "tokens": [one.tokens for one in row],
                     "rewards": own.tolist(),
@@ -375,7 +376,7 @@ class _Work:
             tokens=_mean_length(after),
             seconds=time.perf_counter() - started,
             samples=[
-                {"prompt": _as_json(prompt), "before": old[0].text, "after": new[0].text,
+                {"prompt": Prompt(prompt).json, "before": old[0].text, "after": new[0].text,
                  "reward_before": float(was[0]), "reward_after": float(now[0])}
                 for prompt, old, new, was, now in list(
                     zip(self.judged, self.before, after, own_before, own_after, strict=True)
@@ -391,7 +392,7 @@ class _Work:
 
     # --- samples ----------------------------------------------------------------------------------------------------
 
-    def _fits(self, prompt: Prompt) -> bool:
+    def _fits(self, prompt: PromptLike) -> bool:
         try:
             self.policy.context(prompt, self.options.max_new_tokens)
         except DataError:
@@ -401,23 +402,28 @@ class _Work:
     def _base_samples(self) -> Samples:
         """Return the base's responses to all prompts; a line is kept of each, so that a killed run goes on from it."""
         path, judged = self.output / BASE_FILE, set(self.judged)
-        known = {prompt_key(read_prompt(row["prompt"])): row for row in _whole_lines(path)}
+        known = {Prompt(read_prompt(row["prompt"])).key: row for row in _whole_lines(path)}
         _write_lines(path, list(known.values()))
         samples: Samples = []
         with path.open("a", encoding="utf-8") as stream:
             for prompt in [*self.train, *self.judged]:
-                if (row := known.get(prompt_key(prompt))) is not None:
+                if (row := known.get(Prompt(prompt).key)) is not None:
                     samples.append([Response(*one) for one in zip(row["tokens"], row["responses"], strict=True)])
                     self.advance()
                     continue
                 samples += self._sampled([prompt])
                 texts, tokens = [one.text for one in samples[-1]], [one.tokens for one in samples[-1]]
-                line = {"prompt": _as_json(prompt), "held_out": prompt in judged, "responses": texts, "tokens": tokens}
+                line = {
+                    "prompt": Prompt(prompt).json,
+                    "held_out": prompt in judged,
+                    "responses": texts,
+                    "tokens": tokens,
+                }
                 stream.write(json.dumps(line, ensure_ascii=False) + "\n")
                 stream.flush()
         return samples
 
-    def _sampled(self, prompts: Sequence[Prompt]) -> Samples:
+    def _sampled(self, prompts: Sequence[PromptLike]) -> Samples:
         samples = []
         with _enough_memory(self.options):
             for prompt in prompts:
@@ -426,7 +432,7 @@ class _Work:
                 self.advance()
         return samples
 
-    def _rewards(self, prompts: Sequence[Prompt], samples: Samples) -> FloatArray:
+    def _rewards(self, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
         items = [(prompt, one.text) for prompt, row in zip(prompts, samples, strict=True) for one in row]
         return self.ensemble.rewards(items).reshape(len(prompts), -1, self.ensemble.k)
 
@@ -497,7 +503,7 @@ class _Work:
             return [float(value) for value in self.scale(self.ensemble.rewards(items))[:, member]]
 
         rows = [
-            {"prompt": prompt_messages(prompt) if chat else f"{plain_prompt(prompt)}\n\n", "index": index}
+            {"prompt": Prompt(prompt).messages if chat else f"{plain_prompt(prompt)}\n\n", "index": index}
             for index, prompt in enumerate(self.train)
         ]
         responses = min(options.batch_size, len(rows)) * options.samples
@@ -686,10 +692,6 @@ def _save_adapter(model: Any, base: str, place: Path) -> None:
             path.chmod(0o644)
         shutil.rmtree(place, ignore_errors=True)  # of a run that was killed before it took note of it
         new.rename(place)
-
-
-def _as_json(prompt: Prompt) -> Any:
-    return prompt if isinstance(prompt, str) else prompt_messages(prompt)
 
 
 def _mean_length(samples: Samples) -> float:

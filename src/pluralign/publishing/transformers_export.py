@@ -25,9 +25,9 @@ from pluralign.core.jsonable import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
-from pluralign.features.encoder import quiet_transformers
 from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
-from pluralign.models.pretrained import WEIGHTS_KEY, classifier_tokens
+from pluralign.models.classifier import WEIGHTS_KEY, classifier_tokens
+from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
 Precision = Literal["float32", "bfloat16", "float16"]

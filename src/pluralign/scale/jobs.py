@@ -29,8 +29,9 @@ from pluralign.core.files import write_whole
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import TextFeatures, read_description, texts_of
+from pluralign.ensemble.ensemble import read_description, texts_of
 from pluralign.features import store
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import EncodeOptions
 from pluralign.features.store import item_keys, shard_name
 from pluralign.scale.options import EngineOptions

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import Item
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows, RowError, check_text
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
-from pluralign.votes.preferences import Prompt
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 LINES_A_BATCH = 256
 
@@ -50,9 +49,9 @@ def _read_pair(record: Record) -> list[Item]:
     return [(prompt, _response(record, name)) for name in ("response_a", "response_b")]
 
 
-def _prompt(record: Record) -> Prompt:
+def _prompt(record: Record) -> PromptLike:
     prompt = read_prompt(record.get("prompt"))
-    for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+    for text in (turn.content for turn in Prompt(prompt).turns):
         check_text(text, "prompt")
     return prompt
 

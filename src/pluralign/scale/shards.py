@@ -22,14 +22,14 @@ import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, PluralignError, UsageError
 from pluralign.core.files import write_whole
-from pluralign.ensemble.ensemble import RewardEnsemble, TextFeatures, read_description
+from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import Item
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import SHARD_FORMAT, shard_name, shard_table
 from pluralign.scale.lines import read_item
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
-from pluralign.votes.preferences import prompt_key
+from pluralign.votes.prompts import Item, Prompt
 
 CHAT_COLUMN = "prompt_is_chat"
 BEGUN = "begun"
@@ -224,8 +224,8 @@ def cut_items(items: Sequence[Item], target: Path, rows: int) -> list[Path]:
 def _table_of(items: Sequence[Item]) -> pa.Table:
     return pa.table(
         {
-            "prompt": pa.array([prompt_key(prompt) for prompt, _ in items], pa.large_string()),
-            CHAT_COLUMN: pa.array([not isinstance(prompt, str) for prompt, _ in items]),
+            "prompt": pa.array([Prompt(prompt).key for prompt, _ in items], pa.large_string()),
+            CHAT_COLUMN: pa.array([Prompt(prompt).is_chat for prompt, _ in items]),
             "response": pa.array([response for _, response in items], pa.large_string()),
         }
     )
@@ -256,8 +256,8 @@ def _tables(path: Path, rows: int) -> Iterator[pa.Table]:
                     prompt, response = read_item(record)
                 except RowError as error:
                     bad.report(row, error)
-                plain = dict(record) | {"prompt": prompt_key(prompt), "response": response}
-                chats.append(not isinstance(prompt, str))
+                plain = dict(record) | {"prompt": Prompt(prompt).key, "response": response}
+                chats.append(Prompt(prompt).is_chat)
                 for name, values in columns.items():
                     values.append(plain.get(name))
             arrays = {name: _array(values, name, path) for name, values in columns.items()}

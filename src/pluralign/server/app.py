@@ -50,7 +50,7 @@ from pluralign.server.schemas import (
     SteerRequest,
 )
 from pluralign.server.service import Service
-from pluralign.votes.candidates import prompt_text
+from pluralign.votes.prompts import Prompt
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 NOT_JSON = "the body cannot be read as JSON."
@@ -306,9 +306,9 @@ def _add_answering(app: FastAPI, service: Service) -> None:
             chat.facts(answers, service.names, seed, None if body.candidates else service.shown["generator"])
         )
         if not body.stream:
-            return _json(chat.completion(body.model, prompt_text(prompt), texts, facts))
+            return _json(chat.completion(body.model, Prompt(prompt).text, texts, facts))
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = chat.chunks(body.model, prompt_text(prompt), texts, facts, include_usage=include_usage)
+        events = chat.chunks(body.model, Prompt(prompt).text, texts, facts, include_usage=include_usage)
 
         async def stream() -> AsyncIterator[str]:
             for event in events:

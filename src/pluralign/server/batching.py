@@ -20,7 +20,7 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import Item, text_key
+from pluralign.votes.prompts import Item, text_key
 
 Score: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 

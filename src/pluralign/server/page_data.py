@@ -35,8 +35,9 @@ from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
 from pluralign.theory import calibration
 from pluralign.training.bradley_terry import sigmoid
 from pluralign.training.member_bounds import further_than_a_coin
-from pluralign.votes.candidates import Candidates, prompt_text
+from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt
 from pluralign.votes.summary import inspect
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -191,7 +192,7 @@ def _points(prob_hat: FloatArray, votes: PreferenceSet) -> Iterator[dict[str, An
 
 def _pair(votes: PreferenceSet, row: int, length: int = TEXT_LENGTH) -> dict[str, Any]:
     return {
-        "prompt": shortened(prompt_text(votes.prompts[votes.prompt_index[row]]), length),
+        "prompt": shortened(Prompt(votes.prompts[votes.prompt_index[row]]).text, length),
         "response_a": shortened(str(votes.responses[votes.a_index[row]]), length),
         "response_b": shortened(str(votes.responses[votes.b_index[row]]), length),
         "votes_a": int(votes.votes_a[row]),
@@ -295,7 +296,7 @@ def _steering_pairs(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[di
     """Held-out pairs that are quick to read, one a prompt, by which a user's taste is told best."""
     votes = evidence.preferences
     lengths = np.array([len(text) for text in votes.responses])
-    prompt_lengths = np.array([len(prompt_text(prompt)) for prompt in votes.prompts])
+    prompt_lengths = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     to_read = lengths[votes.a_index] + lengths[votes.b_index] + prompt_lengths[votes.prompt_index]
     rows = np.flatnonzero(to_read <= min(float(np.median(to_read)), ASKED_LENGTH))
     chance = SLIP / 2 + (1 - SLIP) * sigmoid(evidence.difference[rows] / ensemble.temperature)

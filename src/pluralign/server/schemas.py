@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pluralign.answering.answer import Mode
 from pluralign.server.limits import ApiError
-from pluralign.votes.preferences import Message
+from pluralign.votes.prompts import Message
 
 
 class Body(BaseModel):

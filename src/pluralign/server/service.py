@@ -22,12 +22,12 @@ from scipy.stats import rankdata
 from pluralign.analysis.profiles import Profile
 from pluralign.answering import answer as pluralism
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, Steering
-from pluralign.answering.generate import LocalModel, Sampler, sample_distinct
+from pluralign.answering.generate import Sampler, sample_distinct
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
-from pluralign.features.encoder import Item
+from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
 from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
@@ -35,8 +35,9 @@ from pluralign.server.limits import ApiError, Limits
 from pluralign.server.page_data import cards, explain, showcase
 from pluralign.server.schemas import Choice, Pair, Text, Turn
 from pluralign.theory import calibration
-from pluralign.votes.candidates import candidates_of, prompt_text
-from pluralign.votes.preferences import PreferenceSet, Prompt
+from pluralign.votes.candidates import candidates_of
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 Result = TypeVar("Result")
 
@@ -119,7 +120,7 @@ class Service:
         return [str(member["name"]) for member in self.shown["members"]]
 
     @cached_property
-    def held_out(self) -> Mapping[str, tuple[Prompt, tuple[str, ...]]]:
+    def held_out(self) -> Mapping[str, tuple[PromptLike, tuple[str, ...]]]:
         """Prompts that people voted on, with the responses there are."""
         lists = [] if self.evidence is None else candidates_of(self.evidence.preferences)
         return {_asked(one.prompt): (one.prompt, one.responses) for one in lists}
@@ -127,7 +128,7 @@ class Service:
     @cached_property
     def only_chats(self) -> bool:
         """Whether the ensemble knows prompts as chats alone: then a single message stays one."""
-        return bool(self.held_out) and not any(isinstance(prompt, str) for prompt, _ in self.held_out.values())
+        return bool(self.held_out) and all(Prompt(prompt).is_chat for prompt, _ in self.held_out.values())
 
     # --- limits -----------------------------------------------------------------------------------------------------
 
@@ -144,13 +145,13 @@ class Service:
             message = f"{what} has {len(text):,} characters; {self.limits.characters:,} are allowed."
             raise ApiError(422, message, code="text_too_long")
 
-    def prompt(self, given: str | Sequence[Turn], *, single_as_text: bool = False) -> Prompt:
+    def prompt(self, given: str | Sequence[Turn], *, single_as_text: bool = False) -> PromptLike:
         """Return a prompt as the ensemble reads it: a text, or the messages of a chat."""
         prompt = given if isinstance(given, str) else tuple(turn.as_message() for turn in given)
-        if single_as_text and not isinstance(prompt, str) and len(prompt) == 1 and prompt[0].role == "user":
-            prompt = prompt[0].content
-        shown = prompt_text(prompt)
-        if not (prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)).strip():
+        if single_as_text and Prompt(prompt).is_one_question:
+            prompt = Prompt(prompt).turns[0].content
+        shown = Prompt(prompt).text
+        if not "".join(turn.content for turn in Prompt(prompt).turns).strip():
             raise ApiError(422, "the prompt is empty; give the text that is to be answered.", code="empty_prompt")
         self.check_text(shown, "the prompt")
         return prompt
@@ -190,7 +191,7 @@ class Service:
     async def explain(self, pair: Pair) -> dict[str, Any]:
         """Return who votes for which response, and why."""
         a, b = await self._pair_rewards([pair])
-        asked, texts = prompt_text(self.prompt(pair.prompt)), (pair.response_a, pair.response_b)
+        asked, texts = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
         members = await asyncio.to_thread(explain, self.ensemble, self.profiles, asked, *texts, a[0], b[0])
         return {**self._compared(a, b)[0], "rewards": {"a": a[0].tolist(), "b": b[0].tolist()}, "members": members}
 
@@ -234,7 +235,7 @@ class Service:
 
     async def answer(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         mode: Mode,
         *,
         candidates: Sequence[str] | None,
@@ -277,8 +278,8 @@ class Service:
         return PreferenceSet.from_columns([self.prompt(one.prompt) for one in choices], *texts, chose_a, 1 - chose_a)
 
     async def _candidates(
-        self, prompt: Prompt, given: Sequence[str] | None, n: int | None, seed: int, sampling: Mapping[str, Any]
-    ) -> tuple[Prompt, list[str]]:
+        self, prompt: PromptLike, given: Sequence[str] | None, n: int | None, seed: int, sampling: Mapping[str, Any]
+    ) -> tuple[PromptLike, list[str]]:
         if given is not None:
             self.check_count(len(given), self.limits.candidates, "candidates")
             return prompt, list(given)
@@ -301,7 +302,7 @@ class Service:
         return asyncio.Semaphore(1 if isinstance(self.generator, LocalModel) else self.limits.generations)
 
     async def _generate(
-        self, generator: Sampler, prompt: Prompt, n: int, seed: int, sampling: Mapping[str, Any]
+        self, generator: Sampler, prompt: PromptLike, n: int, seed: int, sampling: Mapping[str, Any]
     ) -> list[str]:
         given = {name: value for name, value in sampling.items() if value is not None}
         if "temperature" in given:
@@ -373,8 +374,8 @@ def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(call)
 
 
-def _asked(prompt: Prompt) -> str:
+def _asked(prompt: PromptLike) -> str:
     """Return the text by which a held-out prompt is found, be it a text or a chat of one message."""
-    if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0].role == "user":
-        return prompt[0].content
-    return prompt_text(prompt)
+    if Prompt(prompt).is_one_question:
+        return Prompt(prompt).turns[0].content
+    return Prompt(prompt).text

@@ -31,7 +31,6 @@ from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import write_whole
 from pluralign.core.types import Progress
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.features.encoder import quiet_transformers
 from pluralign.features.finetuned import (
     TunedFeatures,
     backbone_folder,
@@ -39,7 +38,9 @@ from pluralign.features.finetuned import (
     model_folders,
     model_identity,
 )
-from pluralign.models.pretrained import Tokens, classifier_rewards, classifier_tokens, longest_text
+from pluralign.models.batches import Tokens
+from pluralign.models.classifier import classifier_rewards, classifier_tokens
+from pluralign.models.loading import longest_text, quiet_transformers
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
@@ -58,6 +59,7 @@ from pluralign.training.pair_trainer import (
 )
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import fit_member
+from pluralign.votes.prompts import Prompt
 
 Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]
 """Fits linear heads to pairs, ``(hidden, outputs)``."""
@@ -210,7 +212,8 @@ def batch_and_steps(n_pairs: int, tuning: FinetuneOptions) -> tuple[int, int]:
     """Return pairs a step and steps: the largest power of two up to 512 that leaves 32 steps an epoch, at least 8.
 
     Example:
-        >>> batch_and_steps(100_000, FinetuneOptions(backbone="x")), batch_and_steps(1_500, FinetuneOptions(backbone="x"))
+        >>> options = FinetuneOptions(backbone="x")
+        >>> batch_and_steps(100_000, options), batch_and_steps(1_500, options)
         ((512, 195), (32, 47))
     """
     batch = tuning.batch_size
@@ -299,7 +302,7 @@ class _Work:
                 raise DataError("it has neither a padding nor an end token", file=self.base_name, remedy=remedy)
             tokenizer.pad_token = tokenizer.eos_token
             self.notes.append(f"{self.base_name} has no padding token, and its end token is used")
-        if tokenizer.chat_template is None and any(not isinstance(prompt, str) for prompt, _ in self.pairs.items):
+        if tokenizer.chat_template is None and any(Prompt(prompt).is_chat for prompt, _ in self.pairs.items):
             self.notes.append(f"{self.base_name} has no chat template, and messages are joined as plain text")
         return tokenizer, config
 

@@ -21,9 +21,9 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import write_whole
 from pluralign.core.types import Progress
-from pluralign.features.encoder import Item
-from pluralign.models.pretrained import Tokens, padded
+from pluralign.models.batches import Tokens, padded
 from pluralign.training.joint import EXTREME_PRICE, VOTE_SHARE
+from pluralign.votes.prompts import Item
 
 HEAD_FACTOR = 10.0
 """How much faster the head learns: it begins with nothing."""

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.votes.options import TIE_RULES, LoadOptions, Repeats
-from pluralign.votes.preferences import CountArray, PreferenceSet, Prompt
+from pluralign.votes.preferences import CountArray, PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
 logger = logging.getLogger("pluralign")
 
@@ -47,7 +48,7 @@ class Comparisons:
     """Comparisons as they are read: texts interned, counts in compact arrays, turned into a set by ``finish``."""
 
     def __init__(self) -> None:
-        self._prompts: dict[Prompt, int] = {}
+        self._prompts: dict[PromptLike, int] = {}
         self._responses: dict[str, int] = {}
         self._numbers = {name: array("q") for name in ("row", "prompt", "a", "b", "votes_a", "votes_b", "ties")}
         self._annotators: list[Any] = []
@@ -57,7 +58,7 @@ class Comparisons:
     def add(
         self,
         row: int,
-        prompt: Prompt,
+        prompt: PromptLike,
         response_a: str,
         response_b: str,
         votes_a: int,
@@ -83,7 +84,7 @@ class Comparisons:
     def add_all_pairs(
         self,
         row: int,
-        prompt: Prompt,
+        prompt: PromptLike,
         responses: Sequence[str],
         scores: npt.NDArray[np.float64],
         *,
@@ -118,8 +119,8 @@ class Comparisons:
         if same.any():  # only now, so that skipping bad rows loses these pairs and not the others
             raise RowError("identical responses", "two of the responses are the same text", "name each response once")
 
-    def _intern_prompt(self, prompt: Prompt) -> int:
-        for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+    def _intern_prompt(self, prompt: PromptLike) -> int:
+        for text in (turn.content for turn in Prompt(prompt).turns):
             check_text(text, "prompt")
         return self._prompts.setdefault(prompt, len(self._prompts))
 

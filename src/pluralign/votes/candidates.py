@@ -17,14 +17,15 @@ from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, RowError, check_text
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
-from pluralign.votes.preferences import PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
 
 @dataclass(frozen=True)
 class Candidates:
     """One prompt and distinct responses to it."""
 
-    prompt: Prompt
+    prompt: PromptLike
     responses: tuple[str, ...]
     repeats: int = 0
     """Responses of the file that were given before and are left out."""
@@ -32,18 +33,7 @@ class Candidates:
     @property
     def prompt_text(self) -> str:
         """The prompt as people read it; the turns of a chat under each other."""
-        return prompt_text(self.prompt)
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """Return a prompt as people read it.
-
-    Example:
-        >>> from pluralign import Message
-        >>> prompt_text((Message("user", "Tea?"), Message("assistant", "No.")))
-        'user: Tea?\\nassistant: No.'
-    """
-    return prompt if isinstance(prompt, str) else "\n".join(f"{turn.role}: {turn.content}" for turn in prompt)
+        return Prompt(self.prompt).text
 
 
 def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progress | None = None) -> list[Candidates]:
@@ -75,7 +65,7 @@ def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progre
 
 def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]:
     bad = BadRows(name, can_skip=False)
-    found: dict[Prompt, dict[str, int]] = {}
+    found: dict[PromptLike, dict[str, int]] = {}
     for row, record in read_records(stream, bad, progress, only_json=True):
         try:
             prompt, responses = _read_line(record)
@@ -93,9 +83,9 @@ def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]
     ]
 
 
-def _read_line(record: Record) -> tuple[Prompt, list[str]]:
+def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
     prompt = read_prompt(record.get("prompt"))
-    for text in [prompt] if isinstance(prompt, str) else (turn.content for turn in prompt):
+    for text in (turn.content for turn in Prompt(prompt).turns):
         check_text(text, "prompt")
     given = record.get("responses")
     if not isinstance(given, list) or not given:

@@ -19,7 +19,8 @@ import numpy as np
 from pluralign.core.errors import DataError
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import RESERVED_COLUMNS, Message, PreferenceSet, Prompt
+from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
+from pluralign.votes.prompts import Message, PromptLike
 
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Iterable[tuple[int, Record]]
@@ -70,7 +71,7 @@ def read_number(value: Any, name: str) -> float:
     return float(value)
 
 
-def read_prompt(value: Any) -> Prompt:
+def read_prompt(value: Any) -> PromptLike:
     """Return a prompt: a text that is not empty, or a list of role/content messages as a tuple of ``Message``."""
     if value is None:
         raise _missing("prompt")
@@ -275,7 +276,7 @@ def _is_score(name: str) -> bool:
 
 def _read_one_response_a_row(records: Records, into: Comparisons, bad: BadRows) -> None:
     """Group rows by prompt; each row is one response with its raters' scores."""
-    rows: dict[Prompt, list[tuple[int, str, list[float], Record]]] = {}
+    rows: dict[PromptLike, list[tuple[int, str, list[float], Record]]] = {}
     for row, record in records:
         try:
             prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")

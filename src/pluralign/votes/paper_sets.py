@@ -22,7 +22,8 @@ from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_number, read_prompt
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import Message, PreferenceSet, Prompt
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message, PromptLike
 
 Rows: TypeAlias = Iterable[tuple[Path, int, Record]]
 Reader: TypeAlias = Callable[[Rows, Comparisons, BadRows], None]
@@ -150,7 +151,7 @@ def _split(path: Path) -> str:
     return re.split(r"[-.]", path.name)[0]
 
 
-def _chat(text: str) -> Prompt:
+def _chat(text: str) -> PromptLike:
     """Return HelpSteer2's flattened conversations as messages, and other prompts as they are."""
     first, *turns = re.split(r"\n?<extra_id_1>(Assistant|User)(?:\n|$)", text)
     if not turns:

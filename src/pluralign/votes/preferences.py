@@ -23,6 +23,7 @@ from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import write_whole
 from pluralign.votes.options import TIE_RULES, TieRule
+from pluralign.votes.prompts import Message, Prompt, PromptLike
 
 CountArray: TypeAlias = npt.NDArray[np.int64]
 ObjectArray: TypeAlias = npt.NDArray[np.object_]
@@ -30,37 +31,6 @@ ObjectArray: TypeAlias = npt.NDArray[np.object_]
 SAVED_FORMATS = ("parquet", "jsonl", "jsonl.gz")
 RESERVED_COLUMNS = ("prompt", "prompt_is_chat", "response_a", "response_b", "votes_a", "votes_b", "ties")
 _METADATA_KEY = b"pluralign"
-
-
-class Message(NamedTuple):
-    """One turn of a chat prompt."""
-
-    role: str
-    content: str
-
-
-Prompt: TypeAlias = str | tuple[Message, ...]
-
-
-def prompt_messages(prompt: Prompt) -> list[dict[str, str]]:
-    """Return a prompt as the role/content list that chat templates take.
-
-    Example:
-        >>> prompt_messages("Why?")
-        [{'role': 'user', 'content': 'Why?'}]
-    """
-    turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    return [turn._asdict() for turn in turns]
-
-
-def prompt_key(prompt: Prompt) -> str:
-    """Return the one text that stands for a prompt when it is hashed or shown: itself, or its messages as JSON.
-
-    Example:
-        >>> prompt_key((Message("user", "Why?"),))
-        '[["user","Why?"]]'
-    """
-    return prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False, separators=(",", ":"))
 
 
 class Items(NamedTuple):
@@ -112,7 +82,7 @@ class PreferenceSet:
     @classmethod
     def from_indices(
         cls,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[PromptLike],
         responses: Iterable[str],
         prompt_index: npt.ArrayLike,
         a_index: npt.ArrayLike,
@@ -155,7 +125,7 @@ class PreferenceSet:
     @classmethod
     def from_columns(
         cls,
-        prompt: Sequence[Prompt],
+        prompt: Sequence[PromptLike],
         response_a: Sequence[str],
         response_b: Sequence[str],
         votes_a: npt.ArrayLike,
@@ -295,7 +265,7 @@ class PreferenceSet:
         """Return which pairs are on the test side of ``split``, ``(n_pairs,)``."""
         if not 0 < test_fraction < 1:
             raise UsageError(f"test_fraction must be between 0 and 1, not {test_fraction}.")
-        hashed = np.array([prompt_hash(prompt, seed) < test_fraction for prompt in self.prompts], dtype=bool)
+        hashed = np.array([Prompt(prompt).hash(seed) < test_fraction for prompt in self.prompts], dtype=bool)
         test = hashed[self.prompt_index]
         if "split" in self.columns:
             official = self.columns["split"]
@@ -316,8 +286,8 @@ class PreferenceSet:
 
     def to_table(self) -> pa.Table:
         """Return a wide Arrow table, one row a pair, texts dictionary-encoded."""
-        chat = np.array([not isinstance(prompt, str) for prompt in self.prompts], dtype=bool)
-        prompts = pa.array([prompt_key(prompt) for prompt in self.prompts], pa.large_string())
+        chat = np.array([Prompt(prompt).is_chat for prompt in self.prompts], dtype=bool)
+        prompts = pa.array([Prompt(prompt).key for prompt in self.prompts], pa.large_string())
         responses = pa.array(self.responses, pa.large_string())
         arrays: dict[str, pa.Array] = {"prompt": pa.DictionaryArray.from_arrays(self.prompt_index, prompts)}
         if chat.any():
@@ -363,7 +333,7 @@ class PreferenceSet:
         """Yield one plain dict a pair, in the wide layout that any reader of JSON Lines understands."""
         columns = {name: values.tolist() for name, values in self.columns.items()}
         counts = self.votes_a.tolist(), self.votes_b.tolist(), self.ties.tolist()
-        plain = [prompt if isinstance(prompt, str) else prompt_messages(prompt) for prompt in self.prompts]
+        plain = [Prompt(prompt).json for prompt in self.prompts]
         for row, (votes_a, votes_b, ties) in enumerate(zip(*counts, strict=True)):
             yield {
                 "prompt": plain[self.prompt_index[row]],
@@ -407,7 +377,7 @@ class PreferenceSet:
     def fingerprint(self) -> str:
         """A hash of everything a fit depends on: texts, pairs, votes and splits."""
         digest = hashlib.sha256(self.tie_rule.encode())
-        for text in (*map(prompt_key, self.prompts), *self.responses):
+        for text in (*(Prompt(prompt).key for prompt in self.prompts), *self.responses):
             digest.update(hashlib.sha256(text.encode()).digest())
         for array in (self.prompt_index, self.a_index, self.b_index, self.votes_a, self.votes_b, self.ties):
             digest.update(np.ascontiguousarray(array).data)
@@ -442,12 +412,6 @@ def is_saved_set(path: str | os.PathLike[str]) -> bool:
         return _METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError):
         return False
-
-
-def prompt_hash(prompt: Prompt, seed: int = 0) -> float:
-    """Return a number in [0, 1) that depends only on the prompt and the seed."""
-    key = hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
-    return int.from_bytes(key.digest(), "little") / 2**64
 
 
 def _smallest(values: CountArray) -> int:

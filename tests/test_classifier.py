@@ -11,10 +11,10 @@ import pytest
 from test_encoder import CHAT_TEMPLATE, _tokenizer
 
 from pluralign.core.errors import DataError
-from pluralign.features.encoder import Item
-from pluralign.models import pretrained as models
-from pluralign.models.pretrained import model_rewards, response_log_prob
-from pluralign.votes.preferences import Message
+from pluralign.models import batches
+from pluralign.models.causal import response_log_prob
+from pluralign.models.classifier import model_rewards
+from pluralign.votes.prompts import Item, Message
 
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
@@ -127,13 +127,13 @@ def test_a_text_that_is_too_long_loses_the_beginning_of_the_prompt(tmp_path: Pat
 def test_batches_are_small_and_progress_ends_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_bert(tmp_path / "reward")
     whole = model_rewards(folder, ITEMS)
-    monkeypatch.setattr(models, "BATCH_SIZE", 3)
+    monkeypatch.setattr(batches, "BATCH_SIZE", 3)
     told: list[tuple[int, int]] = []
     np.testing.assert_allclose(
         model_rewards(folder, ITEMS, lambda done, total: told.append((done, total))), whole, atol=1e-5
     )
     assert told == [(3, 4), (4, 4)]
-    assert list(models._batches([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens at once, the longest first"
+    assert list(batches._batches([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens at once, the longest first"
 
 
 @pytest.mark.slow

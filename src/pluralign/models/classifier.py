@@ -1,0 +1,87 @@
+"""Rewards of pretrained sequence classifiers, exactly as each text alone would get."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import DataError
+from pluralign.core.types import Progress
+from pluralign.models.batches import Tokens, _in_batches, padded
+from pluralign.models.loading import load_model, longest_text
+from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
+
+WEIGHTS_KEY = "pluralign_weights"
+"""Where the configuration of a model with several rewards holds their weights."""
+
+
+def reward_model_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a sequence classifier; anything else would get a head of random numbers."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError(
+            "there is neither an ensemble.json nor a config.json in it",
+            file=str(folder),
+            remedy="name a folder that pluralign fit wrote, or a transformers reward model",
+        )
+    config = dict(json.loads(path.read_text(encoding="utf-8")))
+    names = config.get("architectures") or ["model without a named architecture"]
+    if not any(str(name).endswith("ForSequenceClassification") for name in names):
+        raise DataError(
+            f"it holds a {names[0]}, not a reward model",
+            file=str(folder),
+            remedy="name a model saved as …ForSequenceClassification",
+        )
+    return config
+
+
+def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
+    """Return the rewards that a sequence classifier gives each (prompt, response), ``(n_items, n_labels)``.
+
+    A chat goes through the tokenizer's own template. Without one, prompt and response are the two texts of a pair, or
+    one text with an empty line between where the tokenizer has no separator. Texts that are too long lose the beginning
+    of the prompt.
+
+    Args:
+        folder: a transformers folder with a …ForSequenceClassification model.
+        items: prompts with responses.
+        progress: called with items done and in all.
+    """
+    reward_model_config(folder)
+    model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
+    return classifier_rewards(model, tokenizer, items, longest_text(model, tokenizer), progress)
+
+
+def classifier_rewards(
+    model: Any, tokenizer: Any, items: Sequence[Item], limit: int, progress: Progress | None = None
+) -> FloatArray:
+    """Return what ``model_rewards`` does, of a sequence classifier that is loaded and texts of at most some tokens."""
+    texts = [classifier_tokens(tokenizer, item, limit) for item in items]
+    own_pad = model.config.get_text_config().pad_token_id
+
+    def rewards(batch: Sequence[int]) -> Any:
+        # Decoders score the last token that is not padding. Where they name no padding, that is the last token, so any
+        # id that these texts do not use will do.
+        used = {token for index in batch for token in texts[index]["input_ids"]}
+        pad = own_pad if own_pad is not None else next(token for token in range(len(used) + 1) if token not in used)
+        model.config.get_text_config().pad_token_id = pad
+        return model(**padded([texts[index] for index in batch], pad, model.device)).logits.float()
+
+    return _in_batches(texts, rewards, progress)
+
+
+def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
+    """Return what a sequence classifier reads of a prompt with a response: at most ``limit`` ids and masks."""
+    prompt, response = item
+    if tokenizer.chat_template:
+        text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)
+        tokens = tokenizer(text, add_special_tokens=False, truncation=True, max_length=limit)
+    elif tokenizer.sep_token is None:
+        tokens = tokenizer(plain_text(prompt, response), truncation=True, max_length=limit)
+    else:
+        room = limit - tokenizer.num_special_tokens_to_add(pair=True)
+        fits = len(tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"]) < room
+        cut = "only_first" if fits else "longest_first"
+        tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
+    return dict(tokens)

@@ -1,0 +1,22 @@
+"""The front of the package: light to import, and every public name resolves."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("statement", ["import pluralign", "from pluralign.cli.main import app"])
+def test_importing_and_help_load_nothing_heavy(statement: str) -> None:
+    code = f"{statement}; import sys; print([m for m in ('torch', 'numpy', 'pyarrow', 'datasets') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_every_public_name_resolves() -> None:
+    import pluralign
+
+    for name in pluralign.__all__:
+        assert getattr(pluralign, name) is not None
+    assert set(pluralign._HOMES) | {"__version__"} == set(pluralign.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = pluralign.nothing
