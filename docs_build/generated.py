@@ -77,7 +77,7 @@ def command_section(name: str) -> Iterator[str]:
     yield from (_plain(command.help), "", "```text", " ".join(["pluralign", name, "[OPTIONS]", *arguments]), "```", "")
     yield from ("| argument or option | |", "|---|---|")
     for _, names, text in shown:
-        yield f"| {_code(names)} | {_cell(text)} |"
+        yield f"| `{names}` | {_cell(text)} |"
     examples = [line.strip() for line in (command.epilog or "").splitlines()[1:] if line.strip()]
     if examples:
         yield from ("", "```sh", *examples, "```")
@@ -90,10 +90,6 @@ def _plain(text: str) -> str:
 
 def _cell(text: str) -> str:
     return re.sub(r"([|\[\]<>*_])", r"\\\1", _plain(text))
-
-
-def _code(names: str) -> str:
-    return f"`{names}`".replace("|", "\\|")
 
 
 # --- outputs ---------------------------------------------------------------------------------------------------------
