@@ -27,9 +27,7 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
-HISTORY = [
-    HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])
-]
+HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]
 
 
 @pytest.fixture(scope="module")
