@@ -181,7 +181,7 @@ def evaluate(
     """Judge an ensemble, any reward model, or a file of scores on votes: what does it do to disagreement?"""
     from pluralign.cli import views as terminal
     from pluralign.evaluation.evaluate import evaluate as evaluate_subject
-    from pluralign.evaluation.predictors import find_predictor
+    from pluralign.evaluation.sources import find_predictor
     from pluralign.fitting.fit import evaluation_facts
 
     for name in (subject, *against):

@@ -31,8 +31,9 @@ from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison, standing, verdicts
-from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
+from pluralign.evaluation.comparison import comparison, standing, verdicts
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import judge_groups
 from pluralign.theory import calibration
 from pluralign.training.bradley_terry import sigmoid
 from pluralign.votes.candidates import Candidates
