@@ -24,8 +24,8 @@ from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.social_choice import RULES, borda, choose, maximin, pairwise_support
-from pluralign.training.bradley_terry import sigmoid
 from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike

@@ -37,8 +37,8 @@ from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval, Reliability
 from pluralign.training.baselines import BASELINE_NAMES, Baseline
-from pluralign.training.differences import Differences
 from pluralign.training.member_bounds import USED
+from pluralign.training.pairs import Differences
 from pluralign.votes.preferences import PreferenceSet
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)

@@ -37,24 +37,18 @@ from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_baselines, fit_pair
-from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
+from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.hidden_layer import fit_hidden_layer
-from pluralign.training.joint import (
-    FEW_RESTARTS,
-    RESTARTS,
-    VOTE_SHARE,
-    JointFit,
-    Teacher,
-    fit_joint_sizes,
-    fit_policy_level,
-    fit_teacher,
-)
-from pluralign.training.member_bounds import USED, keep_near_people, training_bound
+from pluralign.training.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, JointFit, fit_joint_sizes
+from pluralign.training.member_bounds import USED, cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import MIN_PROMPTS, Pairs, validation_folds
+from pluralign.training.policy_level import fit_policy_level
 from pluralign.training.stagewise import Stage, hard_votes, solve_weights, stages
+from pluralign.training.teacher import Teacher, fit_teacher
 from pluralign.votes.preferences import PreferenceSet
 
 SECOND_SPLIT = 1_000_003
@@ -341,8 +335,8 @@ def _fit_tuned(
     size = _tuned_size(options, folder)
     assert folder is not None  # noqa: S101 - refused above
     try:
-        from pluralign.training import finetune
-        from pluralign.training.pair_trainer import TextPairs
+        from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()
@@ -457,7 +451,7 @@ def _tuned_members(train: Pairs, size: int, method: str, bound: float) -> tuple[
     reward = axes[:, size]
     if size == 1:
         return reward[:, None], [np.ones(1)]
-    near = [keep_near_people(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
+    near = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
     theta = np.column_stack(near)
     target = (1 - VOTE_SHARE) * sigmoid(scores(difference, reward)) + VOTE_SHARE * prob_a
     return theta, [simplex_least_squares(hard_votes(difference, theta), target)]

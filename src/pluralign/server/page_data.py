@@ -33,7 +33,7 @@ from pluralign.ensemble.held_out import Evidence
 from pluralign.evaluation.evaluate import comparison, standing, verdicts
 from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
 from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.theory.logistic import sigmoid
 from pluralign.training.member_bounds import further_than_a_coin
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet

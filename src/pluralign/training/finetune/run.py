@@ -44,9 +44,7 @@ from pluralign.models.loading import longest_text, quiet_transformers
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.joint import FEW_RESTARTS, Teacher, fit_joint, fit_teacher
-from pluralign.training.options import FinetuneOptions, FitOptions, Variant
-from pluralign.training.pair_trainer import (
+from pluralign.training.finetune.trainer import (
     COMPLETE_FILE,
     Collator,
     JointLoss,
@@ -57,8 +55,11 @@ from pluralign.training.pair_trainer import (
     TextPairs,
     Watch,
 )
+from pluralign.training.joint import FEW_RESTARTS, fit_joint
+from pluralign.training.options import FinetuneOptions, FitOptions, Variant
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import fit_member
+from pluralign.training.teacher import Teacher, fit_teacher
 from pluralign.votes.prompts import Prompt
 
 Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]

@@ -22,7 +22,7 @@ from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import write_whole
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
-from pluralign.training.joint import EXTREME_PRICE, VOTE_SHARE
+from pluralign.training.joint import DISAGREEMENT_PENALTY, VOTE_SHARE
 from pluralign.votes.prompts import Item
 
 HEAD_FACTOR = 10.0
@@ -118,7 +118,7 @@ class JointLoss:
         # The expected squared error of votes that are drawn with these chances: undecided members cost something.
         error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
         apart = ((1 - 2 * prob_a)[:, None] * soft).mean(0) @ running.too_far(difference, self.bound)[: self.k]
-        return error + EXTREME_PRICE / self.k * apart + binary_cross_entropy_with_logits(reward, prob_a)
+        return error + DISAGREEMENT_PENALTY / self.k * apart + binary_cross_entropy_with_logits(reward, prob_a)
 
 
 @dataclass(frozen=True)
