@@ -14,7 +14,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [
@@ -40,7 +40,7 @@ def ensemble(folder: Path) -> RewardEnsemble:
 
 @pytest.fixture(scope="module")
 def cards(folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
-    return member_profiles(ensemble.weights, load_evidence(folder))
+    return member_profiles(ensemble.weights, load_held_out(folder))
 
 
 def pick(ensemble: RewardEnsemble, member: int) -> str:
@@ -159,7 +159,7 @@ def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
 
 
 def test_choices_that_follow_a_member_find_it(ensemble: RewardEnsemble, folder: Path) -> None:
-    votes = load_evidence(folder).preferences
+    votes = load_held_out(folder).preferences
     for member in range(ensemble.k):
         own = ensemble.votes(votes)[:, member]
         choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))

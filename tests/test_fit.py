@@ -18,8 +18,8 @@ import pytest
 from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import texts_of
+from pluralign.ensemble.record import HistoryRow
 from pluralign.features import encoder as encoders
-from pluralign.fitting.fit import Record
 from pluralign.training import joint
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
@@ -115,7 +115,7 @@ def test_every_way_to_fit_gives_members_weights_and_the_promised_facts(
 
 def test_history_shows_each_size_on_the_way(quick: None, votes: PreferenceSet) -> None:
     def sizes(**changes: Any) -> list[int]:
-        seen: list[Record] = []
+        seen: list[HistoryRow] = []
         watch = lambda what, value: seen.append(value) if what == "record" else None  # noqa: E731
         ensemble = fit_quickly(votes, watch=watch, **changes)
         history = ensemble.facts["history"]

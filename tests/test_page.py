@@ -20,7 +20,7 @@ from pluralign import PreferenceSet, answer, create_app
 from pluralign.analysis.profiles import member_profiles
 from pluralign.answering.answer import steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.server.page_data import explain
 
 RUNS = "window.owned = true"
@@ -53,7 +53,7 @@ def ensemble(town_folder: Path) -> RewardEnsemble:
 
 @pytest.fixture(scope="module")
 def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(create_app(ensemble, evidence=load_evidence(town_folder), name="town")) as at:
+    with running(create_app(ensemble, evidence=load_held_out(town_folder), name="town")) as at:
         yield at
 
 
@@ -494,7 +494,7 @@ def test_two_responses_are_compared_with_reasons(
     pair = shown["steering_pairs"][0]
     texts = pair["prompt"], pair["response_a"], pair["response_b"]
     rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
-    cards = member_profiles(ensemble.weights, load_evidence(town_folder))
+    cards = member_profiles(ensemble.weights, load_held_out(town_folder))
     expected = explain(ensemble, cards, *texts, rewards[0], rewards[1])
     share = sum(one["weight"] * one["vote"] for one in expected)
     assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")

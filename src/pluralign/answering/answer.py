@@ -23,10 +23,10 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.theory import calibration
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.social_choice import RULES, borda, choose, maximin, pairwise_support
-from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -264,7 +264,7 @@ def slate(texts: Sequence[str], favourite: npt.NDArray[np.int64], weights: Float
         >>> slate(["Yes.", "No."], np.array([0, 1, 0]), np.array([0.5, 0.3, 0.2]))[0].weight
         0.7
     """
-    used = np.flatnonzero(weights > USED)
+    used = np.flatnonzero(weights > NEGLIGIBLE_WEIGHT)
     groups: list[list[int]] = []
     for j in sorted(used.tolist(), key=lambda j: -weights[j]):
         text = texts[favourite[j]]

@@ -24,14 +24,14 @@ from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.checkpoints import UNFINISHED, Arrays, Steps
 from pluralign.core.distributed import ALONE, Processes, this_process
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.jsonable import without_nan
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
-from pluralign.ensemble.held_out import Evidence, remove_evidence, save_evidence
+from pluralign.ensemble.held_out import HeldOutVotes, remove_held_out, save_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are, fit_feature_map
-from pluralign.evaluation.evaluate import Evaluation, evaluate_features
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, BoundCost, DataSummary, Evaluation, FitRecord, HistoryRow
+from pluralign.evaluation.evaluate import evaluate_features
 from pluralign.features import surface
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.frozen import TextFeatures
@@ -43,7 +43,7 @@ from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_
 from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.hidden_layer import fit_hidden_layer
 from pluralign.training.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, JointFit, fit_joint_sizes
-from pluralign.training.member_bounds import USED, cap_disagreement, training_bound
+from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import MIN_PROMPTS, Pairs, validation_folds
 from pluralign.training.policy_level import fit_policy_level
@@ -61,19 +61,8 @@ BETAS = np.geomspace(0.02, 4.0, 48)
 """Temperatures of the policy-level reading that are tried, for rewards whose differences have unit spread."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """The ensemble of one size: a row of ``history``."""
-
-    k: int
-    train_brier: float
-    test_brier: float
-    test_brier_corrected: float
-    weights: list[float]
-
-
 Watch: TypeAlias = Callable[[str, Any], None]
-"""Called with what is at hand ("encode", "floor", "baseline", "choose", "record") and its name, value or ``Record``."""
+"""Called with an event ("encode", "floor", "baseline", "choose", "record") and its name, value or row."""
 
 
 def fit(
@@ -125,8 +114,9 @@ def fit(
         steps = Steps(folder, {**inputs, "encoder": text_features.identity}, processes)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
             ensemble, evidence = _learn(preferences, test_rows, features, text_features, options, steps, watch)
-    seconds = {"seconds": time.perf_counter() - started, "seconds_encoding": encoding}
-    ensemble = replace(ensemble, facts={**ensemble.facts, "processes": processes.count, **seconds})
+    seconds = time.perf_counter() - started
+    record = replace(ensemble.record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
+    ensemble = replace(ensemble, record=record)
     processes.wait()
     if folder is not None and processes.first:
         _save(ensemble, evidence, folder, options)
@@ -190,11 +180,13 @@ def _mapped_inputs(inputs: FeatureMap, features: npt.NDArray[np.float32], only: 
     return mapped
 
 
-def _save(ensemble: RewardEnsemble, evidence: Evidence, folder: str | os.PathLike[str], options: FitOptions) -> None:
+def _save(
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, folder: str | os.PathLike[str], options: FitOptions
+) -> None:
     if options.keep_held_out:
-        save_evidence(evidence, folder)
+        save_held_out(evidence, folder)
     else:
-        remove_evidence(folder)
+        remove_held_out(folder)
     ensemble.save(folder)
 
 
@@ -218,7 +210,7 @@ def _learn(
     options: FitOptions,
     steps: Steps,
     watch: Watch,
-) -> tuple[RewardEnsemble, Evidence]:
+) -> tuple[RewardEnsemble, HeldOutVotes]:
     processes, items = steps.processes, preferences.items()
     only = _texts_read(preferences, processes)
     in_train = np.zeros(len(features), dtype=bool)
@@ -242,7 +234,7 @@ def _learn(
         share = work.predict(test, *fitted)
         corrected = calibration.brier_corrected(share, test.prob_a, test_votes, test_ties)
         trained = calibration.brier(work.predict(train, *fitted), train.prob_a)
-        history.append(Record(k, trained, calibration.brier(share, test.prob_a), corrected, fitted[1].tolist()))
+        history.append(HistoryRow(k, trained, calibration.brier(share, test.prob_a), corrected, fitted[1].tolist()))
         watch("record", history[-1])
     assert fitted is not None  # noqa: S101 - sizes are never empty
     theta, weights = fitted
@@ -254,11 +246,10 @@ def _learn(
 
     ensemble = RewardEnsemble(LinearMembers(inputs, theta), weights, text_features, beta)
     ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history, processes)
-    facts = {
-        "target": work.target if options.method == "joint" and options.level == "vote" else None,
-        "bound": _bound(work, ensemble.facts, test, size),
-    }
-    return replace(ensemble, facts={**ensemble.facts, **without_nan(facts)}), evidence
+    assert ensemble.record.evaluation is not None  # noqa: S101 - just measured
+    target = work.target if options.method == "joint" and options.level == "vote" else None
+    record = replace(ensemble.record, target=target, bound=_bound(work, ensemble.record.evaluation, test, size))
+    return replace(ensemble, record=record), evidence
 
 
 def _judged(
@@ -268,45 +259,38 @@ def _judged(
     features: npt.NDArray[np.float32],
     options: FitOptions,
     baselines: Mapping[str, Baseline],
-    history: Sequence[Record],
+    history: Sequence[HistoryRow],
     processes: Processes = ALONE,
-) -> tuple[RewardEnsemble, Evidence]:
+) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Return a fitted ensemble with its baselines, its figures on the test pairs and what is known of the fit."""
-    ensemble = replace(
-        ensemble,
-        facts={
-            "method": options.method,
-            "level": options.level,
-            "k": ensemble.k,
-            "baseline_formulas": {name: baseline.formula for name, baseline in baselines.items()},
-        },
-        baselines={name: baseline.arrays for name, baseline in baselines.items()},
+    record = FitRecord(
+        method=options.method,
+        level=options.level,
+        k=ensemble.k,
+        baseline_formulas={name: baseline.formula for name, baseline in baselines.items()},
+        options=asdict(options),
+        history=list(history),
+        baseline_seconds={name: baseline.seconds for name, baseline in baselines.items()},
     )
+    fitted = {name: baseline.arrays for name, baseline in baselines.items()}
+    ensemble = replace(ensemble, record=record, baselines=fitted)
     row_of = {text: row for row, text in enumerate(texts_of(preferences))}
     test_set = preferences[test_rows]
     test_features = _rows_of(features, np.array([row_of[text] for text in texts_of(test_set)]), processes)
     evaluation = evaluate_features(ensemble, test_set, test_features)
     learned_from = preferences.prompt_index[~test_rows]
-    facts = {
-        **ensemble.facts,
-        "options": asdict(options),
-        "target": None,
-        "history": [asdict(record) for record in history],
-        "bound": None,
-        "baseline_seconds": {name: baseline.seconds for name, baseline in baselines.items()},
-        "data": {
-            "name": preferences.name,
-            "fingerprint": preferences.fingerprint,
-            "train_pairs": len(learned_from),
-            "train_prompts": len(np.unique(learned_from)),
-            "test_pairs": len(test_set),
-            "test_prompts": len(np.unique(preferences.prompt_index[test_rows])),
-        },
-        "versions": {"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
-        **evaluation_facts(evaluation),
-    }
-    evidence = Evidence(test_set, ensemble.members.rewards(test_features))
-    return replace(ensemble, facts=without_nan(facts)), evidence
+    data = DataSummary(
+        name=preferences.name,
+        fingerprint=preferences.fingerprint,
+        train_pairs=len(learned_from),
+        train_prompts=len(np.unique(learned_from)),
+        test_pairs=len(test_set),
+        test_prompts=len(np.unique(preferences.prompt_index[test_rows])),
+    )
+    versions = {"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    record = replace(record, data=data, versions=versions, evaluation=evaluation)
+    evidence = HeldOutVotes(test_set, ensemble.members.rewards(test_features))
+    return replace(ensemble, record=record), evidence
 
 
 def _rows_of(
@@ -377,7 +361,7 @@ def _fit_tuned(
         corrected = calibration.brier_corrected(share, test.prob_a, test_votes, test_ties)
         trained = calibration.brier(hard_votes(train.difference, members) @ weights, train.prob_a)
         tested = calibration.brier(share, test.prob_a)
-        history.append(Record(len(weights), trained, tested, corrected, weights.tolist()))
+        history.append(HistoryRow(len(weights), trained, tested, corrected, weights.tolist()))
         watch("record", history[-1])
     weights = stages_found[-1]
     theta = theta / np.maximum(np.std(scores(train.difference, theta), axis=0), 1e-12)
@@ -385,8 +369,9 @@ def _fit_tuned(
     ensemble = RewardEnsemble(LinearMembers(outputs, theta), weights, tuned.features, beta)
     ensemble, evidence = _judged(ensemble, preferences, test_rows, features, options, baselines, history)
     now = time.perf_counter()
-    facts = {
-        "tuning": {
+    record = replace(
+        ensemble.record,
+        tuning={
             **asdict(tuning),
             "steps": tuned.steps,
             "batch_size": tuned.batch_size,
@@ -394,13 +379,13 @@ def _fit_tuned(
             "max_length": tuned.features.max_length,
             "validation_pairs": len(check),
         },
-        "notes": tuned.notes,
-        "processes": tuned.processes,
-        "seconds_members": tuned.seconds,
-        "seconds": now - started,
-        "seconds_encoding": now - reading,
-    }
-    ensemble = replace(ensemble, facts={**ensemble.facts, **facts})
+        notes=tuned.notes,
+        processes=tuned.processes,
+        seconds_members=tuned.seconds,
+        seconds=now - started,
+        seconds_encoding=now - reading,
+    )
+    ensemble = replace(ensemble, record=record)
     with finetune.only_the_first() as first:
         if first:
             _save(ensemble, evidence, folder, options)
@@ -473,27 +458,22 @@ def _tuned_baselines(train: Pairs, check: Pairs, features: TunedFeatures) -> dic
     }
 
 
-def evaluation_facts(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the figures of an evaluation as plain values, in the words of the command line's JSON."""
-    facts = asdict(evaluation)
-    facts["reliability"] = {name: values.tolist() for name, values in facts["reliability"].items()}
-    return facts
-
-
-def _bound(work: "_Work", facts: Mapping[str, Any], test: Pairs, size: int) -> dict[str, Any] | None:
+def _bound(work: "_Work", evaluation: Evaluation, test: Pairs, size: int) -> BoundCost | None:
     """What keeping members near people cost: held-out Brier and worst member, with the bound and without."""
     if work.options.max_disagreement >= 1:
         return None
     theta, weights = work.unbounded(size)
     votes = hard_votes(test.difference, theta)
-    worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > USED].max()
-    return {
-        "max_disagreement": work.options.max_disagreement,
-        "brier": facts["test"]["brier"],
-        "brier_without": calibration.brier(work.predict(test, theta, weights), test.prob_a),
-        "worst": max(member["disagreement"] for member in facts["members"] if member["weight"] > USED),
-        "worst_without": float(worst),
-    }
+    worst = np.asarray(calibration.disagreement(votes, test.prob_a))[weights > NEGLIGIBLE_WEIGHT].max()
+    within = evaluation.worst_disagreement()
+    assert within is not None  # noqa: S101 - members vote
+    return BoundCost(
+        max_disagreement=work.options.max_disagreement,
+        brier=evaluation.test.brier,
+        brier_without=calibration.brier(work.predict(test, theta, weights), test.prob_a),
+        worst=within,
+        worst_without=float(worst),
+    )
 
 
 def _best_beta(check: Pairs, theta: FloatArray, weights: FloatArray) -> float:

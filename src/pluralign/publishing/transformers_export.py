@@ -21,10 +21,10 @@ from pluralign.analysis.profiles import member_profiles
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
 from pluralign.models.classifier import WEIGHTS_KEY, classifier_tokens
 from pluralign.models.loading import quiet_transformers
@@ -138,7 +138,7 @@ def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> li
     """Return what each member is called on its card where held-out votes were kept, else its number."""
     if not (Path(folder) / REWARDS_FILE).is_file():
         return [f"member {j}" for j in range(ensemble.k)]
-    return [card.name for card in member_profiles(ensemble.weights, load_evidence(folder))]
+    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
 
 
 def base_id(base: str) -> str | None:

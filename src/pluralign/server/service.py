@@ -26,7 +26,7 @@ from pluralign.answering.generate import Sampler, sample_distinct
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
@@ -57,7 +57,7 @@ class Service:
     ensemble: RewardEnsemble
     generator: Sampler | None = None
     """Writes candidates where a request brings none; called in threads."""
-    evidence: Evidence | None = None
+    evidence: HeldOutVotes | None = None
     name: str = "pluralign"
     limits: Limits = field(default_factory=Limits)
     refusal: RefusalPolicy | None = None

@@ -5,24 +5,8 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.training.pairs import Matrix
 
-USED = 1e-6
-"""A member with less weight than this takes no part."""
-COIN = 0.5
-"""Disagreement of a random vote with a random person."""
 BISECTIONS = 12
 MARGIN, MARGIN_BY_PROMPTS = 0.017, 0.17
-
-
-def further_than_a_coin(disagreement: float, weight: float) -> bool:
-    """Return whether a member that takes part disagrees with people more than a random vote.
-
-    No policy should be tuned to such a member.
-
-    Example:
-        >>> further_than_a_coin(0.51, 0.1), further_than_a_coin(0.51, 0.0), further_than_a_coin(0.5, 0.1)
-        (True, False, False)
-    """
-    return disagreement > COIN and weight > USED
 
 
 def training_bound(max_disagreement: float, n_prompts: int) -> float:
