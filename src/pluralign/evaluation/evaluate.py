@@ -36,6 +36,7 @@ from pluralign.models.causal import response_log_prob
 from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
 from pluralign.theory.calibration import Interval
+from pluralign.theory.logistic import sigmoid
 from pluralign.training.baselines import BASELINE_NAMES, Baseline
 from pluralign.training.pairs import Differences
 from pluralign.votes.preferences import PreferenceSet
@@ -215,7 +216,7 @@ def policy_level(
     ]
     limit = None
     if ratio is not None:
-        tied = 0.5 * (1.0 + np.tanh(0.5 * ratio))[:, None]
+        tied = sigmoid(ratio)[:, None]
         limit = calibration.ensemble_prob(np.where(difference == 0, tied, (difference > 0).astype(float)), weights)
     rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
     return PolicyLevel(reference, rows)
