@@ -14,10 +14,9 @@ from pluralign.core.errors import DataError
 from pluralign.ensemble.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
 from pluralign.theory.calibration import disagreement, votes_from_rewards
 from pluralign.training.bradley_terry import bradley_terry_loss, fit_bradley_terry
-from pluralign.training.differences import as_array
 from pluralign.training.hidden_layer import fit_hidden_layer, network_loss, unpack
 from pluralign.training.member_bounds import cap_disagreement, training_bound
-from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.pairs import Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes, solve_weights
 
 # --- features and members ---------------------------------------------------------------------------------------------

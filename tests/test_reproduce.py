@@ -107,7 +107,7 @@ def test_a_recipe_says_what_the_paper_says(name: str) -> None:
 
 
 def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
-    finetune = importlib.import_module("pluralign.training.finetune")
+    finetune = importlib.import_module("pluralign.training.finetune.recipe")
     for name in RECIPES:
         noted = load_recipe(name).paper_training
         assert (noted["warmup"], noted["weight_decay"]) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)

@@ -16,7 +16,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.theory.logistic import sigmoid
 from pluralign.votes.preferences import PreferenceSet
 
 SLIP = 0.1

@@ -99,10 +99,11 @@ def fit(
 ) -> None:
     """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
     from pluralign.cli import views as terminal
+    from pluralign.core.distributed import launched_process
     from pluralign.fitting.fit import fit as fit_ensemble
 
     # Of the processes that accelerate launches, the first one talks; errors are told by all.
-    with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
+    with nullcontext() if (first := launched_process().first) else redirect_stderr(io.StringIO()):
         preferences = load_votes(data, load_options)
     work: dict[str, Any] = {"tuning": finetune_options, "folder": output}
     if finetune_options.backbone is None and first:

@@ -11,7 +11,7 @@ from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, F
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor
 from pluralign.theory import calibration
 from pluralign.training.baselines import Baseline
-from pluralign.training.differences import Differences
+from pluralign.training.pairs import Differences
 from pluralign.votes.preferences import PreferenceSet
 
 

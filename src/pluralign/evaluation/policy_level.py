@@ -15,6 +15,7 @@ from pluralign.evaluation.results import PolicyLevel, PolicyRow
 from pluralign.models.causal import response_log_prob
 from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
 from pluralign.votes.preferences import PreferenceSet
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -65,7 +66,7 @@ def policy_level(
     ]
     limit = None
     if ratio is not None:
-        tied = 0.5 * (1.0 + np.tanh(0.5 * ratio))[:, None]
+        tied = sigmoid(ratio)[:, None]
         limit = calibration.ensemble_prob(np.where(difference == 0, tied, (difference > 0).astype(float)), weights)
     rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
     return PolicyLevel(reference, rows)

@@ -27,9 +27,10 @@ from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
 from pluralign.fitting.selection import choose_temperature
 from pluralign.fitting.task import FitWatcher, Members
 from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.training.bradley_terry import scores, sigmoid
+from pluralign.training.bradley_terry import scores
 from pluralign.training.joint import VOTE_SHARE
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
@@ -64,8 +65,8 @@ def fit_finetuned(
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     try:
-        from pluralign.training import finetune
-        from pluralign.training.pair_trainer import TextPairs
+        from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()

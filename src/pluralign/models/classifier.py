@@ -71,6 +71,22 @@ def classifier_rewards(
     return _in_batches(texts, rewards, progress)
 
 
+def classifier_head(model: Any) -> tuple[str, Any]:
+    """Return the name and the layer of a sequence classifier's head: the last linear layer outside the body.
+
+    It is ``score`` in decoders, ``classifier`` or the like in encoders. The model may be wrapped by peft.
+    """
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = [
+        (str(name), layer)
+        for name, layer in inner.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
+    ]
+    return layers[-1]
+
+
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
     """Return what a sequence classifier reads of a prompt with a response: at most ``limit`` ids and masks."""
     prompt, response = item

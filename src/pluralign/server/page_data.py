@@ -35,7 +35,7 @@ from pluralign.evaluation.comparison import comparison, standing, verdicts
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import judge_groups
 from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.theory.logistic import sigmoid
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt

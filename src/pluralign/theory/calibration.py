@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
+from pluralign.theory.logistic import sigmoid
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -142,7 +143,7 @@ def policy_prob(
         raise ValueError(f"beta must be above 0, but it is {beta}.")
     difference = _checked("reward_difference", reward_difference, np.shape(reward_difference)[:2], *_REAL)
     logit = difference / beta + np.asarray(log_reference_ratio, dtype=np.float64).reshape(-1, 1)
-    return ensemble_prob(0.5 * (1.0 + np.tanh(0.5 * logit)), weights)  # sigma without overflow
+    return ensemble_prob(sigmoid(logit), weights)
 
 
 def squared_error(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> FloatArray:
