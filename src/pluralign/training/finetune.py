@@ -39,7 +39,7 @@ from pluralign.features.finetuned import (
     model_identity,
 )
 from pluralign.models.batches import Tokens
-from pluralign.models.classifier import classifier_rewards, classifier_tokens
+from pluralign.models.classifier import classifier_rewards, classifier_tokens, head_name
 from pluralign.models.loading import longest_text, quiet_transformers
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
@@ -562,17 +562,6 @@ class _Work:
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
         self.state.wait_for_everyone()
-
-
-def head_name(model: Any) -> str:
-    """Return the name of the last linear layer outside the body: ``score`` of decoders, ``classifier`` of encoders."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = [
-        name
-        for name, layer in inner.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
-    ]
-    return str(names[-1])
 
 
 @dataclass(frozen=True)
