@@ -15,18 +15,19 @@ import safetensors.numpy
 
 import pluralign
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Level
 from pluralign.ensemble import ensemble as ensemble_module
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description, texts_of
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
-HISTORY = [{"k": 1, "weights": [1.0]}, {"k": 2, "weights": [0.75, 0.25]}, {"k": 3, "weights": [0.5, 0.25, 0.25]}]
+HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def some_ensemble(seed: int = 0, k: int = 3, method: str = "stagewise", encoder:
         weights,
         TextFeatures(encoder),
         temperature=0.7,
-        facts={"method": method, "level": "vote", "history": HISTORY, "town": "Größe ½"},
+        record=FitRecord(method=method, history=HISTORY, notes=["Größe ½"]),
         baselines={"soft_bt": {"theta": random.standard_normal((raw.shape[1],)), "temperature": np.array(1.0)}},
     )
 
@@ -189,7 +190,7 @@ def test_a_hidden_layer_is_saved_too(tmp_path: Path) -> None:
 def test_a_folder_holds_json_and_safetensors_and_nothing_that_runs_code(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path)
     json_file, arrays_file = sorted(tmp_path.iterdir(), key=lambda path: path.suffix)
-    assert json.loads(json_file.read_text(encoding="utf-8"))["facts"]["town"] == "Größe ½"
+    assert json.loads(json_file.read_text(encoding="utf-8"))["facts"]["notes"] == ["Größe ½"]
     assert "members/theta" in safetensors.numpy.load(arrays_file.read_bytes())
     assert (json_file.name, arrays_file.suffix) == ("ensemble.json", ".safetensors")
 
@@ -231,13 +232,13 @@ def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
     def power_cut(path: Path) -> AbstractContextManager[Path]:
         @contextmanager
         def crash() -> Iterator[Path]:
-            with write_whole(path) as partial:
+            with atomic_write(path) as partial:
                 yield partial
                 raise OSError("power cut")
 
-        return crash() if Path(path).name == "ensemble.json" else write_whole(path)
+        return crash() if Path(path).name == "ensemble.json" else atomic_write(path)
 
-    monkeypatch.setattr(ensemble_module, "write_whole", power_cut)
+    monkeypatch.setattr(ensemble_module, "atomic_write", power_cut)
     with pytest.raises(OSError, match="power cut"):
         new.save(tmp_path)
     monkeypatch.undo()

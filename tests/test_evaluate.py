@@ -21,15 +21,9 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
-from pluralign.evaluation.evaluate import (
-    BETAS,
-    Evaluation,
-    evaluate,
-    evaluate_features,
-    policy_level,
-    reference_log_ratio,
-)
-from pluralign.evaluation.predictors import Subject, load_subject, reward_subject
+from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.evaluation.evaluate import BETAS, evaluate, evaluate_features, policy_level, reference_log_ratio
+from pluralign.evaluation.predictors import Predictor, load_predictor, reward_subject
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet
@@ -57,7 +51,7 @@ def some_ensemble(level: str = "vote", seed: int = 0) -> RewardEnsemble:
         np.array([0.5, 0.25, 0.25, 0.0]),
         TextFeatures("none"),
         temperature=3.0,
-        facts={"level": level, "baseline_formulas": FORMULAS},
+        record=FitRecord.from_json({"level": level, "baseline_formulas": FORMULAS}),
         baselines={
             "soft_bt": {"theta": random.standard_normal(d) / 4, "temperature": np.array(2.0)},
             "bootstrap": {"theta": random.standard_normal((d, 3)), "weights": np.array([0.5, 0.5, 0.0])},
@@ -317,7 +311,7 @@ def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "reward", 3)
     found = evaluate(folder, votes, against=[some_ensemble(), folder])
     assert found.subject.note == "3 rewards, taken as members of equal weight"
-    assert found.test.brier == pytest.approx(brier_by_hand(load_subject(folder, votes).prob_hat.tolist(), votes))
+    assert found.test.brier == pytest.approx(brier_by_hand(load_predictor(folder, votes).prob_hat.tolist(), votes))
     assert found.against[1].readings["vote"].difference.mean == 0
     assert len(found.members) == 3
 
@@ -325,7 +319,7 @@ def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
 # --- the policy level -----------------------------------------------------------------------------------------------
 
 
-def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Subject:
+def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Predictor:
     k = difference.shape[1]
     return reward_subject("r", "scores", difference, np.full(k, 1 / k), votes)
 

@@ -15,7 +15,7 @@ from tiny import two_camps, write_backbone
 from pluralign.analysis.certificate import certify
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are
 from pluralign.features import finetuned as tuned
 from pluralign.features.finetuned import TunedFeatures, backbone_folder
@@ -167,7 +167,7 @@ def test_what_works_on_any_ensemble_works_on_a_tuned_one(
     kept = json.loads(pruned.stdout)["kept"]
     whole, part = RewardEnsemble.load(folder), RewardEnsemble.load(tmp_path / "pruned")
     np.testing.assert_allclose(part.rewards(ITEMS), whole.rewards(ITEMS)[:, kept], atol=1e-5)
-    evidence = load_evidence(folder)
+    evidence = load_held_out(folder)
     texts = [(p, r) for p in evidence.preferences.prompts[:1] for r in evidence.preferences.responses[:1]]
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
     found = certify(whole, evidence)

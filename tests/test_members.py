@@ -16,7 +16,7 @@ from pluralign.theory.calibration import disagreement, votes_from_rewards
 from pluralign.training.bradley_terry import bradley_terry_loss, fit_bradley_terry
 from pluralign.training.differences import as_array
 from pluralign.training.hidden_layer import fit_hidden_layer, network_loss, unpack
-from pluralign.training.member_bounds import keep_near_people, training_bound
+from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import hard_votes, solve_weights
 
@@ -251,7 +251,7 @@ def disagreement_of(theta: np.ndarray, difference: np.ndarray, prob_a: np.ndarra
 def test_a_member_is_turned_no_further_than_needed(angle: float, bound: float, scale: float, of_anchor: float) -> None:
     difference, prob_a, anchor = towards_the_first()
     member = scale * np.array([np.cos(angle), np.sin(angle)])
-    kept = keep_near_people(member, of_anchor * anchor, difference, prob_a, bound)
+    kept = cap_disagreement(member, of_anchor * anchor, difference, prob_a, bound)
     before, after = (disagreement_of(theta, difference, prob_a) for theta in (member, kept))
     assert after <= bound + 1e-9
     if before <= bound:
@@ -262,7 +262,7 @@ def test_a_member_is_turned_no_further_than_needed(angle: float, bound: float, s
 
 def test_a_bound_that_cannot_be_kept_gives_the_anchors_votes() -> None:
     difference, prob_a, anchor = towards_the_first()
-    kept = keep_near_people(np.array([-1.0, 1.0]), 5 * anchor, difference, prob_a, bound=0.01)
+    kept = cap_disagreement(np.array([-1.0, 1.0]), 5 * anchor, difference, prob_a, bound=0.01)
     np.testing.assert_allclose(kept / np.linalg.norm(kept), anchor, atol=1e-12)
 
 
@@ -272,13 +272,13 @@ def test_the_bound_is_kept_wherever_the_anchor_keeps_it(seed: int, bound: float)
     difference, rewards = rng.standard_normal((100, 5)), rng.standard_normal((5, 7)) + rng.standard_normal((5, 1))
     prob_a = (difference @ rewards > 0).mean(axis=1)
     anchor, member = fit_bradley_terry(difference, prob_a, 0.1), rng.standard_normal(5)
-    kept = keep_near_people(member, anchor, difference, prob_a, bound)
+    kept = cap_disagreement(member, anchor, difference, prob_a, bound)
     assert disagreement_of(kept, difference, prob_a) <= max(bound, disagreement_of(anchor, difference, prob_a)) + 1e-9
 
 
 def test_single_precision_keeps_the_bound_too() -> None:
     difference, prob_a, anchor = towards_the_first()
-    kept = keep_near_people(np.array([-1.0, 1.0]), anchor, difference.astype(np.float32), prob_a, bound=0.3)
+    kept = cap_disagreement(np.array([-1.0, 1.0]), anchor, difference.astype(np.float32), prob_a, bound=0.3)
     assert 0.29 < disagreement_of(kept, difference, prob_a) <= 0.3 + 2 / len(prob_a)
 
 

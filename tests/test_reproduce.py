@@ -19,7 +19,7 @@ from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.costs import LLAMA_3_8B, Architecture
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import RECIPES, compare_table, load_recipe, plan, reckon, reproduce
+from pluralign.experiments.reproduce import RECIPES, compare_table, estimate_cost, load_recipe, plan, reproduce
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -116,7 +116,7 @@ def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_cost_is_what_the_formulas_give(name: str, lora: bool) -> None:
-    cost, recipe = reckon(load_recipe(name), lora=lora), load_recipe(name)
+    cost, recipe = estimate_cost(load_recipe(name), lora=lora), load_recipe(name)
     n, whole, adapter = 7_504_928_768, 8_030_261_248, 41_947_136  # of Meta-Llama-3-8B, by hand
     size = recipe.size
     per_text = size.prompt_tokens + size.response_tokens
@@ -143,7 +143,7 @@ def test_the_cost_is_what_the_formulas_give(name: str, lora: bool) -> None:
 
 
 def test_adamw_costs_no_more_operations_and_less_memory() -> None:
-    soap, adamw = (reckon(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
+    soap, adamw = (estimate_cost(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
     assert adamw.optimizer_flops == 0
     assert adamw.memory_gb == pytest.approx(4 * 4 * costs.reward_parameters(LLAMA_3_8B) / 1e9 + 6)
     assert adamw.memory_gb < soap.memory_gb

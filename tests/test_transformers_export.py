@@ -17,9 +17,9 @@ from test_encoder import WORDS
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import gather_evidence, save_evidence
+from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, as_they_are
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.frozen import TextFeatures
@@ -95,7 +95,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pad_as_fit_does(write_llama(folder / "backbone", num_labels=4))
     ensemble = save_ensemble(folder, Path("my-org/my-llama"), "joint", False, [0, 1, 2], 4)
     votes = some_votes(folder)
-    save_evidence(gather_evidence(ensemble, votes), folder)
+    save_held_out(score_held_out(ensemble, votes), folder)
     facts = without_nan(evaluation_facts(evaluate(ensemble, votes, groups=[])))
     data = {"name": f"/secret/{NASTY}", "fingerprint": "ab12", "train_pairs": 100, "train_prompts": 25}
     facts |= {"data": data | {"test_pairs": 48, "test_prompts": 12}, "options": {"k": 3}}

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pluralign.answering.generate import Generation, generate
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.evaluation.evaluate import Evaluation, evaluate
+    from pluralign.ensemble.record import Evaluation
+    from pluralign.evaluation.evaluate import evaluate
     from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
     from pluralign.fitting.fit import fit
     from pluralign.models.options import RemoteOptions, SamplingOptions
@@ -45,7 +46,7 @@ _HOMES = {
     "DataError": "core.errors",
     "Decomposition": "theory.rankings",
     "Diversity": "analysis.member_rankings",
-    "Evaluation": "evaluation.evaluate",
+    "Evaluation": "ensemble.record",
     "Export": "publishing.transformers_export",
     "FinetuneOptions": "training.options",
     "FitOptions": "training.options",

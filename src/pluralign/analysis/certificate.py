@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign.analysis.pruning import BETA, Pruning, as_evidence, corrected_errors, foresee
+from pluralign.analysis.pruning import BETA, Pruning, as_held_out, corrected_errors, plan_pruning
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.theory import calibration
 from pluralign.theory import guarantees as theory
@@ -172,7 +172,7 @@ class Certificate:
 
 def certify(
     ensemble: RewardEnsemble,
-    votes: Evidence | PreferenceSet,
+    votes: HeldOutVotes | PreferenceSet,
     *,
     epsilon: float = EPSILON,
     delta: float = DELTA,
@@ -196,8 +196,8 @@ def certify(
         >>> found.theorem_2.sufficient_size, found.theorem_4.informative
         (25, False)
     """
-    evidence = as_evidence(ensemble, votes, progress)
-    pruned = foresee(ensemble, evidence, beta)
+    evidence = as_held_out(ensemble, votes, progress)
+    pruned = plan_pruning(ensemble, evidence, beta)
     return Certificate(
         pairs=len(evidence.preferences),
         prompts=len(evidence.preferences.prompts),
@@ -314,7 +314,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     )
 
 
-def _vote_noise(ensemble: RewardEnsemble, evidence: Evidence) -> VoteNoise:
+def _vote_noise(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> VoteNoise:
     people = evidence.preferences
     share = calibration.ensemble_prob(evidence.votes, ensemble.weights)
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
@@ -336,7 +336,7 @@ def _vote_noise(ensemble: RewardEnsemble, evidence: Evidence) -> VoteNoise:
     )
 
 
-def _held_out(ensemble: RewardEnsemble, evidence: Evidence, delta: float) -> HeldOut:
+def _held_out(ensemble: RewardEnsemble, evidence: HeldOutVotes, delta: float) -> HeldOut:
     people, prompts = evidence.preferences, evidence.preferences.prompt_index
     share, level = evidence.prob_hat(ensemble), ensemble.level
     plain = calibration.squared_error(share, people.prob_a)

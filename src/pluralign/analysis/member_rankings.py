@@ -13,9 +13,9 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.theory import kendall as diversity
-from pluralign.training.member_bounds import USED
 from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
 
 FEWEST_RESPONSES = 3
@@ -94,7 +94,9 @@ class CaseStudy:
     """The most weight first."""
 
 
-def held_out_candidates(evidence: Evidence, least: int = FEWEST_RESPONSES) -> tuple[list[Candidates], list[FloatArray]]:
+def held_out_candidates(
+    evidence: HeldOutVotes, least: int = FEWEST_RESPONSES
+) -> tuple[list[Candidates], list[FloatArray]]:
     """Return the responses of each held-out prompt and the members' rewards for them; no text is encoded."""
     rows = [rows for rows in rows_by_prompt(evidence.preferences) if len(rows) >= least]
     return candidates_of(evidence.preferences, least), [evidence.rewards[of_prompt] for of_prompt in rows]
@@ -114,7 +116,7 @@ def measure_diversity(
     candidates: Sequence[Candidates],
     *,
     rewards: Sequence[FloatArray] | None = None,
-    evidence: Evidence | None = None,
+    evidence: HeldOutVotes | None = None,
     progress: Progress | None = None,
 ) -> Diversity:
     """Measure how differently the members rank the same candidates.
@@ -153,7 +155,7 @@ def measure_diversity(
 
 
 def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
-    used = weights > USED
+    used = weights > NEGLIGIBLE_WEIGHT
     distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in rewards]
     at_random = [diversity.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
     popular = [float(diversity.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
@@ -206,10 +208,10 @@ def case_studies(
 
 def _case(position: int, one: Candidates, rewards: FloatArray, weights: FloatArray) -> CaseStudy:
     members: dict[int, list[int]] = {}
-    for j in np.flatnonzero(weights > USED).tolist():
+    for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
         members.setdefault(int(rewards[:, j].argmax()), []).append(j)
     choices = [Choice(one.responses[top], those, float(weights[those].sum())) for top, those in members.items()]
-    tau = diversity.mean_tau([rewards[:, weights > USED]]).off_diagonal
+    tau = diversity.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
     return CaseStudy(
         number=position + 1,
         prompt=one.prompt_text,

@@ -27,7 +27,7 @@ from scipy import stats
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory import calibration
 from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.prompts import Prompt
@@ -117,7 +117,9 @@ class Profile:
     distinguishing: tuple[Distinguishing, ...]
 
 
-def member_profiles(weights: npt.ArrayLike, evidence: Evidence, *, most_characters: int | None = None) -> list[Profile]:
+def member_profiles(
+    weights: npt.ArrayLike, evidence: HeldOutVotes, *, most_characters: int | None = None
+) -> list[Profile]:
     """Describe every member of an ensemble by what sets it apart from the others.
 
     Args:
@@ -169,7 +171,7 @@ def member_profiles(weights: npt.ArrayLike, evidence: Evidence, *, most_characte
     ]
 
 
-def within(evidence: Evidence, characters: int) -> Evidence:
+def within(evidence: HeldOutVotes, characters: int) -> HeldOutVotes:
     """Return the votes on as many prompts, drawn by lot, as can be read within a number of characters; one at least.
 
     The same evidence gives the same draw. The prompt of each response is read with it.
@@ -214,7 +216,7 @@ class _Question(NamedTuple):
 class _Texts:
     """What there is to ask about the texts of a set of votes."""
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: HeldOutVotes) -> None:
         votes = evidence.preferences
         self.items = votes.items()
         prompts = [Prompt(prompt).text for prompt in votes.prompts]
@@ -252,7 +254,7 @@ class _Texts:
         return asked[:MOST_WORDS]
 
 
-def _leans(questions: list[_Question], texts: _Texts, evidence: Evidence, alpha: FloatArray) -> list[list[Lean]]:
+def _leans(questions: list[_Question], texts: _Texts, evidence: HeldOutVotes, alpha: FloatArray) -> list[list[Lean]]:
     """Each member's lean on each question; one that cannot be judged is NaN."""
     votes, k = evidence.preferences, len(alpha)
     own = 2.0 * evidence.votes - 1.0
@@ -435,7 +437,7 @@ def _describe(claims: list[_Told]) -> str:
 # --- examples -------------------------------------------------------------------------------------------------------
 
 
-def _typical(evidence: Evidence, j: int) -> Iterator[Typical]:
+def _typical(evidence: HeldOutVotes, j: int) -> Iterator[Typical]:
     votes, scale = evidence.preferences, _scale(evidence, j)
     items = votes.items()
     best: list[tuple[float, int]] = []
@@ -450,7 +452,7 @@ def _typical(evidence: Evidence, j: int) -> Iterator[Typical]:
         yield Typical(Prompt(prompt).text, str(response), margin)
 
 
-def _distinguishing(evidence: Evidence, alpha: FloatArray, j: int) -> Iterator[Distinguishing]:
+def _distinguishing(evidence: HeldOutVotes, alpha: FloatArray, j: int) -> Iterator[Distinguishing]:
     votes = evidence.preferences
     margin = evidence.difference[:, j] / _scale(evidence, j)
     for_a = evidence.votes @ alpha
@@ -477,5 +479,5 @@ def _distinguishing(evidence: Evidence, alpha: FloatArray, j: int) -> Iterator[D
         )
 
 
-def _scale(evidence: Evidence, j: int) -> float:
+def _scale(evidence: HeldOutVotes, j: int) -> float:
     return float(np.sqrt((evidence.difference[:, j] ** 2).mean())) or 1.0

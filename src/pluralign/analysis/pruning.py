@@ -14,12 +14,11 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.jsonable import without_nan
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
-from pluralign.ensemble.held_out import Evidence, gather_evidence, save_evidence
+from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
+from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.evaluation.evaluate import evaluate_features
-from pluralign.fitting.fit import evaluation_facts
 from pluralign.theory import calibration
 from pluralign.theory import guarantees as theory
 from pluralign.theory.calibration import Interval
@@ -34,7 +33,7 @@ class Pruning:
     """A pruned ensemble, what was removed, and the error before and after. Indices count the members as they were."""
 
     ensemble: RewardEnsemble
-    evidence: Evidence
+    evidence: HeldOutVotes
     """The votes it was measured on, with the rewards of the members that stayed."""
     beta: float
     only_far: bool
@@ -75,14 +74,16 @@ class Pruning:
     def save(self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "") -> None:
         """Write the pruned ensemble with its votes into a folder other than the ``source`` it came from."""
         refuse_same_folder(folder, source)
-        save_evidence(self.evidence, folder)
-        note = {**self.ensemble.facts.get("pruned", {}), "from": str(source)}
-        replace(self.ensemble, facts={**self.ensemble.facts, "pruned": note}).save(folder)
+        save_held_out(self.evidence, folder)
+        record = self.ensemble.record
+        if record.pruned is not None:
+            record = replace(record, pruned=replace(record.pruned, source=str(source)))
+        replace(self.ensemble, record=record).save(folder)
 
 
 def prune(
     ensemble: RewardEnsemble,
-    votes: Evidence | PreferenceSet,
+    votes: HeldOutVotes | PreferenceSet,
     beta: float = BETA,
     *,
     only_far: bool = False,
@@ -107,29 +108,29 @@ def prune(
         >>> found.removed_weight <= 0.5, found.error_after.mean <= found.bound
         (True, True)
     """
-    evidence = as_evidence(ensemble, votes, progress)
-    found = foresee(ensemble, evidence, beta, only_far=only_far)
+    evidence = as_held_out(ensemble, votes, progress)
+    found = plan_pruning(ensemble, evidence, beta, only_far=only_far)
     features = ensemble.features(texts_of(evidence.preferences), progress)
-    figures = evaluation_facts(evaluate_features(found.ensemble, evidence.preferences, features))
-    record = {
-        "k": found.ensemble.k,
-        "train_brier": None,
-        "test_brier": figures["test"]["brier"],
-        "test_brier_corrected": figures["test"]["brier_corrected"],
-        "weights": found.ensemble.weights.tolist(),
-    }
-    data = {"test_pairs": len(evidence.preferences), "test_prompts": len(evidence.preferences.prompts)}
-    told = ("beta", "only_far", "removed", "removed_weight", "epsilon", "bound")
-    facts = {
-        **ensemble.facts,
-        "k": found.ensemble.k,
-        "history": [record],  # sizes of the ensemble as it was are no sizes of this one
-        "bound": None,
-        "data": {**ensemble.facts.get("data", {}), **data},
-        "pruned": {"k": ensemble.k, **{name: getattr(found, name) for name in told}},
-        **figures,
-    }
-    return replace(found, ensemble=replace(found.ensemble, facts=without_nan(facts)))
+    evaluation = evaluate_features(found.ensemble, evidence.preferences, features)
+    size = HistoryRow(
+        k=found.ensemble.k,
+        train_brier=math.nan,
+        test_brier=evaluation.test.brier,
+        test_brier_corrected=evaluation.test.brier_corrected,
+        weights=found.ensemble.weights.tolist(),
+    )
+    record, people = ensemble.record, evidence.preferences
+    if record.data is not None:
+        record = replace(record, data=replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts)))
+    record = replace(
+        record,
+        k=found.ensemble.k,
+        history=[size],  # the earlier sizes are sizes of another ensemble
+        bound=None,
+        evaluation=evaluation,
+        pruned=PruneRecord(ensemble.k, beta, only_far, found.removed, found.removed_weight, found.epsilon, found.bound),
+    )
+    return replace(found, ensemble=replace(found.ensemble, record=record))
 
 
 def refuse_same_folder(folder: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
@@ -138,19 +139,21 @@ def refuse_same_folder(folder: str | os.PathLike[str], source: str | os.PathLike
         raise UsageError(f"{folder} holds the ensemble itself: name another folder for the pruned one.")
 
 
-def as_evidence(
-    ensemble: RewardEnsemble, votes: Evidence | PreferenceSet, progress: Progress | None = None
-) -> Evidence:
+def as_held_out(
+    ensemble: RewardEnsemble, votes: HeldOutVotes | PreferenceSet, progress: Progress | None = None
+) -> HeldOutVotes:
     """Return votes with the ensemble's rewards; evidence of another ensemble is refused."""
     if isinstance(votes, PreferenceSet):
-        return gather_evidence(ensemble, votes, progress)
+        return score_held_out(ensemble, votes, progress)
     if votes.rewards.shape[1] != ensemble.k:
         problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {ensemble.k}"
         raise DataError(problem, remedy="name votes with --data, or fit again")
     return votes
 
 
-def foresee(ensemble: RewardEnsemble, evidence: Evidence, beta: float = BETA, *, only_far: bool = False) -> Pruning:
+def plan_pruning(
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
+) -> Pruning:
     """``prune`` without encoding a text: the ensemble it returns still has the facts it had."""
     people, weights = evidence.preferences, ensemble.weights
     kept = theory.members_to_keep(evidence.votes, weights, beta, only_far=only_far)

@@ -4,8 +4,7 @@ Decided here: what belongs in a report. Drawing it is up to ``reporting``.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pluralign.analysis.certificate import Certificate, certify
 from pluralign.analysis.member_rankings import (
@@ -19,7 +18,8 @@ from pluralign.analysis.member_rankings import (
 from pluralign.analysis.profiles import Profile, member_profiles
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.groups import (
     DEFAULT_GROUPINGS,
     Group,
@@ -36,11 +36,11 @@ CASES = 4
 
 
 @dataclass(frozen=True)
-class Study:
+class ReportData:
     """One ensemble as a report shows it."""
 
-    facts: Mapping[str, Any]
-    """The figures of ``fit`` or ``evaluate`` on these votes, in the words of the command line's JSON."""
+    record: FitRecord
+    """The record of the fit, with the figures on these votes as its ``evaluation``."""
     votes: Inspection
     majorities: Mapping[str, MajorityShare]
     """What is left of disagreement, by how people split."""
@@ -54,10 +54,10 @@ class Study:
     cases: list[CaseStudy]
 
 
-def study(
+def collect_report_data(
     ensemble: RewardEnsemble,
-    evidence: Evidence,
-    facts: Mapping[str, Any] | None = None,
+    evidence: HeldOutVotes,
+    evaluation: Evaluation | None = None,
     *,
     candidates: Sequence[Candidates] | None = None,
     cases: int = CASES,
@@ -65,13 +65,13 @@ def study(
     groupings: Sequence[str] = DEFAULT_GROUPINGS,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Study:
+) -> ReportData:
     """Measure what a report shows.
 
     Args:
         ensemble: the one to be shown.
         evidence: held-out votes with the members' rewards.
-        facts: the figures of an evaluation on these votes; unless given, those of ``fit`` on its held-out votes.
+        evaluation: figures on these votes (default: those of ``fit`` on its held-out votes).
         candidates: responses to rank for diversity and case studies; unless given, those of the held-out prompts.
         cases: how many case studies.
         containing: only prompts with this text become case studies.
@@ -79,7 +79,7 @@ def study(
         seed: of clusters of topics.
         progress: called while candidates are encoded.
     """
-    facts = ensemble.facts if facts is None else facts
+    record = ensemble.record if evaluation is None else replace(ensemble.record, evaluation=evaluation)
     if candidates is None:
         candidates, rewards = held_out_candidates(evidence)
     else:
@@ -87,8 +87,8 @@ def study(
     people, share = evidence.preferences, evidence.prob_hat(ensemble)
     groups, worst = judge_groups(share, people, groupings, seed=seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
-    return Study(
-        facts=facts,
+    return ReportData(
+        record=record,
         votes=inspect(people),
         majorities=majority_shares(share, people.prob_a, people.n_votes, seed=seed),
         groups=groups,

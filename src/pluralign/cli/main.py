@@ -30,7 +30,7 @@ from pluralign.cli.arguments import (
     Prompts,
     Seed,
     SubjectName,
-    evidence_for,
+    held_out_for,
     load_votes,
     print_json,
     progress_bar,
@@ -39,7 +39,7 @@ from pluralign.cli.arguments import (
     working,
 )
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.options import changed_options
 from pluralign.core.version import __version__
 from pluralign.features.options import EncodeOptions
@@ -181,11 +181,11 @@ def evaluate(
     """Judge an ensemble, any reward model, or a file of scores on votes: what does it do to disagreement?"""
     from pluralign.cli import views as terminal
     from pluralign.evaluation.evaluate import evaluate as evaluate_subject
-    from pluralign.evaluation.predictors import find_subject
+    from pluralign.evaluation.predictors import find_predictor
     from pluralign.fitting.fit import evaluation_facts
 
     for name in (subject, *against):
-        find_subject(name)
+        find_predictor(name)
     preferences = load_votes(data, load_options)
     with progress_bar("Reading texts") as progress:
         evaluation = evaluate_subject(
@@ -234,7 +234,7 @@ def prune(
 
     refuse_same_folder(output, ensemble)
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     pruning = prune_ensemble(loaded, evidence, beta, only_far=only_far)
     pruning.save(output, source=ensemble)
     if as_json:
@@ -264,7 +264,7 @@ def certify(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     certificate = certify_ensemble(loaded, evidence, epsilon=epsilon, delta=delta, beta=beta)
     if as_json:
         print_json(certificate)
@@ -297,11 +297,11 @@ def diversity(
     from pluralign.analysis import member_rankings as choices
     from pluralign.cli import views as terminal
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
     from pluralign.votes.candidates import load_candidates
 
     loaded = RewardEnsemble.load(ensemble)
-    kept = load_evidence(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
+    kept = load_held_out(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
     if candidates is None and kept:
         lists, rewards = choices.held_out_candidates(kept)
         if not lists:
@@ -379,7 +379,7 @@ def profile(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     cards, votes = member_profiles(loaded.weights, evidence), evidence.preferences
     if as_json:
         print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
@@ -409,7 +409,7 @@ def report(
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained page: figures, member cards, certificate and case studies of an ensemble."""
-    from pluralign.analysis.report_data import study as study_ensemble
+    from pluralign.analysis.report_data import collect_report_data as study_ensemble
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.evaluation.evaluate import evaluate as evaluate_ensemble
     from pluralign.fitting.fit import evaluation_facts
@@ -420,7 +420,7 @@ def report(
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
-    evidence, facts = evidence_for(ensemble, loaded, data, load_options), None
+    evidence, facts = held_out_for(ensemble, loaded, data, load_options), None
     if data:
         evaluation = evaluate_ensemble(loaded, evidence.preferences, groups=[], seed=seed)
         facts = {**loaded.facts, **without_nan(evaluation_facts(evaluation))}
@@ -599,21 +599,23 @@ def answer(
 ) -> None:
     """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
     from pluralign.analysis.profiles import member_profiles
-    from pluralign.answering import answer as pluralism
+    from pluralign.answering.answer import answer as answer_prompt
+    from pluralign.answering.answer import check_request
+    from pluralign.answering.consensus import WRITING_TEMPERATURE
     from pluralign.answering.generate import find_sampler, sample_distinct
     from pluralign.cli import views as terminal
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 
-    pluralism.check_ways(mode, rule)
+    check_request(mode, rule)
     if (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     loaded = RewardEnsemble.load(ensemble)
-    kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
+    kept = load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
     cards = member_profiles(loaded.weights, kept) if kept else []
     samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
 
-    cooler = min(sampling_options.temperature, pluralism.WRITING_TEMPERATURE)
+    cooler = min(sampling_options.temperature, WRITING_TEMPERATURE)
     writing_options = dataclasses.replace(sampling_options, temperature=cooler)
 
     def sampled(name: str, options: SamplingOptions, words: str, count: int) -> list[str]:
@@ -629,7 +631,7 @@ def answer(
     own = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     writer = functools.partial(sampled, distill, writing_options) if distill else None
     with progress_bar("Encoding texts") as progress:
-        found = pluralism.answer(
+        found = answer_prompt(
             loaded,
             prompt,
             texts,
@@ -754,7 +756,7 @@ def serve(
     """Serve an ensemble over HTTP: OpenAI's chat, rerank and reward shapes, and a page for people."""
     from pluralign.answering.generate import find_sampler
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 
     if remote_options.base_url and not model:
         raise UsageError("--base-url names a server; name its model with --model too.")
@@ -781,7 +783,7 @@ def serve(
             port=port,
             api_key=api_key,
             ready=ready,
-            evidence=load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
+            evidence=load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
             name=known_as,
             limits=serving.Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),

@@ -18,9 +18,10 @@ import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
+from pluralign.ensemble.record import FitRecord
 from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, TunedFeatures, tuned_features
 from pluralign.features.frozen import TextFeatures
@@ -43,10 +44,10 @@ class RewardEnsemble:
     features: TextFeatures | TunedFeatures
     temperature: float = 1.0
     """beta of the policy-level reading, fitted on validation prompts."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What is known of the fit: method, options, seed, versions, data, history and held-out figures."""
+    record: FitRecord = field(default_factory=FitRecord)
+    """What is known of the fit: method, options, versions, data, history and held-out figures."""
     baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
-    """Arrays of the baselines that were fitted beside it, by name; ``facts`` has their formulas."""
+    """Arrays of the baselines that were fitted beside it, by name; ``record`` has their formulas."""
 
     @property
     def k(self) -> int:
@@ -55,7 +56,7 @@ class RewardEnsemble:
 
     def __repr__(self) -> str:
         weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
-        return f"RewardEnsemble({self.facts.get('method', '')} k={self.k}, weights {weights})"
+        return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights})"
 
     def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
         """Return each member's reward for each (prompt, response), ``(n_items, k)``."""
@@ -107,9 +108,14 @@ class RewardEnsemble:
         }
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The record as JSON."""
+        return self.record.to_json()
+
+    @property
     def level(self) -> Level:
         """The reading it was fitted for."""
-        return "policy" if self.facts.get("level") == "policy" else "vote"
+        return self.record.level
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike) -> "RewardEnsemble":
         """Return the ensemble of some members with new weights."""
@@ -117,8 +123,8 @@ class RewardEnsemble:
 
     def first(self, k: int) -> "RewardEnsemble":
         """Return the ensemble as it was after k stages, with the weights it had then; stagewise ensembles only."""
-        stages = {stage["k"]: stage["weights"] for stage in self.facts.get("history", [])}
-        if self.facts.get("method") != "stagewise":
+        stages = {stage.k: stage.weights for stage in self.record.history}
+        if self.record.method != "stagewise":
             raise UsageError("first(k) needs a stagewise ensemble: the members of a joint one are only right together.")
         if k not in stages or not 1 <= k <= self.k:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
@@ -135,7 +141,7 @@ class RewardEnsemble:
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
         digest = hashlib.sha256(data).hexdigest()
         weights_file = f"ensemble-{digest[:16]}.safetensors"
-        with write_whole(folder / weights_file) as partial:
+        with atomic_write(folder / weights_file) as partial:
             partial.write_bytes(data)
         if isinstance(self.features, TunedFeatures):
             self.features.save(folder)
@@ -146,9 +152,9 @@ class RewardEnsemble:
             "features": self.features.described(),
             "weights": self.weights.tolist(),
             "temperature": self.temperature,
-            "facts": dict(self.facts),
+            "facts": self.record.to_json(),
         }
-        with write_whole(folder / ENSEMBLE_FILE) as partial:
+        with atomic_write(folder / ENSEMBLE_FILE) as partial:
             partial.write_text(json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
         for stale in folder.glob("ensemble-*.safetensors"):
             if stale.name != weights_file:
@@ -182,9 +188,17 @@ class RewardEnsemble:
             weights=np.array(description["weights"], dtype=np.float64),
             features=tuned_features(described, folder) if tuned else TextFeatures(**described),
             temperature=float(description["temperature"]),
-            facts=description["facts"],
+            record=_read_record(folder, description["facts"]),
             baselines=baselines,
         )
+
+
+def _read_record(folder: Path, facts: Any) -> FitRecord:
+    try:
+        return FitRecord.from_json(facts)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        file, remedy = str(folder / ENSEMBLE_FILE), "copy the folder again, or fit anew"
+        raise DataError("its record of the fit cannot be read", file=file, remedy=remedy) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:

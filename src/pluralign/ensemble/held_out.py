@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.theory import calibration
@@ -26,7 +26,7 @@ VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence:
+class HeldOutVotes:
     """Votes, and what the members make of the texts voted on."""
 
     preferences: PreferenceSet
@@ -48,41 +48,43 @@ class Evidence:
         """Return the share that the ensemble predicts, read at the level it was fitted for, ``(n_pairs,)``."""
         return ensemble.readings(self.difference)[ensemble.level]
 
-    def __getitem__(self, rows: npt.ArrayLike) -> "Evidence":
+    def __getitem__(self, rows: npt.ArrayLike) -> "HeldOutVotes":
         """Return the pairs at ``rows`` (indices or a mask) with the rewards of their texts."""
         preferences, whole = self.preferences[rows], self.preferences.items()
         items, pick = preferences.items(), np.asarray(rows)
         rewards = np.empty((len(items.prompt_index), self.rewards.shape[1]))
         rewards[items.a], rewards[items.b] = self.rewards[whole.a[pick]], self.rewards[whole.b[pick]]
-        return Evidence(preferences, rewards)
+        return HeldOutVotes(preferences, rewards)
 
-    def take(self, members: npt.ArrayLike) -> "Evidence":
+    def take(self, members: npt.ArrayLike) -> "HeldOutVotes":
         """Return the same votes with the rewards of some members."""
         return replace(self, rewards=self.rewards[:, np.asarray(members, dtype=np.int64)])
 
 
-def gather_evidence(ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None) -> Evidence:
+def score_held_out(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None
+) -> HeldOutVotes:
     """Return votes with an ensemble's rewards. Give votes it has not learned from: figures on others flatter it."""
-    return Evidence(preferences, ensemble.rewards(texts_of(preferences), progress))
+    return HeldOutVotes(preferences, ensemble.rewards(texts_of(preferences), progress))
 
 
-def save_evidence(evidence: Evidence, folder: str | os.PathLike[str]) -> None:
+def save_held_out(evidence: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
     """Write votes and rewards into an ensemble's folder."""
     folder = Path(folder)
     evidence.preferences.save(folder / VOTES_FILE)
     rewards = np.ascontiguousarray(evidence.rewards, dtype=np.float64)
-    with write_whole(folder / REWARDS_FILE) as partial:
+    with atomic_write(folder / REWARDS_FILE) as partial:
         metadata = {"votes": evidence.preferences.fingerprint}
         partial.write_bytes(safetensors.numpy.save({"rewards": rewards}, metadata=metadata))
 
 
-def remove_evidence(folder: str | os.PathLike[str]) -> None:
+def remove_held_out(folder: str | os.PathLike[str]) -> None:
     """Remove what an earlier fit kept in a folder."""
     for name in (VOTES_FILE, REWARDS_FILE):
         (Path(folder) / name).unlink(missing_ok=True)
 
 
-def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
+def load_held_out(folder: str | os.PathLike[str]) -> HeldOutVotes:
     """Read the held-out votes that ``fit`` kept in an ensemble's folder."""
     folder = Path(folder)
     remedy = "name votes that it did not learn from, or fit again"
@@ -97,4 +99,4 @@ def load_evidence(folder: str | os.PathLike[str]) -> Evidence:
         raise DataError("it cannot be read", file=str(folder / REWARDS_FILE), remedy=remedy) from None
     if fingerprint != preferences.fingerprint or len(rewards) != len(preferences.items().prompt_index):
         raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=remedy)
-    return Evidence(preferences, np.asarray(rewards, dtype=np.float64))
+    return HeldOutVotes(preferences, np.asarray(rewards, dtype=np.float64))

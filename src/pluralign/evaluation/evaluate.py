@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, Figures, MemberFigures
 from pluralign.evaluation.groups import (
     DEFAULT_GROUPINGS,
     AdversarialGroup,
@@ -29,16 +29,15 @@ from pluralign.evaluation.groups import (
     judge_groups,
     majority_shares,
 )
-from pluralign.evaluation.predictors import Kind, Source, Subject, ensemble_subject, find_subject, load_subject
+from pluralign.evaluation.predictors import Kind, Predictor, Source, ensemble_predictor, find_predictor, load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.models.causal import response_log_prob
 from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval, Reliability
+from pluralign.theory.calibration import Interval
 from pluralign.training.baselines import BASELINE_NAMES, Baseline
 from pluralign.training.differences import Differences
-from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -47,63 +46,7 @@ LOG_PROB_COLUMNS = ("logprob_a", "logprob_b")
 
 
 @dataclass(frozen=True)
-class Figures:
-    """One prediction of the vote shares, judged."""
-
-    brier: float
-    brier_corrected: float
-    """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1); NaN without pairs of two votes."""
-    noise: float
-    log_loss: float
-    calibration_error: float
-    """Expected calibration error over ten bins of equal mass."""
-    interval: Interval
-    """95 % over prompts, of the corrected Brier score (of the plain one where there is no correction)."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A baseline's figures, and the ensemble's Brier score less its own, pair by pair."""
-
-    brier: float
-    brier_corrected: float
-    log_loss: float
-    k: int
-    difference: Interval
-    """Below zero: the ensemble is better."""
-    worst_disagreement: float | None
-    """Of its members, where it votes."""
-
-
-@dataclass(frozen=True)
-class MemberFigures:
-    """One member of the ensemble, judged by itself."""
-
-    weight: float
-    disagreement: float
-    regret: float
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Everything measured of a subject on one set of votes."""
-
-    level: str
-    """The reading that ``test`` judges: the one an ensemble was fitted for."""
-    test: Figures
-    levels: Mapping[str, Figures]
-    """Every reading: of an ensemble, shares of hard votes and of policies at the fitted temperature."""
-    baselines: Mapping[str, Compared]
-    members: list[MemberFigures]
-    reliability: Reliability
-    strata: Mapping[str, tuple[int, float]]
-    """Pairs and mean squared error by how people split."""
-    pairs: int
-    prompts: int
-
-
-@dataclass(frozen=True)
-class SubjectFacts:
+class PredictorInfo:
     """What was evaluated."""
 
     name: str
@@ -147,7 +90,7 @@ class PolicyLevel:
 class FullEvaluation(Evaluation):
     """An evaluation with everything that ``evaluate`` adds to what a fit reports."""
 
-    subject: SubjectFacts
+    subject: PredictorInfo
     against: list[Rival]
     majority: Mapping[str, MajorityShare]
     """What is left of disagreement, by how people split."""
@@ -190,7 +133,7 @@ def evaluate(
     for grouping in groups:
         check_grouping(grouping, preferences)
     _check_betas(betas)
-    if not isinstance(subject, RewardEnsemble) and find_subject(subject) == "ensemble":
+    if not isinstance(subject, RewardEnsemble) and find_predictor(subject) == "ensemble":
         name, subject = str(subject), RewardEnsemble.load(subject)
     else:
         name = "ensemble"
@@ -199,10 +142,10 @@ def evaluate(
     elif features:
         raise UsageError("features are what an ensemble over frozen features reads; this subject reads texts.")
     else:
-        own, baselines = load_subject(subject, preferences, seed=seed, progress=progress), {}
+        own, baselines = load_predictor(subject, preferences, seed=seed, progress=progress), {}
     rivals = []
     for other in against:
-        rival = load_subject(other, preferences, seed=seed, progress=progress)
+        rival = load_predictor(other, preferences, seed=seed, progress=progress)
         worst = _worst_member(rival.votes, rival.weights, preferences)
         readings = {
             reading: _compare(share, own.prob_hat, preferences, rival.k, worst)
@@ -214,7 +157,7 @@ def evaluate(
     by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
     return FullEvaluation(
         **vars(_measure(own, baselines, preferences)),
-        subject=SubjectFacts(own.name, own.kind, own.k, own.temperature, own.note),
+        subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note),
         against=rivals,
         majority=majority,
         certain_though_contested=certain_though_contested(majority),
@@ -240,7 +183,7 @@ def _features(
 
 
 def policy_level(
-    subject: Subject,
+    subject: Predictor,
     preferences: PreferenceSet,
     betas: Sequence[float] = (),
     reference: str | None = None,
@@ -323,7 +266,7 @@ def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Pr
 
 def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
     """Return the baselines that were fitted beside an ensemble."""
-    formulas = ensemble.facts.get("baseline_formulas", {})
+    formulas = ensemble.record.baseline_formulas
     return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
 
 
@@ -352,7 +295,7 @@ class _Predicted:
 
 def _read_ensemble(
     ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array, name: str = "ensemble"
-) -> tuple[Subject, dict[str, _Predicted]]:
+) -> tuple[Predictor, dict[str, _Predicted]]:
     """Return what an ensemble and its baselines predict; inputs are shared between them."""
     items = preferences.items()
     inputs = ensemble.members.inputs(features)
@@ -362,17 +305,17 @@ def _read_ensemble(
     for baseline_name, baseline in baselines_of(ensemble).items():
         worst = _worst_member(baseline.votes(pairs), baseline.arrays.get("weights"), preferences)
         baselines[baseline_name] = _Predicted(baseline.prob_hat(pairs), baseline.k, worst)
-    return ensemble_subject(ensemble, rewards[items.a], rewards[items.b], name), baselines
+    return ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), baselines
 
 
 def _worst_member(votes: FloatArray | None, weights: Array | None, preferences: PreferenceSet) -> float | None:
     """Return the largest disagreement of a member that has weight, where there are votes."""
     if votes is None or weights is None:
         return None
-    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > USED]))
+    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > NEGLIGIBLE_WEIGHT]))
 
 
-def _measure(subject: Subject, baselines: Mapping[str, _Predicted], preferences: PreferenceSet) -> Evaluation:
+def _measure(subject: Predictor, baselines: Mapping[str, _Predicted], preferences: PreferenceSet) -> Evaluation:
     p, prediction, votes = preferences.prob_a, subject.prob_hat, subject.votes
     rivals = {
         "floor": _Predicted((p > 0.5).astype(float)),
@@ -413,40 +356,39 @@ class Prediction:
     name: str
     k: int
     brier: float
-    brier_corrected: float | None
+    brier_corrected: float
     log_loss: float
     worst: float | None
     """The most that one of its members disagrees, where it votes."""
-    interval: Mapping[str, float] | None
+    interval: Interval | None
     """Of its own corrected Brier score; of the subject's readings only."""
-    difference: Mapping[str, float] | None
+    difference: Interval | None
     """The subject's Brier score less its own; None of the subject's own readings, and where there is one prompt."""
     judged: bool
     """Whether it is the reading that the subject is judged by."""
 
 
-def comparison(facts: Mapping[str, Any]) -> list[Prediction]:
-    """Return every prediction in the facts of a fit or an evaluation, best first."""
-    subject = facts.get("subject", {"kind": "ensemble", "name": "ensemble"})
-    name = "ensemble" if subject["kind"] == "ensemble" else PurePath(subject["name"]).name
-    worst = max((member["disagreement"] for member in facts["members"] if member["weight"] > USED), default=None)
-    k = len(facts["members"]) or 1
+def comparison(evaluation: Evaluation) -> list[Prediction]:
+    """Return every prediction that was measured on the same votes, best first."""
+    full = evaluation if isinstance(evaluation, FullEvaluation) else None
+    kind = full.subject.kind if full else "ensemble"
+    name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
+    worst, k = evaluation.worst_disagreement(), len(evaluation.members) or 1
     rows = [
         Prediction(
-            _row_name(subject["kind"], name, level), k, own["brier"], own["brier_corrected"], own["log_loss"], worst,
-            own["interval"], None, level == facts["level"],
+            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, worst, own.interval, None,
+            level == evaluation.level,
         )
-        for level, own in facts["levels"].items()
+        for level, own in evaluation.levels.items()
     ]  # fmt: skip
-    others = [(BASELINE_NAMES.get(key, key), other) for key, other in facts["baselines"].items()]
-    for rival in facts.get("against", []):
-        name = PurePath(rival["name"]).name
-        others += [(_row_name(rival["kind"], name, reading), other) for reading, other in rival["readings"].items()]
+    others = [(BASELINE_NAMES.get(key, key), other) for key, other in evaluation.baselines.items()]
+    for rival in full.against if full else []:
+        label = PurePath(rival.name).name
+        others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
     rows += [
         Prediction(
-            label, other["k"], other["brier"], other["brier_corrected"], other["log_loss"],
-            other["worst_disagreement"], None, other["difference"] if other["difference"]["low"] is not None else None,
-            False,
+            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.worst_disagreement, None,
+            None if math.isnan(other.difference.low) else other.difference, False,
         )
         for label, other in others
     ]  # fmt: skip
@@ -457,28 +399,35 @@ def _row_name(kind: str, name: str, reading: str) -> str:
     return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
 
 
-def standing(difference: Mapping[str, float]) -> str:
+def standing(difference: Interval) -> str:
     """Say where the subject stands to a rival: ``ahead of``, ``behind``, or ``level with`` where 0 is in the interval.
 
     Example:
-        >>> standing({"low": -0.01, "high": 0.002})
+        >>> standing(Interval(-0.004, -0.01, 0.002, 0.003))
         'level with'
     """
-    return "ahead of" if difference["high"] < 0 else "behind" if difference["low"] > 0 else "level with"
+    return "ahead of" if difference.high < 0 else "behind" if difference.low > 0 else "level with"
 
 
 KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
 """How a page marks a verdict."""
 
 
-def verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+@dataclass(frozen=True)
+class Verdict:
+    """How an ensemble compares with a rival, in one sentence."""
+
+    kind: str
+    """``good``, ``level`` where the votes do not tell, or ``behind``."""
+    text: str
+
+
+def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
     """Yield how an ensemble stands to its rivals, in sentences for someone who has not read the paper.
 
     Each has a ``kind``: ``good``, ``level`` where the votes do not tell, or ``behind``. Always ½ is named only where
     the ensemble is not ahead of it.
     """
-    if not facts.get("test") or not facts.get("baselines"):
-        return
     words = {
         "floor": {
             "ahead of": "It predicts people's votes better than any single yes-or-no judge could, even a perfect one",
@@ -496,16 +445,16 @@ def verdicts(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         },
     }
     for rival, sentences in words.items():
-        found = facts["baselines"].get(rival)
-        if not found or found["difference"]["low"] is None:
+        found = evaluation.baselines.get(rival)
+        if found is None or math.isnan(found.difference.low):
             continue
-        gap, where = found["difference"], standing(found["difference"])
+        gap, where = found.difference, standing(found.difference)
         if where in sentences:
-            scores = f"Brier score {facts['test']['brier']:.4f} against {found['brier']:.4f}"
-            text = f"{sentences[where]}: {scores}, difference {gap['low']:+.4f} to {gap['high']:+.4f} (95 %)."
+            scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
+            text = f"{sentences[where]}: {scores}, difference {gap.low:+.4f} to {gap.high:+.4f} (95 %)."
             if rival == "soft_bt" and where == "behind":
                 text += " But one reward has one answer for all; what members add is an answer for each of them."
-            yield {"kind": KINDS[where], "text": text.replace("-0.", "−0.")}
+            yield Verdict(KINDS[where], text.replace("-0.", "−0."))
 
 
 # --- judging one prediction -----------------------------------------------------------------------------------------

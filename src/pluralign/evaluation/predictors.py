@@ -48,7 +48,7 @@ _NO_PAIR_LOST = ("tie votes", "repeat votes of one annotator on one pair")
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Predictor:
     """Something that predicts how votes are shared, with its predictions for the pairs of one set."""
 
     name: str
@@ -84,7 +84,7 @@ class Subject:
         return calibration.votes_from_rewards(self.difference, np.zeros_like(self.difference))
 
 
-def find_subject(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub", "file"]:
+def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub", "file"]:
     """Say what a name stands for, without loading it; a name of nothing is refused."""
     path = Path(name)
     if path.is_dir():
@@ -102,9 +102,9 @@ def find_subject(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub
     raise DataError("there is nothing of that name", file=str(name), remedy=remedy)
 
 
-def load_subject(
+def load_predictor(
     source: Source, preferences: PreferenceSet, *, seed: int = 0, progress: Progress | None = None
-) -> Subject:
+) -> Predictor:
     """Return the predictions of ``source`` for the pairs of a set.
 
     Args:
@@ -115,11 +115,11 @@ def load_subject(
         progress: called with texts done and in all.
     """
     if isinstance(source, RewardEnsemble):
-        return ensemble_subject(source, *source.pair_rewards(preferences, progress))
-    found = find_subject(source)
+        return ensemble_predictor(source, *source.pair_rewards(preferences, progress))
+    found = find_predictor(source)
     if found == "ensemble":
         ensemble = RewardEnsemble.load(source)
-        return ensemble_subject(ensemble, *ensemble.pair_rewards(preferences, progress), name=str(source))
+        return ensemble_predictor(ensemble, *ensemble.pair_rewards(preferences, progress), name=str(source))
     if found == "file":
         return read_subject(Path(source), preferences, seed=seed)
     remedy = "check the path, or the model id and the network"
@@ -127,12 +127,12 @@ def load_subject(
     return _model_subject(str(source), folder, preferences, seed, progress)
 
 
-def ensemble_subject(
+def ensemble_predictor(
     ensemble: RewardEnsemble, reward_a: FloatArray, reward_b: FloatArray, name: str = "ensemble"
-) -> Subject:
+) -> Predictor:
     """Return an ensemble's two readings of pairs whose rewards are at hand, each ``(n_pairs, k)``."""
     difference = reward_a - reward_b
-    return Subject(
+    return Predictor(
         name=name,
         kind="ensemble",
         readings={str(level): share for level, share in ensemble.readings(difference).items()},
@@ -145,7 +145,7 @@ def ensemble_subject(
 
 def _model_subject(
     name: str, folder: Path, preferences: PreferenceSet, seed: int, progress: Progress | None
-) -> Subject:
+) -> Predictor:
     config = reward_model_config(folder)
     rewards = model_rewards(folder, texts_of(preferences), progress)
     if not np.isfinite(rewards).all():
@@ -168,7 +168,7 @@ def reward_subject(
     preferences: PreferenceSet,
     seed: int = 0,
     note: str = "",
-) -> Subject:
+) -> Predictor:
     """Return the three readings of rewards that we did not train.
 
     ``vote``: Σ_j α_j 1[Δr_j > 0]. ``policy``: Σ_j α_j σ(Δr_j), App. A at β = 1: how a Bradley–Terry reward is meant.
@@ -185,7 +185,7 @@ def reward_subject(
             difference, weights, preferences.prob_a, preferences.prompt_index, seed
         )
     level = "policy" if len(weights) == 1 else "vote"
-    return Subject(name, kind, readings, level, difference, weights, temperature, note)
+    return Predictor(name, kind, readings, level, difference, weights, temperature, note)
 
 
 def cross_fitted(
@@ -231,7 +231,7 @@ def cross_fitted(
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def read_subject(path: Path, preferences: PreferenceSet, *, seed: int = 0) -> Subject:
+def read_subject(path: Path, preferences: PreferenceSet, *, seed: int = 0) -> Predictor:
     """Read scores or probabilities from a JSON Lines, CSV or Parquet file and match them to pairs by their texts.
 
     Rows are {prompt, response, score}, {prompt, response_a, response_b} with prob_hat or with score_a and score_b in
@@ -266,8 +266,8 @@ def read_subject(path: Path, preferences: PreferenceSet, *, seed: int = 0) -> Su
     raise DataError(f"its columns are {', '.join(records[0][1])}", file=str(path), remedy=f"give rows {LAYOUTS}")
 
 
-def _probabilities(path: Path, share: FloatArray) -> Subject:
-    return Subject(str(path), "probabilities", {"prob": share}, "prob")
+def _probabilities(path: Path, share: FloatArray) -> Predictor:
+    return Predictor(str(path), "probabilities", {"prob": share}, "prob")
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pluralign.analysis.member_rankings import measure_diversity
-from pluralign.analysis.report_data import study
+from pluralign.analysis.report_data import collect_report_data
 from pluralign.answering.generate import generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
-from pluralign.core.files import write_whole
-from pluralign.core.jsonable import without_nan
+from pluralign.core.files import atomic_write
+from pluralign.core.json_values import without_nan
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.experiments import costs
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.fitting.fit import fit
@@ -155,7 +155,7 @@ class Cost:
     """Of the checkpoint that members start from, all members, and two unfinished trainings."""
 
 
-def reckon(recipe: Recipe, *, lora: bool = False, optimizer: str = "", k: int | None = None) -> Cost:
+def estimate_cost(recipe: Recipe, *, lora: bool = False, optimizer: str = "", k: int | None = None) -> Cost:
     """Return what a recipe costs on one H100, from the paper's sizes and the recipe's assumptions.
 
     Example:
@@ -291,7 +291,7 @@ def plan(
         prompts=prompts, lora=lora, seed=seed,
     )  # fmt: skip
     reckoned = {
-        f"{'LoRA' if adapters else 'full'}, {optimizer}": reckon(recipe, lora=adapters, optimizer=optimizer)
+        f"{'LoRA' if adapters else 'full'}, {optimizer}": estimate_cost(recipe, lora=adapters, optimizer=optimizer)
         for adapters in (False, True)
         for optimizer in ("soap", "adamw")
     }
@@ -529,8 +529,8 @@ def _follow(
             from pluralign.publishing import report as reporting
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
-        found = study(
-            ensemble(), load_evidence(ensemble_folder), candidates=lists(), seed=inputs.seed, progress=progress
+        found = collect_report_data(
+            ensemble(), load_held_out(ensemble_folder), candidates=lists(), seed=inputs.seed, progress=progress
         )
         title = f"{recipe.title}{', a rehearsal on made-up votes' if tiny else ''}"
         return {"report": str(reporting.report(ensemble(), found, report, name=title, commands=commands))}
@@ -676,7 +676,7 @@ class _Run:
         started = time.perf_counter()
         results[step.name] = without_nan(_plain(work()))
         self._state["seconds"][step.name] = time.perf_counter() - started
-        with write_whole(self._path) as partial:
+        with atomic_write(self._path) as partial:
             partial.write_text(json.dumps(self._state, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
         return results[step.name]
 

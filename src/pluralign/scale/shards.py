@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.features.store import shard_name
 from pluralign.scale.lines import read_item
 from pluralign.votes.builder import BadRows, RowError
@@ -143,7 +143,7 @@ def _mixed(problem: str, path: Path) -> DataError:
 
 
 def _write_shard(table: pa.Table, target: Path, number: int) -> Path:
-    with write_whole(target / shard_name(number)) as partial:
+    with atomic_write(target / shard_name(number)) as partial:
         pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
     return target / shard_name(number)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, PluralignError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.features import encoder as encoders
 from pluralign.features.frozen import TextFeatures
@@ -135,7 +135,7 @@ class Worker:
         transform = self._transform
         _refuse_unseen(shard)
         self._count_attempt(shard, result.name)
-        with write_whole(result) as partial, ExitStack() as stack:
+        with atomic_write(result) as partial, ExitStack() as stack:
             writer = None
             for first, rows in _read_rows(shard, ROWS_AT_ONCE):
                 done = transform(rows, _items_of(rows, shard, first))

@@ -25,16 +25,16 @@ from pluralign.analysis.profiles import (
     within,
 )
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
-from pluralign.answering.answer import SLIP
+from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import worse_than_chance
 from pluralign.evaluation.evaluate import comparison, standing, verdicts
 from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
 from pluralign.theory import calibration
 from pluralign.training.bradley_terry import sigmoid
-from pluralign.training.member_bounds import further_than_a_coin
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -63,13 +63,13 @@ NOTICEABLE = 0.1
 """Two texts differ in a trait if their values do by more than this share of the larger one."""
 
 
-def cards(ensemble: RewardEnsemble, evidence: Evidence) -> list[Profile]:
+def cards(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> list[Profile]:
     """Return the members' cards; what needs texts to be read is measured within ``READ_CHARACTERS`` of them."""
     return member_profiles(ensemble.weights, evidence, most_characters=READ_CHARACTERS)
 
 
 def showcase(
-    ensemble: RewardEnsemble, evidence: Evidence | None, *, name: str, profiles: Sequence[Profile] | None = None
+    ensemble: RewardEnsemble, evidence: HeldOutVotes | None, *, name: str, profiles: Sequence[Profile] | None = None
 ) -> dict[str, Any]:
     """Return everything that the page shows of an ensemble, ready for JSON.
 
@@ -223,7 +223,7 @@ def _plain_members(ensemble: RewardEnsemble) -> Iterator[dict[str, Any]]:
             "name": f"Member {j}",
             "weight": weight,
             "disagreement": phi,
-            "far": phi is not None and further_than_a_coin(phi, weight),
+            "far": phi is not None and worse_than_chance(phi, weight),
             "description": "",
             **{key: [] for key in ("leans", "likes", "dislikes", "typical", "distinguishing")},
         }
@@ -236,7 +236,7 @@ def _card(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "weight": profile.weight,
         "disagreement": profile.disagreement,
-        "far": further_than_a_coin(profile.disagreement, profile.weight),
+        "far": worse_than_chance(profile.disagreement, profile.weight),
         "description": profile.description,
         "leans": [_claimed(lean) for lean in claimed[:LEANS_SHOWN]],
         "likes": [lean.trait for lean in profile.likes],
@@ -264,7 +264,7 @@ def _cut(record: dict[str, Any], *keys: str) -> dict[str, Any]:
     return record | {key: shortened(record[key]) for key in keys}
 
 
-def _tau(ensemble: RewardEnsemble, evidence: Evidence) -> dict[str, Any] | None:
+def _tau(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> dict[str, Any] | None:
     """How differently the members rank; nothing where no prompt has enough responses."""
     candidates, rewards = held_out_candidates(evidence)
     return asdict(measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence)) if candidates else None
@@ -273,7 +273,7 @@ def _tau(ensemble: RewardEnsemble, evidence: Evidence) -> dict[str, Any] | None:
 # --- what to try ----------------------------------------------------------------------------------------------------
 
 
-def _examples(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[dict[str, Any]]:
+def _examples(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out prompts over whose responses the members differ most, to ask without a language model."""
     for least in (FEWEST_RESPONSES, 2):
         candidates, rewards = held_out_candidates(evidence, least)
@@ -292,7 +292,7 @@ def _fits(one: Candidates) -> bool:
     return max(map(len, (one.prompt_text, *one.responses))) <= ASKED_LENGTH
 
 
-def _steering_pairs(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[dict[str, Any]]:
+def _steering_pairs(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out pairs that are quick to read, one a prompt, by which a user's taste is told best."""
     votes = evidence.preferences
     lengths = np.array([len(text) for text in votes.responses])

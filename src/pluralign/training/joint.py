@@ -38,7 +38,7 @@ from pluralign.training.bradley_terry import (
     sigmoid,
 )
 from pluralign.training.differences import Matrix, row_squares, scale_rows
-from pluralign.training.member_bounds import keep_near_people
+from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
 
@@ -170,7 +170,7 @@ def fit_joint_sizes(
     fits: dict[int, JointFit] = {}
     for candidate in _train_ensembles(x, guide, target, share, each, seed, vote_share < 1, bound):
         # The price keeps members near the bound; this keeps them under it.
-        near = [keep_near_people(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
+        near = [cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
         theta = np.column_stack(near)
         votes = hard_votes(x, theta)
         weights = simplex_least_squares(votes, target)
@@ -361,7 +361,7 @@ def fit_policy_level(
     start = _policy_start(x, axes.T @ guide, k, seed)
     theta, weights = _minimise_policy(x, prob_a, start, POLICY_L2_GRID[int(np.argmin(errors))], steps=100)
     found = np.asarray(axes @ theta)
-    near = np.column_stack([keep_near_people(member, guide, difference, prob_a, bound) for member in found.T])
+    near = np.column_stack([cap_disagreement(member, guide, difference, prob_a, bound) for member in found.T])
     soft = sigmoid(scores(difference, near))
     if not np.array_equal(near, found):  # the shares are linear in the weights, so these can be solved anew
         weights = simplex_least_squares(soft, prob_a)

@@ -5,22 +5,8 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.training.differences import Matrix
 
-USED = 1e-6
-"""A member with less weight than this takes no part."""
-COIN = 0.5
-"""How often a coin and a random person prefer different responses."""
 BISECTIONS = 12
 MARGIN, MARGIN_BY_PROMPTS = 0.017, 0.17
-
-
-def further_than_a_coin(disagreement: float, weight: float) -> bool:
-    """Whether a member that takes part is further from people than a coin: no policy should be tuned to it.
-
-    Example:
-        >>> further_than_a_coin(0.51, 0.1), further_than_a_coin(0.51, 0.0), further_than_a_coin(0.5, 0.1)
-        (True, False, False)
-    """
-    return disagreement > COIN and weight > USED
 
 
 def training_bound(max_disagreement: float, n_prompts: int) -> float:
@@ -36,7 +22,7 @@ def training_bound(max_disagreement: float, n_prompts: int) -> float:
     return max_disagreement if max_disagreement >= 1 else max_disagreement - MARGIN - MARGIN_BY_PROMPTS / n_prompts**0.5
 
 
-def keep_near_people(
+def cap_disagreement(
     member: FloatArray, anchor: FloatArray, difference: Matrix, prob_a: FloatArray, bound: float
 ) -> FloatArray:
     """Turn a linear reward towards an anchor, no further than needed to bring its disagreement under a bound.

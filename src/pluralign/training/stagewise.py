@@ -15,7 +15,7 @@ from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
 from pluralign.training.differences import Matrix
-from pluralign.training.member_bounds import keep_near_people
+from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.options import Loss, Variant
 
 MEMBER_STEPS = 200
@@ -69,7 +69,7 @@ def stages(
         if theta.shape[1] < j:
             residual = prob_a - prob_hat
             free = fit_member(difference, residual, l2=l2, variant="symmetric" if j == 1 else variant, loss=loss)
-            member = keep_near_people(free, anchor, difference, prob_a, bound)
+            member = cap_disagreement(free, anchor, difference, prob_a, bound)
         else:
             free = member = theta[:, j - 1]
         theta = np.column_stack([theta[:, : j - 1], member, theta[:, j:]])
