@@ -136,7 +136,7 @@ def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray
     if not own:
         return np.empty((0, len(KEYS)))
     columns = {key: np.array([one[key] for one in own]) for key in own[0]}
-    sentence_length = surface["words a sentence"] * 20
+    sentence_length = surface["words per sentence"] * 20
     columns |= {
         "length": surface["log words"],
         "sentence_length": sentence_length,
