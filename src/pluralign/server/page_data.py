@@ -16,7 +16,7 @@ from pluralign.analysis.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, MIN_
 from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates, measure_diversity
 from pluralign.analysis.profiles import Profile, member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
-from pluralign.answering.answer import SLIP
+from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
