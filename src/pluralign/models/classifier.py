@@ -116,20 +116,3 @@ def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
         cut = "only_first" if fits else "longest_first"
         tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
     return dict(tokens)
-
-
-def head_name(model: Any) -> str:
-    """Return the name of the last linear layer outside the body: ``score`` of decoders, ``classifier`` of encoders.
-
-    Args:
-        model: a sequence classifier, with or without a peft adapter.
-    """
-    import torch
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = [
-        name
-        for name, layer in inner.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
-    ]
-    return str(names[-1])
