@@ -20,7 +20,6 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
-from pluralign.evaluation.evaluate import evaluate_features
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.calibration import Interval
