@@ -24,7 +24,7 @@ import transformers
 from pluralign.core.arrays import FloatArray
 from pluralign.core.distributed import Processes, join_launch
 from pluralign.core.errors import DataError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.features.finetuned import TunedFeatures, forget_models, model_folders, model_identity
 from pluralign.models.classifier import classifier_head
@@ -262,7 +262,7 @@ class FinetuneRun:
                 _free_memory()
         seconds = time.perf_counter() - started
         if self.processes.first:
-            with write_whole(done_file) as partial:
+            with atomic_write(done_file) as partial:
                 partial.write_text(json.dumps({"seconds": seconds}))
             shutil.rmtree(checkpoints, ignore_errors=True)
         self.processes.wait()

@@ -14,7 +14,7 @@ import transformers
 
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
@@ -182,7 +182,7 @@ class StepCallback(transformers.TrainerCallback):
         if self.writes:
             stored = {"square": self.running.square, "disagreement": self.running.disagreement}
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE
-            with write_whole(path) as partial:
+            with atomic_write(path) as partial:
                 partial.write_text(json.dumps(stored))
 
 
