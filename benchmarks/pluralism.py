@@ -23,7 +23,7 @@ import pluralign
 from pluralign.answering.answer import favourites, policy
 from pluralign.answering.consensus import slate
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import baselines_of
+from pluralign.evaluation.measure import baselines_of
 from pluralign.theory import calibration
 from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import RULES, choose, pairwise_support

@@ -22,8 +22,11 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.evaluate import BETAS, evaluate, evaluate_features, policy_level, reference_log_ratio
-from pluralign.evaluation.predictors import Predictor, load_predictor, reward_subject
+from pluralign.evaluation.evaluate import evaluate
+from pluralign.evaluation.measure import evaluate_features
+from pluralign.evaluation.policy_level import BETAS, policy_level, reference_log_ratio
+from pluralign.evaluation.predictors import Predictor, reward_predictor
+from pluralign.evaluation.sources import load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet
@@ -310,7 +313,7 @@ def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
     )
     folder = write_bert(tmp_path / "reward", 3)
     found = evaluate(folder, votes, against=[some_ensemble(), folder])
-    assert found.subject.note == "3 rewards, taken as members of equal weight"
+    assert found.subject.note == "3 rewards, read as members of equal weight"
     assert found.test.brier == pytest.approx(brier_by_hand(load_predictor(folder, votes).prob_hat.tolist(), votes))
     assert found.against[1].readings["vote"].difference.mean == 0
     assert len(found.members) == 3
@@ -321,7 +324,7 @@ def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
 
 def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Predictor:
     k = difference.shape[1]
-    return reward_subject("r", "scores", difference, np.full(k, 1 / k), votes)
+    return reward_predictor("r", "scores", difference, np.full(k, 1 / k), votes)
 
 
 def test_the_policy_level_is_judged_for_every_beta(votes: PreferenceSet) -> None:
@@ -385,7 +388,7 @@ def test_a_reference_from_columns_moves_every_share(votes: PreferenceSet) -> Non
 
 
 def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no column of numbers logprob_a; give each row numbers in logprob_a"):
+    with pytest.raises(DataError, match=r"it has no numeric column logprob_a; give each row numbers in logprob_a"):
         evaluate(some_ensemble(), votes, reference="data")
     holes = replace(votes, columns=dict.fromkeys(("logprob_a", "logprob_b"), np.full(len(votes), np.nan)))
     with pytest.raises(DataError, match=r"logprob_a of pair 1 is missing or not finite"):

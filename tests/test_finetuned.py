@@ -148,7 +148,9 @@ def test_other_files_in_their_place_are_refused(
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit anew"):
+    with pytest.raises(
+        DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit again"
+    ):
         RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
     shutil.rmtree(tmp_path / "town" / "backbone")
     with pytest.raises(DataError, match=r"there is no fine-tuned model in it"):

@@ -10,18 +10,9 @@ from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.evaluation.groups import (
-    AdversarialGroup,
-    MajorityShare,
-    adversarial_calibration,
-    as_numbers,
-    certain_though_contested,
-    column_labels,
-    group_labels,
-    judge_groups,
-    majority_shares,
-    topics,
-)
+from pluralign.evaluation.groupings import as_numbers, column_labels, group_labels, topics
+from pluralign.evaluation.groups import AdversarialGroup, adversarial_calibration, judge_groups
+from pluralign.evaluation.majority import MajorityShare, certain_though_contested, majority_shares
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message

@@ -23,7 +23,7 @@ from pluralign.analysis.pruning import Pruning
 from pluralign.answering.answer import Answer
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison, standing
+from pluralign.evaluation.comparison import comparison, standing
 from pluralign.experiments.demo_story import Story
 from pluralign.theory.guarantees import outlier_weight_bound
 from pluralign.votes.summary import Inspection, Truth

@@ -14,7 +14,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
-from pluralign.evaluation.evaluate import baseline_shares
+from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
