@@ -90,11 +90,11 @@ def fit_finetuned(
             "tuning": {key: value for key, value in asdict(tuning).items() if key not in SAME_RESULT_OPTIONS},
             "version": __version__,
         },
+        finetune.finetune_processes(),
     )
-    assert checkpoints.path is not None  # noqa: S101 - there is a folder
     bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
     tuned = finetune.fine_tune(
-        text_pairs, size, options, tuning, checkpoints.path, bound=bound, progress=progress,
+        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress,
         watch=lambda _, member: watcher.training(member),
     )  # fmt: skip
 
@@ -135,10 +135,10 @@ def fit_finetuned(
         seconds_encoding=now - reading,
     )
     ensemble = replace(ensemble, record=record)
-    with finetune.only_the_first() as first:
-        if first:
-            save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
-            checkpoints.finish()
+    if checkpoints.processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        checkpoints.finish()
+    checkpoints.processes.wait()
     return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
 
 
