@@ -22,7 +22,7 @@ from pluralign.evaluation.groups import (
     majority_shares,
     topics,
 )
-from pluralign.theory import calibration
+from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall import town_hall
@@ -125,7 +125,7 @@ def test_the_figures_of_a_group_are_those_of_its_pairs_alone() -> None:
         assert group.interval.low < group.brier_corrected < group.interval.high
         towards = [(q - p) if q > 0.5 else (p - q) for q, p in zip(share, own.prob_a, strict=True)]
         assert group.residual.mean == pytest.approx(math.fsum(towards) / 120)
-        assert group.calibration_error == calibration.expected_calibration_error(share, own.prob_a)
+        assert group.calibration_error == expected_calibration_error(share, own.prob_a)
     assert worst is not None
     assert (worst.grouping, worst.name, worst.groups) == ("side", "left", 2)
     assert worst.brier_corrected == pytest.approx(found["side"][0].brier_corrected)
@@ -197,7 +197,7 @@ def test_smaller_groups_are_worse_and_the_whole_is_the_calibration_error() -> No
     assert [group.prompts for group in found] == [5, 10, 20, 50, 100]
     lean = np.where(truth > 0.5, truth, 1 - truth)
     toward = np.where(truth > 0.5, votes.prob_a, 1 - votes.prob_a)
-    assert by_fraction(found)[1.0].worst == pytest.approx(calibration.expected_calibration_error(lean, toward))
+    assert by_fraction(found)[1.0].worst == pytest.approx(expected_calibration_error(lean, toward))
     assert adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index) == found, "seeded"
 
 

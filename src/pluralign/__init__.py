@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app, serve
-    from pluralign.theory.rankings import Decomposition, decompose
+    from pluralign.theory.realizability import Decomposition, decompose
     from pluralign.training.options import FinetuneOptions, FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
@@ -43,7 +43,7 @@ _HOMES = {
     "CaseStudy": "analysis.member_rankings",
     "Certificate": "analysis.certificate",
     "DataError": "core.errors",
-    "Decomposition": "theory.rankings",
+    "Decomposition": "theory.realizability",
     "Diversity": "analysis.member_rankings",
     "Evaluation": "evaluation.evaluate",
     "Export": "publishing.transformers_export",
@@ -75,7 +75,7 @@ _HOMES = {
     "certify": "analysis.certificate",
     "concatenate": "votes.preferences",
     "create_app": "server.app",
-    "decompose": "theory.rankings",
+    "decompose": "theory.realizability",
     "encode": "scale.jobs",
     "evaluate": "evaluation.evaluate",
     "export": "publishing.transformers_export",

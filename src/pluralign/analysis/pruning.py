@@ -22,7 +22,7 @@ from pluralign.evaluation.evaluate import evaluate_features
 from pluralign.fitting.fit import evaluation_facts
 from pluralign.theory import calibration
 from pluralign.theory import guarantees as theory
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
 from pluralign.votes.preferences import PreferenceSet
 
 BETA = 5.0
@@ -178,9 +178,9 @@ def foresee(ensemble: RewardEnsemble, evidence: Evidence, beta: float = BETA, *,
         bound=theory.pruning_bound(epsilon, beta),
         shift=shift,
         bound_after_shift=theory.shifted_bound(epsilon, shift),
-        error_before=calibration.clustered_interval(errors[0], people.prompt_index),
-        error_after=calibration.clustered_interval(errors[1], people.prompt_index),
-        difference=calibration.paired_difference(errors[1], errors[0], people.prompt_index),
+        error_before=clustered_interval(errors[0], people.prompt_index),
+        error_after=clustered_interval(errors[1], people.prompt_index),
+        difference=paired_difference(errors[1], errors[0], people.prompt_index),
         disagreements=phi.tolist(),
         least_disagreement=least,
         outlier_threshold=threshold,

@@ -20,14 +20,8 @@ import numpy.typing as npt
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.theory.calibration import brier
-from pluralign.theory.rankings import (
-    MAX_ALTERNATIVES,
-    ViolatedInequality,
-    decompose,
-    sample_rankings,
-    sampling_error,
-    tournament_of,
-)
+from pluralign.theory.rankings import MAX_ALTERNATIVES, sample_rankings, sampling_error, tournament_of
+from pluralign.theory.realizability import ViolatedInequality, decompose
 
 MARKS_OF_NOTHING = {"-", "–", "—", "nan", "na", "n/a"}
 LAYOUT = "write {alternatives: [names], pairs: [[i, j, votes_i, votes_j]]} or a CSV matrix of shares"
@@ -82,7 +76,7 @@ def rankings(
     Args:
         tournament: shares and names.
         k: also draw k rankings of equal weight from the ensemble (Theorem 2).
-        seed: of that draw, and of the search beyond ``rankings.EXACT_UP_TO`` alternatives.
+        seed: of that draw, and of the search beyond ``linear_ordering.EXACT_UP_TO`` alternatives.
         progress: called with the rounds done.
 
     Example:

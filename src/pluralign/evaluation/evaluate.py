@@ -35,7 +35,8 @@ from pluralign.features.store import stored_features
 from pluralign.models.causal import response_log_prob
 from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval, Reliability
+from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
+from pluralign.theory.reliability import Reliability, by_stratum, expected_calibration_error, reliability
 from pluralign.training.baselines import BASELINE_NAMES, Baseline
 from pluralign.training.differences import Differences
 from pluralign.training.member_bounds import USED
@@ -394,8 +395,8 @@ def _measure(subject: Subject, baselines: Mapping[str, _Predicted], preferences:
             name: _compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
         },
         members=members,
-        reliability=calibration.reliability(prediction, p),
-        strata=calibration.by_stratum(calibration.squared_error(prediction, p), p),
+        reliability=reliability(prediction, p),
+        strata=by_stratum(calibration.squared_error(prediction, p), p),
         pairs=len(preferences),
         prompts=len(preferences.prompts),
     )
@@ -521,8 +522,8 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
         brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
         noise=calibration.noise(p, n, ties),
         log_loss=calibration.log_loss(prediction, p),
-        calibration_error=calibration.expected_calibration_error(prediction, p),
-        interval=calibration.clustered_interval(values, preferences.prompt_index),
+        calibration_error=expected_calibration_error(prediction, p),
+        interval=clustered_interval(values, preferences.prompt_index),
     )
 
 
@@ -536,6 +537,6 @@ def _compare(
         brier_corrected=calibration.brier_corrected(share, p, n, ties),
         log_loss=calibration.log_loss(share, p),
         k=k,
-        difference=calibration.paired_difference(ours, theirs, preferences.prompt_index),
+        difference=paired_difference(ours, theirs, preferences.prompt_index),
         worst_disagreement=worst,
     )

@@ -19,7 +19,8 @@ from scipy.cluster.vq import kmeans2
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.reliability import by_stratum, expected_calibration_error, strata
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -93,7 +94,7 @@ def group_labels(grouping: str, preferences: PreferenceSet, *, seed: int = 0) ->
         return topics(preferences.prompts.tolist(), seed=seed)[preferences.prompt_index]
     if grouping == "strata":
         labels = np.empty(len(preferences), dtype=object)
-        for name, mask in calibration.strata(preferences.prob_a).items():
+        for name, mask in strata(preferences.prob_a).items():
             labels[mask] = name
         return labels
     check_grouping(grouping, preferences)
@@ -267,9 +268,9 @@ def judge_groups(
                 prompts=len(np.unique(prompt)),
                 brier=float(error[rows].mean()),
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
-                interval=calibration.clustered_interval(values, prompt, seed=seed),
-                residual=calibration.clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
-                calibration_error=calibration.expected_calibration_error(prob_hat[rows], p[rows]),
+                interval=clustered_interval(values, prompt, seed=seed),
+                residual=clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
+                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
             if group.prompts >= ENOUGH_PROMPTS:
@@ -278,7 +279,7 @@ def judge_groups(
         return found, None
     height, grouping, name, values, prompt = max(candidates, key=lambda candidate: candidate[0])
     m = len(candidates)
-    interval = calibration.clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
+    interval = clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
     return found, WorstGroup(grouping, name, height, interval, m)
 
 
@@ -399,7 +400,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return, for each of ``calibration.strata``, the share of the majority's side: people's own, and the predicted.
+    """Return, for each of ``reliability.strata``, the share of the majority's side: people's own, and the predicted.
 
     People's majorities are picked on few votes and look larger than they are, so even a right prediction gives
     unanimous pairs less than 1. ``expected`` says how much less: the same figure for votes drawn from the prediction.
@@ -412,10 +413,10 @@ def majority_shares(
     random = np.random.default_rng([seed, 7])
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
     drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
-    were_right = calibration.by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
-    predicted = calibration.by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
-    people = calibration.by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
-    certain = calibration.by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
+    were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
+    predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
+    people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
+    certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
     return {
         name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
         for name, (count, mean) in people.items()

@@ -37,6 +37,7 @@ from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.theory import calibration
+from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_baselines, fit_pair
 from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
@@ -722,6 +723,6 @@ class _Work:
         for k, fitted in fits.items():
             errors[k] = calibration.squared_error(self.predict(check, *fitted), check.prob_a)
         best = min(errors, key=lambda k: float(errors[k].mean()))
-        interval = calibration.clustered_interval(errors[best], check.prompt)
+        interval = clustered_interval(errors[best], check.prompt)
         slack = np.nan_to_num(interval.standard_error)  # NaN with one validation prompt
         return min(k for k in errors if errors[k].mean() <= interval.mean + slack)

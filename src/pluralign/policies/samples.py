@@ -18,7 +18,7 @@ from pluralign.core.errors import DataError
 from pluralign.models.batches import padded
 from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
-from pluralign.theory.calibration import Interval, clustered_interval
+from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import PromptLike
 
 Ids: TypeAlias = list[int]

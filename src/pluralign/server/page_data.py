@@ -32,7 +32,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import Evidence
 from pluralign.evaluation.evaluate import comparison, standing, verdicts
 from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
-from pluralign.theory import calibration
+from pluralign.theory.intervals import clustered_interval
+from pluralign.theory.reliability import reliability
 from pluralign.training.bradley_terry import sigmoid
 from pluralign.training.member_bounds import further_than_a_coin
 from pluralign.votes.candidates import Candidates
@@ -172,10 +173,10 @@ def _curve(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _points(prob_hat: FloatArray, votes: PreferenceSet) -> Iterator[dict[str, Any]]:
     """The reliability curve with an interval over prompts and a few of the pairs behind each point, drawn by lot."""
-    curve, people = calibration.reliability(prob_hat, votes.prob_a), votes.prob_a
+    curve, people = reliability(prob_hat, votes.prob_a), votes.prob_a
     order = np.argsort(np.round(prob_hat, 9), kind="stable")  # bins are runs of it: whole groups of equal predictions
     for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        spread = calibration.clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
+        spread = clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
         drawn = np.random.default_rng([number, 7]).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair a prompt
         yield {
