@@ -13,10 +13,10 @@ from pluralign.core.errors import UsageError
 from pluralign.evaluation.groupings import as_numbers, column_labels, group_labels, topics
 from pluralign.evaluation.groups import AdversarialGroup, adversarial_calibration, judge_groups
 from pluralign.evaluation.majority import MajorityShare, certain_though_contested, majority_shares
-from pluralign.theory import calibration
+from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:
@@ -116,7 +116,7 @@ def test_group_figures_use_only_pairs_of_the_group() -> None:
         assert group.interval.low < group.brier_corrected < group.interval.high
         towards = [(q - p) if q > 0.5 else (p - q) for q, p in zip(share, own.prob_a, strict=True)]
         assert group.residual.mean == pytest.approx(math.fsum(towards) / 120)
-        assert group.calibration_error == calibration.expected_calibration_error(share, own.prob_a)
+        assert group.calibration_error == expected_calibration_error(share, own.prob_a)
     assert worst is not None
     assert (worst.grouping, worst.name, worst.groups) == ("side", "left", 2)
     assert worst.brier_corrected == pytest.approx(found["side"][0].brier_corrected)
@@ -188,7 +188,7 @@ def test_adversarial_error_grows_for_smaller_groups() -> None:
     assert [group.prompts for group in found] == [5, 10, 20, 50, 100]
     lean = np.where(truth > 0.5, truth, 1 - truth)
     toward = np.where(truth > 0.5, votes.prob_a, 1 - votes.prob_a)
-    assert by_fraction(found)[1.0].worst == pytest.approx(calibration.expected_calibration_error(lean, toward))
+    assert by_fraction(found)[1.0].worst == pytest.approx(expected_calibration_error(lean, toward))
     assert adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index) == found, "seeded"
 
 

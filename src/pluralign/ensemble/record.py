@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Level
-from pluralign.theory.calibration import Interval, Reliability
+from pluralign.theory.intervals import Interval
+from pluralign.theory.reliability import Reliability
 
 NEGLIGIBLE_WEIGHT = 1e-6
 """Members with no more weight than this are ignored."""
