@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.answering.answer import favourites, policy, slate
+from pluralign.answering.answer import favourites, policy
+from pluralign.answering.consensus import slate
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.evaluate import baselines_of
 from pluralign.theory import calibration

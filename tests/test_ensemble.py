@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import pluralign
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Level
 from pluralign.ensemble import ensemble as ensemble_module
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description, texts_of
@@ -27,9 +27,7 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
-HISTORY = [
-    HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])
-]
+HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]
 
 
 @pytest.fixture(scope="module")
@@ -234,13 +232,13 @@ def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
     def power_cut(path: Path) -> AbstractContextManager[Path]:
         @contextmanager
         def crash() -> Iterator[Path]:
-            with write_whole(path) as partial:
+            with atomic_write(path) as partial:
                 yield partial
                 raise OSError("power cut")
 
-        return crash() if Path(path).name == "ensemble.json" else write_whole(path)
+        return crash() if Path(path).name == "ensemble.json" else atomic_write(path)
 
-    monkeypatch.setattr(ensemble_module, "write_whole", power_cut)
+    monkeypatch.setattr(ensemble_module, "atomic_write", power_cut)
     with pytest.raises(OSError, match="power cut"):
         new.save(tmp_path)
     monkeypatch.undo()

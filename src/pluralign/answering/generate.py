@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import IO, Any, Protocol, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE
@@ -369,7 +369,7 @@ def _put_in_order(path: Path, written: Sequence[str], wanted: Sequence[str]) -> 
     with path.open("rb") as stream:
         lines = list(stream)
     if len(lines) == len(places):  # else somebody has put two files together
-        with write_whole(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(b"".join(lines[i] for i in sorted(range(len(lines)), key=places.__getitem__)))
 
 
@@ -409,5 +409,5 @@ def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
     if not failed:
         path.unlink(missing_ok=True)
         return
-    with write_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in failed), encoding="utf-8")

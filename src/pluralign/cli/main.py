@@ -599,13 +599,15 @@ def answer(
 ) -> None:
     """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
     from pluralign.analysis.profiles import member_profiles
-    from pluralign.answering import answer as pluralism
+    from pluralign.answering.answer import answer as answer_prompt
+    from pluralign.answering.answer import check_request
+    from pluralign.answering.consensus import WRITING_TEMPERATURE
     from pluralign.answering.generate import find_sampler, sample_distinct
     from pluralign.cli import views as terminal
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 
-    pluralism.check_ways(mode, rule)
+    check_request(mode, rule)
     if (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     loaded = RewardEnsemble.load(ensemble)
@@ -613,7 +615,7 @@ def answer(
     cards = member_profiles(loaded.weights, kept) if kept else []
     samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
 
-    cooler = min(sampling_options.temperature, pluralism.WRITING_TEMPERATURE)
+    cooler = min(sampling_options.temperature, WRITING_TEMPERATURE)
     writing_options = dataclasses.replace(sampling_options, temperature=cooler)
 
     def sampled(name: str, options: SamplingOptions, words: str, count: int) -> list[str]:
@@ -629,7 +631,7 @@ def answer(
     own = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     writer = functools.partial(sampled, distill, writing_options) if distill else None
     with progress_bar("Encoding texts") as progress:
-        found = pluralism.answer(
+        found = answer_prompt(
             loaded,
             prompt,
             texts,

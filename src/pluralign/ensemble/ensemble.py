@@ -18,7 +18,7 @@ import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
@@ -141,7 +141,7 @@ class RewardEnsemble:
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
         digest = hashlib.sha256(data).hexdigest()
         weights_file = f"ensemble-{digest[:16]}.safetensors"
-        with write_whole(folder / weights_file) as partial:
+        with atomic_write(folder / weights_file) as partial:
             partial.write_bytes(data)
         if isinstance(self.features, TunedFeatures):
             self.features.save(folder)
@@ -154,7 +154,7 @@ class RewardEnsemble:
             "temperature": self.temperature,
             "facts": self.record.to_json(),
         }
-        with write_whole(folder / ENSEMBLE_FILE) as partial:
+        with atomic_write(folder / ENSEMBLE_FILE) as partial:
             partial.write_text(json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
         for stale in folder.glob("ensemble-*.safetensors"):
             if stale.name != weights_file:

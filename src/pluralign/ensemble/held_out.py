@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.theory import calibration
@@ -73,7 +73,7 @@ def save_held_out(evidence: HeldOutVotes, folder: str | os.PathLike[str]) -> Non
     folder = Path(folder)
     evidence.preferences.save(folder / VOTES_FILE)
     rewards = np.ascontiguousarray(evidence.rewards, dtype=np.float64)
-    with write_whole(folder / REWARDS_FILE) as partial:
+    with atomic_write(folder / REWARDS_FILE) as partial:
         metadata = {"votes": evidence.preferences.fingerprint}
         partial.write_bytes(safetensors.numpy.save({"rewards": rewards}, metadata=metadata))
 

@@ -22,7 +22,7 @@ from pluralign.analysis.member_rankings import measure_diversity
 from pluralign.analysis.report_data import collect_report_data
 from pluralign.answering.generate import generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.json_values import without_nan
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
@@ -676,7 +676,7 @@ class _Run:
         started = time.perf_counter()
         results[step.name] = without_nan(_plain(work()))
         self._state["seconds"][step.name] = time.perf_counter() - started
-        with write_whole(self._path) as partial:
+        with atomic_write(self._path) as partial:
             partial.write_text(json.dumps(self._state, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
         return results[step.name]
 

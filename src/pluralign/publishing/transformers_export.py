@@ -7,9 +7,7 @@ card says what was measured. A folder is written whole or not at all. Nothing is
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
@@ -20,6 +18,7 @@ from safetensors import safe_open
 from pluralign.analysis.profiles import member_profiles
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.files import atomic_folder
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
 from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
@@ -109,7 +108,7 @@ def export(
     base = base_id(features.base) or PurePath(features.base).name
     card = ModelCard(ensemble, names, base, base_id(features.base), output.resolve().name, push_to_hub or "", commands)
     groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
-    with _whole_folder(output) as partial:
+    with atomic_folder(output) as partial:
         for place, chosen in groups.items():
             kind: Kind = "ensemble" if member is None and not separate else "member"
             model, tokenizer = _model_of(features, ensemble.members.theta[:, chosen])
@@ -292,25 +291,3 @@ def _head(model: Any) -> tuple[str, Any]:
         if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != model.base_model_prefix
     ]
     return outside[-1]
-
-
-# --- folders --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``target``; it takes the place of ``target`` only if the block succeeds."""
-    target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
-    new, old = partial / "new", partial / "old"
-    new.mkdir()  # with the permissions that any folder gets, which a temporary one does not
-    try:
-        yield new
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if target.exists():
-        target.rename(old)
-    new.rename(target)  # should this fail, old and new stay in the temporary folder: nothing is lost
-    shutil.rmtree(partial, ignore_errors=True)

@@ -25,7 +25,7 @@ from typing import IO, Any, TypeAlias
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
@@ -269,7 +269,7 @@ def _do(
             if progress:
                 progress(done, len(shards))
     facts = {**_measured([work.results / name for name in names]), **about, "settings": dict(work.settings)}
-    with write_whole(work.done_file) as partial:
+    with atomic_write(work.done_file) as partial:
         partial.write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
     shutil.rmtree(work.plan.parent, ignore_errors=True)
     for left_behind in work.results.glob(".part-*.partial"):  # by workers that were killed
@@ -293,7 +293,7 @@ def _planned(work: _Work, cut: Cut) -> list[Path]:
     if not shards:
         raise DataError("there are no texts", file=str(work.folder), remedy="name data with at least one row")
     plan = {"settings": dict(work.settings), "shards": [str(shard) for shard in shards]}
-    with write_whole(work.plan) as partial:
+    with atomic_write(work.plan) as partial:
         partial.write_text(json.dumps(plan, indent=1, ensure_ascii=False), encoding="utf-8")
     return shards
 

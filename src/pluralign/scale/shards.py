@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, PluralignError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.features import encoder as encoders
 from pluralign.features.frozen import TextFeatures
@@ -140,7 +140,7 @@ class Worker:
         transform = self._transform
         _refuse_unseen(shard)
         self._count_attempt(shard, result.name)
-        with write_whole(result) as partial, ExitStack() as stack:
+        with atomic_write(result) as partial, ExitStack() as stack:
             writer = None
             for first, rows in _read_rows(shard, ROWS_AT_ONCE):
                 done = transform(rows, _items_of(rows, shard, first))
@@ -290,7 +290,7 @@ def _mixed(problem: str, path: Path) -> DataError:
 
 
 def _write_shard(table: pa.Table, target: Path, number: int) -> Path:
-    with write_whole(target / shard_name(number)) as partial:
+    with atomic_write(target / shard_name(number)) as partial:
         pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
     return target / shard_name(number)
 

@@ -25,7 +25,7 @@ from pluralign.analysis.profiles import (
     within,
 )
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
-from pluralign.answering.answer import SLIP
+from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble

@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import FloatArray
 from pluralign.core.distributed import launch_state
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.features.finetuned import (
@@ -377,7 +377,7 @@ class _Work:
                 _free_memory()
         seconds = time.perf_counter() - started
         if self.state.is_main_process:
-            with write_whole(told) as partial:
+            with atomic_write(told) as partial:
                 partial.write_text(json.dumps({"seconds": seconds}))
             shutil.rmtree(runs, ignore_errors=True)
         self.state.wait_for_everyone()

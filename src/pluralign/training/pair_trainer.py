@@ -19,7 +19,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
 from pluralign.training.joint import EXTREME_PRICE, VOTE_SHARE
@@ -222,7 +222,7 @@ class Watch(transformers.TrainerCallback):
         if self.first:
             kept = {"square": self.running.square, "disagreement": self.running.disagreement}
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE
-            with write_whole(path) as partial:
+            with atomic_write(path) as partial:
                 partial.write_text(json.dumps(kept))
 
 
