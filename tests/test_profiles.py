@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from pluralign.analysis import profiles
-from pluralign.analysis.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
+from pluralign.analysis.leans import adjusted_mean, within
+from pluralign.analysis.profiles import NOTHING, Profile, member_profiles
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes

@@ -18,8 +18,10 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.costs import LLAMA_3_8B, Architecture
+from pluralign.experiments.plan import estimate_cost, plan
+from pluralign.experiments.recipe import RECIPES, load_recipe
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import RECIPES, compare_table, estimate_cost, load_recipe, plan, reproduce
+from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
     from pluralign.evaluation.evaluate import evaluate
-    from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
+    from pluralign.experiments.plan import Plan, plan
+    from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.fitting.fit import fit
     from pluralign.models.options import RemoteOptions, SamplingOptions
     from pluralign.models.remote import ServerModel
@@ -55,7 +56,7 @@ _HOMES = {
     "LoadOptions": "votes.options",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
-    "Plan": "experiments.reproduce",
+    "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "policies.options",
     "PreferenceSet": "votes.preferences",
@@ -88,7 +89,7 @@ _HOMES = {
     "load_tournament": "analysis.tournament",
     "measure_diversity": "analysis.member_rankings",
     "member_profiles": "analysis.profiles",
-    "plan": "experiments.reproduce",
+    "plan": "experiments.plan",
     "prune": "analysis.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",

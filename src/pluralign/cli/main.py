@@ -238,7 +238,7 @@ def prune(
     pruning = prune_ensemble(loaded, evidence, beta, only_far=only_far)
     pruning.save(output, source=ensemble)
     if as_json:
-        print_json({"folder": str(output), **pruning.facts()})
+        print_json({"folder": str(output), **pruning.to_json()})
     else:
         terminal.show(terminal.pruning_page(pruning, loaded, str(output)))
 
@@ -313,7 +313,7 @@ def diversity(
             print(f"note: {repeats:,} responses were given twice for one prompt and count once.", file=sys.stderr)
         with progress_bar("Encoding texts") as progress:
             rewards = choices.score_candidates(loaded, lists, progress)
-    found = choices.measure_diversity(loaded, lists, rewards=rewards, evidence=kept)
+    found = choices.measure_diversity(loaded, lists, rewards=rewards, held_out=kept)
     numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
     shown = choices.case_studies(
         loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
@@ -441,7 +441,7 @@ def report(
         reporting.report(loaded, found, output, commands=commands)
         drawn = reporting.save_figures(reporting.draw_figures(found), figures) if figures else []
     if as_json:
-        print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
+        print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found.to_json()})
     else:
         print(f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else ""))
 
@@ -723,7 +723,7 @@ def rankings(
 
     tournament = load_tournament(file)
     with progress_bar(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
-        facts = find_rankings(tournament, k=k, seed=seed, progress=progress)
+        facts = find_rankings(tournament, k=k, seed=seed, progress=progress).to_json()
     if as_json:
         print_json(facts)
     else:
@@ -831,7 +831,7 @@ def reproduce(
 ) -> None:
     """Run the paper's experiment on one of its data sets, or show what it would do and cost."""
     from pluralign.cli import views as terminal
-    from pluralign.experiments.reproduce import plan
+    from pluralign.experiments.plan import plan
     from pluralign.experiments.reproduce import reproduce as run_recipe
 
     given: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
@@ -903,7 +903,7 @@ def demo(
         ]
         _reporting().report(story.ensemble, story.study, report, name="The town hall", commands=commands)
     if as_json:
-        members, pruned = story.ensemble.facts["members"], story.pruning.facts()
+        members, pruned = story.ensemble.facts["members"], story.pruning.to_json()
         told = {"inspect": facts, "truth": truth, "told": story.told, "members": members, "study": story.study}
         print_json({**told, "pruning": pruned, "rankings": story.rankings, "report": report and str(report)})
     else:

@@ -12,18 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.member_rankings import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
-from pluralign.analysis.profiles import (
-    CARES_LESS,
-    DRAWN_TO,
-    PREFERS,
-    SMALLEST_LEAN,
-    TURNS_FROM,
-    Lean,
-    Profile,
-    member_profiles,
-    within,
-)
+from pluralign.analysis.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, MIN_LEAN, PREFERS, Lean, sample_prompts
+from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates, measure_diversity
+from pluralign.analysis.profiles import Profile, member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
@@ -65,7 +56,7 @@ NOTICEABLE = 0.1
 
 def cards(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> list[Profile]:
     """Return the members' cards; what needs texts to be read is measured within ``READ_CHARACTERS`` of them."""
-    return member_profiles(ensemble.weights, evidence, most_characters=READ_CHARACTERS)
+    return member_profiles(ensemble.weights, evidence, max_characters=READ_CHARACTERS)
 
 
 def showcase(
@@ -111,7 +102,7 @@ def showcase(
     }
     if evidence is not None:
         profiles = cards(ensemble, evidence) if profiles is None else profiles
-        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), within(evidence, READ_CHARACTERS)
+        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), sample_prompts(evidence, READ_CHARACTERS)
         counted, (groups, worst) = inspect(people), judge_groups(share, people, DEFAULT_GROUPINGS)
         shown |= {
             "votes": {
@@ -275,7 +266,7 @@ def _tau(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> dict[str, Any] | N
 
 def _examples(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out prompts over whose responses the members differ most, to ask without a language model."""
-    for least in (FEWEST_RESPONSES, 2):
+    for least in (MIN_RESPONSES, 2):
         candidates, rewards = held_out_candidates(evidence, least)
         whole = [p for p, one in enumerate(candidates) if _fits(one)]
         if whole:
@@ -453,7 +444,7 @@ def _reasons(
     for lean in (*card.likes, *card.dislikes):
         has_a, has_b = (lean.trait in own for own in words)
         if has_a != has_b and np.isfinite(lean.own):
-            verb = DRAWN_TO if lean.own > 0 else TURNS_FROM
+            verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
             side = 1 if has_a == (lean.own > 0) else -1
             said = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {'A' if has_a else 'B'} has the word."
             told.append((abs(lean.own), side, said))
@@ -462,7 +453,7 @@ def _reasons(
 
 
 def _is_clear(lean: Lean) -> bool:
-    return bool(abs(lean.own) >= SMALLEST_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
+    return bool(abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
 
 
 def _rate(lean: Lean) -> str:
