@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -13,9 +12,10 @@ from pluralign.cli.views.evaluation import bound_line, chance_warning, compariso
 from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import HistoryRow
+from pluralign.fitting.task import FitWatcher
 
 
-class FitWatch:
+class FitWatch(FitWatcher):
     """Shows a live table of Brier score by k on stderr while a fit runs; shows nothing if stderr is no terminal."""
 
     def __init__(self) -> None:
@@ -32,31 +32,28 @@ class FitWatch:
             self._live.stop()
 
     def encoding(self, n_texts: int) -> None:
-        """Show nothing: the progress bar shows how many texts are encoded."""
+        """Show nothing: the progress bar counts the encoded texts."""
 
-    def floor(self, value: float) -> None:
-        """Add the floor of the held-out votes to the table."""
-        self._floor = value
+    def floor(self, brier: float) -> None:
+        """Add the floor to the table."""
+        self._floor = brier
         self._draw("fitting")
+
+    def choosing(self, option: str) -> None:
+        """Name the option that is being chosen."""
+        self._draw(f"choosing {option}")
 
     def fitting_baseline(self, name: str) -> None:
         """Name the baseline that is being fitted."""
         self._draw(f"fitting the baseline {name}")
 
-    def choosing(self, what: str) -> None:
-        """Name the option that is being chosen on validation prompts."""
-        self._draw(f"choosing {what}")
+    def training(self, member: str) -> None:
+        """Show nothing: the progress bar counts the training steps."""
 
     def record(self, row: HistoryRow) -> None:
         """Add the scores of one ensemble size."""
         self._rows.append(row)
         self._draw("fitting")
-
-    def __call__(self, what: str, value: Any) -> None:
-        """Call the method for an event by its earlier name."""
-        earlier = {"encode": self.encoding, "floor": self.floor, "baseline": self.fitting_baseline,
-                   "choose": self.choosing, "record": self.record}  # fmt: skip
-        earlier[what](value)
 
     def _draw(self, title: str) -> None:
         if not self._console.is_terminal:
@@ -92,7 +89,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
         yield Text(f"Encoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
-    yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign report {folder} -o report.html\n")
+    yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign compare {folder} PAIRS\n")
 
 
 def _history_table(history: Sequence[HistoryRow]) -> Table:
