@@ -4,6 +4,7 @@ import errno
 import importlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
@@ -27,6 +28,7 @@ from pluralign.training.finetune.head import HeadFitter
 from pluralign.training.finetune.losses import JointLoss, RunningFigures
 from pluralign.training.finetune.recipe import batch_and_steps
 from pluralign.training.finetune.run import fine_tune
+from pluralign.training.finetune.train_model import random_states_restored
 from pluralign.training.finetune.trainer import COMPLETE_FILE, PairTrainer, StepCallback, TextPairs
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
@@ -367,6 +369,23 @@ def test_trainer_prints_nothing_to_stdout_or_to_a_redirected_stderr(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tuning"]["lora"] is True
     assert done.stderr == f"note: {llama} has no padding token, so its end token is used.\n"
+
+
+def test_training_leaves_random_states_as_they_were() -> None:
+    torch = importlib.import_module("torch")
+
+    def state() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]  # noqa: NPY002
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    expected = state()
+    random.setstate(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+    torch.set_rng_state(before[2])
+    with random_states_restored():
+        state()
+        importlib.import_module("transformers").set_seed(0)
+    assert state() == expected
 
 
 def test_fresh_model_has_no_dropout_and_a_random_head(llama: Path) -> None:
