@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -205,6 +206,30 @@ def test_other_settings_in_the_same_folder_raise_data_error(
         encode(votes, tmp_path, **SMALL | changes)
 
 
+def test_hashes_of_earlier_versions_are_longer_and_still_match(ensemble: Path, tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), source / "a.parquet")
+    score(ensemble, source, tmp_path / "scored")
+    path = tmp_path / "scored" / "_scores.json"
+    described = json.loads(path.read_text())
+    for name in ("texts", "ensemble"):
+        described["settings"][name] += "0" * 48
+    path.write_text(json.dumps(described))
+    assert score(ensemble, source, tmp_path / "scored").resumed == 1
+    described["settings"]["ensemble"] = "0" * 64
+    path.write_text(json.dumps(described))
+    with pytest.raises(DataError, match="it holds a job with other ensemble"):
+        score(ensemble, source, tmp_path / "scored")
+
+
+def test_a_damaged_description_raises_data_error(tmp_path: Path) -> None:
+    encode(VOTES, tmp_path, **SMALL)
+    (tmp_path / "features.json").write_text("[")
+    with pytest.raises(DataError, match=r"features\.json: it is damaged, or another program wrote it; name an empty"):
+        encode(VOTES, tmp_path, **SMALL)
+
+
 def test_shards_of_another_job_raise_data_error(tmp_path: Path) -> None:
     (tmp_path / "vectors").mkdir()
     (tmp_path / "vectors" / "part-00000.parquet").write_bytes(b"theirs")
@@ -289,6 +314,48 @@ def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["shards"] == len(parts(tmp_path / "vectors"))
+
+
+@pytest.mark.slow
+def test_ray_does_not_change_this_process(tmp_path: Path) -> None:
+    code = (
+        "import logging, os, signal, sys\n"
+        "from pluralign import encode, town_hall\n"
+        "def state():\n"
+        "    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]\n"
+        "    levels = logging.getLogger('ray.data').level, logging.root.level\n"
+        "    return dict(os.environ), sys.stdout, os.readlink('/proc/self/fd/2'), handlers, levels\n"
+        "before = state()\n"
+        "options = dict(encoder='hashing', shard_rows=40, engine='ray', workers=1)\n"
+        "done = encode(town_hall(60).preferences, sys.argv[1], **options)\n"
+        "print(done.rows > 0, state() == before, 'ray' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True True False\n", "")
+
+
+@pytest.mark.slow
+def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
+    code = "from pluralign.scale import ray_driver as d; print('ready', flush=True); d._end_with_parent()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    assert child.poll() is None
+    child.stdin.close()
+    assert child.wait(20) == -signal.SIGTERM
+    child.stdout.close()
+
+
+def test_a_failure_of_the_ray_driver_quotes_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "python"
+    driver.write_text("#!/bin/sh\ncat > /dev/null &\necho 'no such cluster' >&2\nexit 3\n")
+    driver.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(driver))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: True)
+    with pytest.raises(RuntimeError, match="the Ray driver failed:\nno such cluster"):
+        encode(VOTES, tmp_path / "features", **SMALL, engine="ray")
 
 
 @with_ray

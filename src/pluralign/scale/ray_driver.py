@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,8 +67,9 @@ def _run_in_child(job: RayJob) -> Generator[Outcome]:
         assert child.stdin is not None  # noqa: S101 - they are pipes
         assert child.stdout is not None  # noqa: S101
         try:
-            child.stdin.write(pickle.dumps(job))
-            child.stdin.flush()
+            with suppress(BrokenPipeError):  # the child has failed; its log says why
+                child.stdin.write(pickle.dumps(job))
+                child.stdin.flush()
             for line in child.stdout:
                 message = json.loads(line)
                 if "error" in message:
@@ -90,7 +92,8 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
             child.wait()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
 
 
 # --- in the child process -------------------------------------------------------------------------------------------
