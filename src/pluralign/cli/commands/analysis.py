@@ -20,6 +20,7 @@ from pluralign.cli.arguments import (
 from pluralign.cli.console import emit, note, progress_bar, working
 from pluralign.cli.inputs import load_held_out_votes, needs_extra, saved_held_out_votes
 from pluralign.core.errors import UsageError
+from pluralign.publishing.figures import save_figures
 from pluralign.votes.options import LoadOptions
 
 
@@ -209,7 +210,7 @@ def report(
     with working("Drawing"):
         commands = command_history(loaded.record, ensemble, sys.argv[1:])
         publishing.report(loaded, study, output, commands=commands)
-        drawn = publishing.save_figures(publishing.draw_figures(study), figures) if figures else []
+        drawn = save_figures(publishing.draw_figures(study), figures) if figures else []
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
     emit(result, [written], as_json)

@@ -35,7 +35,7 @@ def demo(
     from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
     from pluralign.experiments.demo_story import walk_through
     from pluralign.votes.summary import inspect, inspect_truth
-    from pluralign.votes.town_hall import town_hall
+    from pluralign.votes.town_hall.townhall import town_hall
 
     with working(f"Generating votes on {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)

@@ -117,7 +117,7 @@ def evaluate(
     """
     from pluralign.cli.views.evaluation import evaluation_page
     from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
-    from pluralign.evaluation.predictors import find_predictor
+    from pluralign.evaluation.sources import find_predictor
 
     for name in (subject, *against):
         find_predictor(name)

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
-from pluralign.evaluation.evaluate import FullEvaluation, PolicyLevel, comparison, standing
+from pluralign.evaluation.comparison import comparison, standing
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
+from pluralign.evaluation.results import FullEvaluation, PolicyLevel
 
 STANDING = {
     "ahead of": "better than",

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, number, shortened, span, text_panel
 from pluralign.votes.summary import Inspection, Truth
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 MAJORITY_FIRST = 0.9
 """Above this share of pairs won by response a, the data seem to be ordered."""
