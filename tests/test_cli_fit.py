@@ -78,8 +78,10 @@ def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.C
     assert (done.returncode, done.stderr) == (0, ""), "progress is shown only in a terminal"
     text = " ".join(done.stdout.split())
     assert any(SOFT_BT.format(standing) in text for standing in STANDING.values())
-    for words in ("stagewise ensemble of 3 members", "constant ½", "floor", "hard BT", "bootstrap", "noise 0.", "member 2",
-                  "disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "Without the bound"):  # fmt: skip
+    for words in (
+        *("stagewise ensemble of 3 members", "constant ½", "floor", "hard BT", "bootstrap", "noise 0.", "member 2"),
+        *("disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "Without the bound"),
+    ):
         assert words in text, words
     assert str(folder) in text.replace(" ", "")
     names = {path.name for path in folder.iterdir() if not path.match("ensemble-*.safetensors")}
