@@ -761,6 +761,8 @@ def serve(
     if not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     serving = _serving()
+    from pluralign.server.limits import Limits
+
     loaded = RewardEnsemble.load(ensemble)
     known_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
     with ExitStack() as until_ready:
@@ -771,7 +773,9 @@ def serve(
             if as_json:
                 print_json({"address": address, "name": known_as, "k": loaded.k, "model": model})
             else:
-                print(serving.greeting(address, known_as, loaded.k, bool(model), bool(api_key)))
+                print(
+                    serving.startup_message(address, known_as, loaded.k, generates=bool(model), has_key=bool(api_key))
+                )
             sys.stdout.flush()
 
         serving.serve(
@@ -781,9 +785,9 @@ def serve(
             port=port,
             api_key=api_key,
             ready=ready,
-            evidence=load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
+            held_out=load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
             name=known_as,
-            limits=serving.Limits.of(serve_options, remote_options),
+            limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),
             n=n,
             seed=serve_options.seed,
@@ -793,7 +797,7 @@ def serve(
 
 def _serving() -> Any:
     try:
-        from pluralign.server import app as serving
+        from pluralign.server import run as serving
     except ModuleNotFoundError as missing:
         raise MissingExtraError(missing.name or "fastapi", "server", "a server") from None
     return serving
