@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from pluralign.answering.answer import MODES, RefusalPolicy
 from pluralign.answering.generate import Sampler
@@ -29,7 +28,7 @@ from pluralign.server.openai_chat import model_ids
 from pluralign.server.page_data import collect_page_data, page_profiles
 from pluralign.server.routes.answers import answer_routes
 from pluralign.server.routes.ops import EnsembleResponse, ops_routes
-from pluralign.server.routes.pages import page_routes
+from pluralign.server.routes.pages import page_routes, read_pages
 from pluralign.server.routes.scores import score_routes
 from pluralign.server.service import Service
 
@@ -134,6 +133,7 @@ def create_app(
     app.include_router(score_routes(service))
     app.include_router(answer_routes(service))
     app.include_router(ops_routes(shown, metrics.text))
-    app.include_router(page_routes(app.openapi()))
-    metrics.routes.update(route.path for route in app.routes if isinstance(route, APIRoute))
+    pages = read_pages(app.openapi())
+    app.include_router(page_routes(pages))
+    metrics.routes.update(app.openapi()["paths"], pages)
     return app

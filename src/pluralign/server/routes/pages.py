@@ -5,6 +5,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter
@@ -14,27 +15,40 @@ MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", 
 NO_PAGE = b"This installation has no page. The API works: see /docs."
 
 
-def page_routes(openapi: Mapping[str, Any]) -> APIRouter:
-    """Return the routes of the page and of ``/docs``; all files are read once.
+@dataclass(frozen=True)
+class Page:
+    """A file that is served as it is."""
+
+    media_type: str
+    content: bytes
+
+
+def read_pages(openapi: Mapping[str, Any]) -> dict[str, Page]:
+    """Return the files of the page and the list of routes, by path.
 
     Args:
         openapi: the description of the API, for the list of routes.
     """
-    router = APIRouter(include_in_schema=False)
     folder = importlib.resources.files("pluralign") / "server" / "static"
     files = {file.name: file.read_bytes() for file in folder.iterdir()} if folder.is_dir() else {}
-    pages = {"/": ("text/plain", NO_PAGE), "/docs": ("text/html", list_routes(openapi).encode())}
+    pages = {"/": Page("text/plain", NO_PAGE), "/docs": Page("text/html", list_routes(openapi).encode())}
     for name, content in files.items():
         if media_type := MEDIA_TYPES.get(name.rpartition(".")[2]):
-            pages["/" if name == "index.html" else f"/{name}"] = media_type, content
-    for path, (media_type, content) in pages.items():
-        router.add_api_route(path, _send(content, media_type))
+            pages["/" if name == "index.html" else f"/{name}"] = Page(media_type, content)
+    return pages
+
+
+def page_routes(pages: Mapping[str, Page]) -> APIRouter:
+    """Return a route per page."""
+    router = APIRouter(include_in_schema=False)
+    for path, page in pages.items():
+        router.add_api_route(path, _send(page))
     return router
 
 
-def _send(content: bytes, media_type: str) -> Callable[[], Awaitable[Response]]:
+def _send(page: Page) -> Callable[[], Awaitable[Response]]:
     async def send() -> Response:
-        return Response(content, media_type=media_type)
+        return Response(page.content, media_type=page.media_type)
 
     return send
 
