@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from pluralign import RewardEnsemble, create_app
+from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
 from pluralign.votes.prompts import Item, PromptLike
 
@@ -43,12 +44,12 @@ class Writer:
     def prepare(self) -> None:
         pass
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         self.requests.append((prompt, n, options))
         self.go.wait(10)
         if self.error:
             raise self.error
-        return list(self.responses)[:n]
+        return [Completion(response) for response in self.responses][:n]
 
 
 class Client:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.votes.prompts import Item
 
 Rewards = npt.NDArray[np.float64]
@@ -220,15 +220,6 @@ def test_batching_does_not_change_rewards(asked: list[list[str]], texts: int) ->
 @pytest.fixture(scope="module")
 def ensemble() -> RewardEnsemble:
     return fit(town_hall(200).preferences, k=2, encoder="hashing")
-
-
-def test_a_scored_ensemble_returns_the_known_rewards(ensemble: RewardEnsemble) -> None:
-    texts: list[Item] = [("Tea?", "y" * n) for n in range(5)]
-    known = ScoredEnsemble.of(ensemble, texts, ensemble.rewards(texts))
-    np.testing.assert_array_equal(known.rewards(texts[::-1]), ensemble.rewards(texts)[::-1])
-    assert known.rewards([]).shape == (0, 2)
-    with pytest.raises(KeyError):
-        known.rewards([("Tea?", "A text that was not scored.")])
 
 
 def test_a_scorer_returns_the_ensembles_rewards_and_writes_no_cache(

@@ -1,4 +1,4 @@
-"""Steps are computed once, come back as they were, and belong to one piece of work."""
+"""Finished steps are stored and read back, also after a kill; each run has its own checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.core.checkpoints import Steps
+from pluralign.core.checkpoints import Checkpoints, JsonLines, changed_inputs, fingerprint
+from pluralign.core.errors import DataError
+from pluralign.training.options import FitOptions
 
 INPUTS = {"data": "abc", "options": {"k": 8, "seed": 0}, "version": "1"}
 
 
 class Counted:
-    """A computation that counts how often it is run."""
+    """A computation that counts its calls."""
 
     def __init__(self, **arrays: np.ndarray) -> None:
         self.arrays, self.times = arrays, 0
@@ -26,13 +28,13 @@ def example() -> Counted:
     rng = np.random.default_rng(0)
     return Counted(
         theta=rng.standard_normal((3, 4)),
-        turned=rng.standard_normal((3, 4)).T,
+        transposed=rng.standard_normal((3, 4)).T,
         every_other=rng.standard_normal(10)[::2],
         single=rng.standard_normal(3).astype(np.float32),
         count=np.arange(3, dtype=np.int32),
         mask=np.array([True, False]),
         number=np.array(0.1),
-        nothing=np.empty((2, 0)),
+        empty=np.empty((2, 0)),
     )
 
 
@@ -40,110 +42,250 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_finished_step_is_not_computed_again_by_the_same_work(tmp_path: Path) -> None:
+# --- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_step_is_not_computed_again_in_the_same_run(tmp_path: Path) -> None:
     compute = example()
-    Steps(tmp_path, INPUTS)("first", compute)
-    Steps(tmp_path, dict(reversed(INPUTS.items())))("first", compute)
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    Checkpoints(tmp_path, dict(reversed(INPUTS.items()))).arrays("first", compute)
     assert compute.times == 1
 
 
-def test_a_step_is_computed_once_within_a_run(tmp_path: Path) -> None:
+def test_a_step_is_computed_once_per_object(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
-        compute, steps = example(), Steps(folder, INPUTS)
-        assert steps("first", compute) is steps("first", compute)
+        compute, checkpoints = example(), Checkpoints(folder, INPUTS)
+        assert checkpoints.arrays("first", compute) is checkpoints.arrays("first", compute)
         assert compute.times == 1
 
 
-def test_a_step_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
     compute = example()
-    kept = Steps(tmp_path, INPUTS)("first", compute)
-    again = Steps(tmp_path, INPUTS)("first", compute)
-    assert sorted(kept) == sorted(again) == sorted(compute.arrays)
+    computed = Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    stored = Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    assert sorted(computed) == sorted(stored) == sorted(compute.arrays)
     for name, array in compute.arrays.items():
-        for found in (kept[name], again[name]):
-            assert (found.dtype, found.shape) == (array.dtype, array.shape)
-            np.testing.assert_array_equal(found, array)
+        for result in (computed[name], stored[name]):
+            assert (result.dtype, result.shape) == (array.dtype, array.shape)
+            np.testing.assert_array_equal(result, array)
+            assert result.flags.c_contiguous
 
 
 @pytest.mark.parametrize("change", [{"data": "abd"}, {"options": {"k": 9, "seed": 0}}, {"version": "2"}])
-def test_other_work_starts_from_nothing(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_other_inputs_start_a_new_run_and_leave_the_first_one_alone(tmp_path: Path, change: dict[str, Any]) -> None:
     compute = example()
-    Steps(tmp_path, INPUTS)("first", compute)
-    Steps(tmp_path, INPUTS | change)("first", compute)
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    Checkpoints(tmp_path, INPUTS | change).arrays("first", compute)
     assert compute.times == 2
-    Steps(tmp_path, INPUTS)("first", compute)
-    assert compute.times == 2, "and leaves the other's steps alone"
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    assert compute.times == 2
 
 
-def test_steps_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_steps_are_stored_by_name(tmp_path: Path) -> None:
     one, other = Counted(x=np.zeros(2)), Counted(x=np.ones(2))
-    steps = Steps(tmp_path, INPUTS)
-    steps("stage-0.1-1", one)
-    assert steps("stage-0.1-2", other)["x"].tolist() == [1, 1]
-    assert Steps(tmp_path, INPUTS)("stage-0.1-1", other)["x"].tolist() == [0, 0]
+    checkpoints = Checkpoints(tmp_path, INPUTS)
+    checkpoints.arrays("stage-0.1-1", one)
+    assert checkpoints.arrays("stage-0.1-2", other)["x"].tolist() == [1, 1]
+    assert Checkpoints(tmp_path, INPUTS).arrays("stage-0.1-1", other)["x"].tolist() == [0, 0]
 
 
-def test_a_step_that_fails_leaves_nothing_and_can_be_tried_again(tmp_path: Path) -> None:
+def test_a_failed_step_leaves_no_file_and_can_be_repeated(tmp_path: Path) -> None:
     def fail() -> dict[str, np.ndarray]:
         raise RuntimeError("out of memory")
 
-    steps, compute = Steps(tmp_path, INPUTS), example()
+    checkpoints, compute = Checkpoints(tmp_path, INPUTS), example()
     with pytest.raises(RuntimeError, match="out of memory"):
-        steps("first", fail)
+        checkpoints.arrays("first", fail)
     assert files_in(tmp_path) == []
-    steps("first", compute)
+    checkpoints.arrays("first", compute)
     assert compute.times == 1
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(path: Path, data: bytes) -> int:
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_half(path: Path, data: bytes) -> int:
         with path.open("wb") as file:
             file.write(data[: len(data) // 2])
         raise OSError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", half)
+        patched.setattr(Path, "write_bytes", write_half)
         with pytest.raises(OSError, match="disk full"):
-            Steps(tmp_path, INPUTS)("first", example())
+            Checkpoints(tmp_path, INPUTS).arrays("first", example())
     assert files_in(tmp_path) == []
     compute = example()
-    Steps(tmp_path, INPUTS)("first", compute)
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
     assert compute.times == 1
 
 
-def test_what_a_killed_writer_left_is_no_step(tmp_path: Path) -> None:
-    Steps(tmp_path, INPUTS)("first", example())
+def test_a_partial_file_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, INPUTS).arrays("first", example())
     (folder,) = tmp_path.iterdir()
     (folder / ".second.safetensors.x7.partial").write_bytes(b"half a fi")
     compute = Counted(x=np.ones(1))
-    assert Steps(tmp_path, INPUTS)("second", compute)["x"].tolist() == [1]
+    assert Checkpoints(tmp_path, INPUTS).arrays("second", compute)["x"].tolist() == [1]
     assert compute.times == 1
 
 
-def test_finishing_removes_what_was_kept_and_nothing_else(tmp_path: Path) -> None:
+# --- values and folders ---------------------------------------------------------------------------------------------
+
+
+def test_a_computed_value_equals_the_stored_one(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        value = Checkpoints(folder, INPUTS).value("plan", lambda: {"shards": (1, 2), "share": 0.1, "text": "ä"})
+        assert value == {"shards": [1, 2], "share": 0.1, "text": "ä"}
+    assert Checkpoints(tmp_path, INPUTS).value("plan", lambda: pytest.fail("the value is stored")) == value
+
+
+def test_a_folder_is_filled_once(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        assert list(folder.iterdir()) == []
+        (folder / "weights").write_text("1")
+
+    first = Checkpoints(tmp_path, INPUTS).folder("member-0", fill)
+    again = Checkpoints(tmp_path, INPUTS).folder("member-0", lambda _: pytest.fail("the folder is stored"))
+    assert first == again
+    assert (first / "weights").read_text() == "1"
+
+
+def test_a_folder_whose_filling_fails_is_filled_anew(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise RuntimeError("killed")
+
+    checkpoints = Checkpoints(tmp_path, INPUTS)
+    with pytest.raises(RuntimeError, match="killed"):
+        checkpoints.folder("member-0", fail)
+    assert files_in(tmp_path) == []
+    assert not checkpoints.has("member-0")
+    folder = checkpoints.folder("member-0", lambda folder: (folder / "whole").touch())
+    assert files_in(folder) == ["whole"]
+
+
+def test_a_folder_needs_a_root_folder() -> None:
+    with pytest.raises(ValueError, match="root folder"):
+        Checkpoints(None, INPUTS).folder("member-0", lambda _: None)
+
+
+def test_a_forgotten_step_is_computed_again(tmp_path: Path) -> None:
+    checkpoints, compute = Checkpoints(tmp_path, INPUTS), example()
+    checkpoints.arrays("first", compute)
+    checkpoints.value("second", lambda: 1)
+    checkpoints.folder("third", lambda _: None)
+    assert all(map(checkpoints.has, ("first", "second", "third")))
+    for name in ("first", "second", "third"):
+        checkpoints.forget(name)
+        assert not checkpoints.has(name)
+    checkpoints.arrays("first", compute)
+    assert checkpoints.value("second", lambda: 2) == 2
+    assert compute.times == 2
+
+
+def test_other_runs_are_listed_with_their_inputs(tmp_path: Path) -> None:
+    other = INPUTS | {"version": "0", "sizes": (1, 2)}
+    Checkpoints(tmp_path, other).value("plan", lambda: 1)
+    checkpoints = Checkpoints(tmp_path, INPUTS)
+    checkpoints.value("plan", lambda: 1)
+    assert checkpoints.other_runs() == [other | {"sizes": [1, 2]}]
+    assert Checkpoints(tmp_path, other).other_runs() == [INPUTS]
+    assert changed_inputs(checkpoints.other_runs()[0], INPUTS) == ["version"]
+    assert changed_inputs(checkpoints.other_runs()[0], other) == []
+    assert Checkpoints(None, INPUTS).other_runs() == []
+
+
+# --- the end of a run -----------------------------------------------------------------------------------------------
+
+
+def test_finishing_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "ensemble.json").write_text("{}")
     (tmp_path / "figures").mkdir()
-    abandoned, steps = Steps(tmp_path, INPUTS | {"version": "0"}), Steps(tmp_path, INPUTS)
-    abandoned("first", example())
-    steps("first", example())
+    abandoned, checkpoints = Checkpoints(tmp_path, INPUTS | {"version": "0"}), Checkpoints(tmp_path, INPUTS)
+    abandoned.arrays("first", example())
+    checkpoints.arrays("first", example())
     assert len(list(tmp_path.iterdir())) == 4
-    steps.finish()
+    checkpoints.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ensemble.json", "figures"]
     compute = example()
-    Steps(tmp_path, INPUTS)("first", compute)
-    assert compute.times == 1, "finished work begins again"
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    assert compute.times == 1, "a finished run starts again"
 
 
-def test_without_a_folder_nothing_is_written_and_finishing_is_no_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    steps = Steps(None, INPUTS)
-    np.testing.assert_array_equal(steps("first", example())["theta"], example().arrays["theta"])
-    steps.finish()
+    checkpoints = Checkpoints(None, INPUTS)
+    np.testing.assert_array_equal(checkpoints.arrays("first", example())["theta"], example().arrays["theta"])
+    assert not checkpoints.has("first")
+    checkpoints.finish()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_making_steps_touches_no_file(tmp_path: Path) -> None:
-    Steps(tmp_path / "new", INPUTS).finish()
+def test_creating_checkpoints_touches_no_file(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "new", INPUTS).finish()
     assert list(tmp_path.iterdir()) == []
+
+
+# --- fingerprints ---------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_depends_on_contents_only() -> None:
+    array = np.arange(2000.0)
+    changed = array.copy()
+    changed[1000] += 1e-9
+    assert fingerprint({"x": array}) == fingerprint({"x": array.copy()}) != fingerprint({"x": changed})
+    assert fingerprint(array) != fingerprint(array.reshape(2, 1000)) != fingerprint(array.astype(np.float32))
+    assert fingerprint(b"ab") != fingerprint(b"ba")
+    assert fingerprint(Path("a")) == fingerprint("a")
+    assert fingerprint(np.float64(0.5)) == fingerprint(0.5)
+    assert fingerprint(FitOptions()) == fingerprint(FitOptions()) != fingerprint(FitOptions(seed=1))
+
+
+def test_a_value_without_contents_has_no_fingerprint() -> None:
+    with pytest.raises(TypeError, match="object has no fingerprint"):
+        fingerprint({"x": object()})
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_appended_lines_are_read_back(tmp_path: Path) -> None:
+    rows = [{"prompt": "Tea?\nNow?", "share": 0.1}, ["ä"], None]
+    lines = JsonLines(tmp_path / "new" / "done.jsonl")
+    assert list(lines.rows()) == []
+    for row in rows:
+        lines.append(row)
+    assert list(JsonLines(lines.path).rows()) == rows
+
+
+@pytest.mark.parametrize("torn", [b'{"a": 1', b"1", b"x" * 200_000])
+@pytest.mark.parametrize("complete", [b"", b"1\n", b'{"a": 1}\n2\n'])
+def test_a_torn_last_line_is_dropped(tmp_path: Path, complete: bytes, torn: bytes) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(complete + torn)
+    lines = JsonLines(path)
+    assert len(list(lines.rows())) == complete.count(b"\n")
+    assert path.read_bytes() == complete + torn, "reading changes nothing"
+    lines.append("new")
+    assert path.read_bytes() == complete + b'"new"\n'
+    assert list(lines.rows())[-1] == "new"
+
+
+def test_complete_lines_are_never_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(b"1\n2\n")
+    JsonLines(path).drop_torn_line()
+    assert path.read_bytes() == b"1\n2\n"
+    JsonLines(tmp_path / "missing.jsonl").drop_torn_line()
+    assert files_in(tmp_path) == ["done.jsonl"]
+
+
+def test_a_complete_line_that_is_not_json_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(b"1\n{\n2\n")
+    with pytest.raises(DataError, match=r"done\.jsonl, row 2: the line is not JSON"):
+        list(JsonLines(path).rows())
+
+
+def test_all_lines_can_be_replaced(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "done.jsonl")
+    lines.append(1)
+    lines.replace([3, 2])
+    assert list(lines.rows()) == [3, 2]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pluralign.analysis.profiles import DRAWN_TO, TURNS_FROM, Lean, Profile
+from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, Lean
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
@@ -82,9 +83,12 @@ def test_small_differences_are_no_reason(ensemble: RewardEnsemble) -> None:
 
 def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
     likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
-    assert likes.why == [f"{DRAWN_TO.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains the word."]
+    rest = "“reasons” (70 % of 400 held-out pairs): only A contains the word."
+    assert likes.why == [LIKES_WORD.capitalize() + rest]
     turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
-    assert turns.why == [f"{TURNS_FROM.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains the word."]
+    assert turns.why == [
+        f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains the word."
+    ]
 
 
 def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:

@@ -11,15 +11,15 @@ import pytest
 from test_explain import a_lean
 
 from pluralign import Message, PreferenceSet
-from pluralign.analysis import profiles
-from pluralign.analysis.profiles import CARES_LESS, PREFERS
+from pluralign.analysis import leans
+from pluralign.analysis.leans import CARES_LESS, PREFERS
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.evaluate import comparison, verdicts
+from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.server.page_data import PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
 from pluralign.server.page_examples import MAX_LENGTH
 
@@ -185,7 +185,7 @@ def test_long_texts_are_sampled_and_other_figures_use_all_votes(
         characters += sum(map(len, [*prompts, *responses]))
         return trait_values(prompts, responses)
 
-    monkeypatch.setattr(profiles, "trait_values", counted)
+    monkeypatch.setattr(leans, "trait_values", counted)
     some = page_json(ensemble, held_out, max_characters=20_000)
     assert 10_000 < characters <= 20_000
     votes = held_out.preferences

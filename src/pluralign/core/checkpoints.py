@@ -1,10 +1,16 @@
-"""Long work in steps that are kept: a killed run begins again after the last step it finished."""
+"""Resuming: results of finished steps are stored, so that a killed run continues after its last finished step.
 
+``Checkpoints`` stores arrays, JSON values and folders of one run, under names. ``JsonLines`` is a file that grows by
+one line per finished item. ``fingerprint`` identifies the inputs of a run.
+"""
+
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,57 +19,275 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from pluralign.core.distributed import ALONE, Processes
-from pluralign.core.files import write_whole
+from pluralign.core.errors import DataError
+from pluralign.core.files import atomic_folder, atomic_write
 
 UNFINISHED = ".unfinished-"
-"""How the names of folders begin that hold work under way."""
+"""Prefix of the folders that hold the checkpoints of unfinished runs."""
+INPUTS_FILE = "inputs.json"
+"""Inputs of a run, stored beside its checkpoints."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-class Steps:
-    """Results of named steps, kept in a folder that belongs to one piece of work.
+def fingerprint(value: Any) -> str:
+    """Return 16 hexadecimal digits that identify a value: the start of the SHA-256 of its JSON with sorted keys.
 
-    The work is told by ``inputs``: another data set, option or version is another work, and starts from nothing. Each
-    step must be deterministic, so that a resumed run ends as an unbroken one would.
+    Dataclasses count as mappings of their fields, paths as strings; arrays and bytes count by their contents.
+
+    Example:
+        >>> fingerprint({"k": 8, "seed": 0}) == fingerprint({"seed": 0, "k": 8})
+        True
+        >>> fingerprint({"k": 8})
+        'e112e31f0bf00627'
+    """
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return {"dtype": value.dtype.str, "shape": value.shape, "sha256": digest}
+    if isinstance(value, bytes):
+        return {"sha256": hashlib.sha256(value).hexdigest()}
+    raise TypeError(f"a {type(value).__name__} has no fingerprint")
+
+
+def changed_inputs(known: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    """Return the names of ``inputs`` whose value in ``known`` is missing or different. Values are compared as JSON.
+
+    Example:
+        >>> changed_inputs({"k": 8, "seed": 0}, {"k": 8, "seed": 1, "version": "2"})
+        ['seed', 'version']
+    """
+    return [name for name, value in inputs.items() if name not in known or _canonical(known[name]) != _canonical(value)]
+
+
+class Checkpoints:
+    """Results of the named steps of one run, stored in a folder.
+
+    The inputs identify the run: other data, options or another version are another run, which starts from the
+    beginning. Steps must be deterministic, so that a resumed run gives the same result as an uninterrupted one.
+
+    Args:
+        folder: root folder of checkpoints; with None nothing is stored.
+        inputs: everything the results depend on, as ``fingerprint`` takes it.
+        processes: the processes of this run. Each of them must call the same steps in the same order; the first one
+            reads and writes.
     """
 
     def __init__(
         self, folder: str | os.PathLike[str] | None, inputs: Mapping[str, Any], processes: Processes = ALONE
     ) -> None:
+        self.root = None if folder is None else Path(folder)
         self.inputs = inputs
-        self.folder = folder
         self.processes = processes
-        self._done: dict[str, dict[str, npt.NDArray[Any]]] = {}
+        self._done: dict[str, Any] = {}
 
     @property
     def path(self) -> Path | None:
-        """The folder of this piece of work, where there is one."""
-        if self.folder is None:
-            return None
-        key = hashlib.sha256(json.dumps(self.inputs, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        return Path(self.folder) / f"{UNFINISHED}{key}"
+        """Folder of this run's checkpoints, or None without a root folder."""
+        return None if self.root is None else self.root / f"{UNFINISHED}{fingerprint(self.inputs)}"
 
-    def __call__(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-        """Return the step's arrays: as they were if the step was finished before, else computed and kept."""
-        if name not in self._done:
-            self._done[name] = self._read_or_compute(name, compute)
-        return self._done[name]
+    def arrays(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of a step: as stored if the step was finished, else computed and stored."""
 
-    def _read_or_compute(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-        if self.path is None:
-            return dict(compute())
-        file = self.path / f"{name}.safetensors"
-        known = self.processes.agreed(lambda: safetensors.numpy.load_file(file) if file.is_file() else None)
-        if known is not None:
-            return dict(known)
-        arrays = {key: np.asarray(array, order="C") for key, array in compute().items()}
-        if self.processes.first:
-            with write_whole(file) as partial:
-                partial.write_bytes(safetensors.numpy.save(arrays))
+        def computed() -> dict[str, npt.NDArray[Any]]:
+            if self.root is None:
+                return dict(compute())
+            # Stored arrays come back in C order, and the order can change the last digit of a product.
+            return {key: np.asarray(array, order="C") for key, array in compute().items()}
+
+        arrays: dict[str, npt.NDArray[Any]]
+        arrays = self._step(f"{name}.safetensors", computed, safetensors.numpy.save, safetensors.numpy.load)
         return arrays
 
+    def value(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Return the JSON value of a step: as stored if the step was finished, else computed and stored.
+
+        A computed value is passed through JSON too, so that it equals a stored one: tuples become lists.
+        """
+
+        def encode(value: Any) -> bytes:
+            return json.dumps(value, ensure_ascii=False).encode()
+
+        return self._step(f"{name}.json", lambda: json.loads(encode(compute())), encode, json.loads)
+
+    def folder(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """Return the folder of a step: as stored if the step was finished, else created and filled by ``fill``.
+
+        ``fill`` gets a temporary folder, the same one in every process. It is renamed when ``fill`` returns.
+        """
+        if self.path is None:
+            raise ValueError("checkpoint folders need a root folder")
+        target = self.path / name
+        if self.processes.agreed(target.is_dir):
+            return target
+        with ExitStack() as stack:  # of the first process; the others enter nothing
+            partial = self.processes.agreed(lambda: stack.enter_context(atomic_folder(target)))
+            fill(partial)
+            self.processes.wait()
+        self._store_inputs()
+        self.processes.wait()
+        return target
+
+    def has(self, name: str) -> bool:
+        """Return whether a step is stored, whatever its kind."""
+        if self.path is None:
+            return False
+        files = [self.path / f"{name}{suffix}" for suffix in (".safetensors", ".json", "")]
+        return self.processes.agreed(lambda: any(file.exists() for file in files))
+
+    def forget(self, name: str) -> None:
+        """Remove a stored step, so that it is computed again."""
+        for file in (f"{name}.safetensors", f"{name}.json"):
+            self._done.pop(file, None)
+        if self.path is not None and self.processes.first:
+            (self.path / f"{name}.safetensors").unlink(missing_ok=True)
+            (self.path / f"{name}.json").unlink(missing_ok=True)
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        self.processes.wait()
+
+    def other_runs(self) -> list[dict[str, Any]]:
+        """Return the inputs of other runs with checkpoints in the root folder, for callers that refuse to mix runs.
+
+        The inputs of a run that did not store them are an empty mapping.
+        """
+        if self.root is None:
+            return []
+        others = [path for path in sorted(self.root.glob(f"{UNFINISHED}*")) if path != self.path]
+        return [_read_inputs(path / INPUTS_FILE) for path in others]
+
     def finish(self) -> None:
-        """Remove what was kept, this work's and that of abandoned ones in the same folder."""
-        if self.folder is not None and self.processes.first:
-            for path in Path(self.folder).glob(f"{UNFINISHED}*"):
+        """Remove the checkpoints of this run and of all other runs in the root folder."""
+        if self.root is not None and self.processes.first:
+            for path in self.root.glob(f"{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _step(
+        self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+    ) -> Any:
+        if file not in self._done:
+            self._done[file] = self._read_or_compute(file, compute, encode, decode)
+        return self._done[file]
+
+    def _read_or_compute(
+        self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+    ) -> Any:
+        if self.path is None:
+            return compute()
+        path = self.path / file
+        stored = self.processes.agreed(lambda: path.read_bytes() if path.is_file() else None)
+        if stored is not None:
+            return decode(stored)
+        value = compute()
+        if self.processes.first:
+            with atomic_write(path) as partial:
+                partial.write_bytes(encode(value))
+            self._store_inputs()
+        return value
+
+    def _store_inputs(self) -> None:
+        if self.path is not None and self.processes.first and not (self.path / INPUTS_FILE).is_file():
+            with atomic_write(self.path / INPUTS_FILE) as partial:
+                partial.write_text(_canonical(self.inputs), encoding="utf-8")
+
+    __call__ = arrays
+
+
+Steps = Checkpoints
+
+
+def _read_inputs(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+class JsonLines:
+    """A JSON Lines file that grows by one line per finished item, and survives a kill.
+
+    An appended line is on the disk when ``append`` returns. A kill can tear only the last line; a torn line has no line
+    break at its end, and is dropped.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> lines = JsonLines(pathlib.Path(tempfile.mkdtemp()) / "done.jsonl")
+        >>> lines.append({"prompt": "Tea?"})
+        >>> with lines.path.open("a") as file:
+        ...     _ = file.write('{"prom')
+        >>> list(lines.rows())
+        [{'prompt': 'Tea?'}]
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._checked = False
+
+    def rows(self) -> Iterator[Any]:
+        """Yield the value of each complete line, in order. A missing file has no lines.
+
+        Raises:
+            DataError: a complete line is not JSON.
+        """
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as stream:
+            for row, line in enumerate(stream, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    remedy = "name another file, or remove this one"
+                    raise DataError("the line is not JSON", file=str(self.path), row=row, remedy=remedy) from None
+                yield value
+
+    def append(self, row: Any) -> None:
+        """Add one line. The file and its folder are created if they are missing; a torn last line is removed first."""
+        if not self._checked:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.drop_torn_line()
+            self._checked = True
+        with self.path.open("ab") as stream:
+            stream.write(_line(row))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def replace(self, rows: Iterable[Any]) -> None:
+        """Replace all lines, in one atomic write."""
+        with atomic_write(self.path) as partial, partial.open("wb") as stream:
+            stream.writelines(map(_line, rows))
+
+    def drop_torn_line(self) -> None:
+        """Remove a last line that a killed writer left without its line break."""
+        if not self.path.is_file():
+            return
+        with self.path.open("r+b") as stream:
+            complete = size = stream.seek(0, os.SEEK_END)
+            while complete:
+                start = max(0, complete - _BLOCK)
+                stream.seek(start)
+                line_break = stream.read(complete - start).rfind(b"\n")
+                complete = start if line_break < 0 else start + line_break + 1
+                if line_break >= 0:
+                    break
+            if complete < size:
+                stream.truncate(complete)
+
+
+_BLOCK = 1 << 16
+
+
+def _line(row: Any) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"

@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.models.loading import quiet_transformers
 from pluralign.votes.paper_sets import PERSONALLLM_RATERS
-from pluralign.votes.town_hall import town_hall
-from pluralign.votes.town_hall.townhall import answers
+from pluralign.votes.town_hall.townhall import answers, town_hall
 
 Row: TypeAlias = dict[str, Any]
 Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]
@@ -183,11 +182,11 @@ def _sides(rows: list[Any]) -> dict[str, list[Any]]:
 
 
 def _write_parquet(path: Path, rows: list[Row]) -> None:
-    with write_whole(path) as partial:
+    with atomic_write(path) as partial:
         pq.write_table(pa.Table.from_pylist(rows), partial)
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with write_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

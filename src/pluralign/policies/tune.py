@@ -32,7 +32,7 @@ import numpy as np
 from pluralign.answering.generate import load_prompts
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.json_values import without_nan
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
@@ -43,7 +43,7 @@ from pluralign.models.loading import quiet_transformers, reference_folder
 from pluralign.models.options import SamplingOptions
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
-from pluralign.theory.calibration import clustered_interval
+from pluralign.theory.intervals import clustered_interval
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike, plain_prompt
 
@@ -662,13 +662,13 @@ def _read_manifest(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_manifest(output: Path, manifest: dict[str, Any]) -> None:
-    with write_whole(output / MANIFEST_FILE) as partial:
+    with atomic_write(output / MANIFEST_FILE) as partial:
         text = json.dumps(without_nan(manifest), indent=1, ensure_ascii=False, allow_nan=False)
         partial.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    with write_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.votes.summary import Inspection
 
@@ -212,7 +212,7 @@ def save_figures(drawings: Mapping[str, Figure], folder: str | os.PathLike[str])
     for name, drawing in drawings.items():
         for kind in ("png", "svg"):
             path = Path(folder) / f"{name}.{kind}"
-            with write_whole(path) as partial, rc_context({**STYLE, "savefig.facecolor": "white"}):
+            with atomic_write(path) as partial, rc_context({**STYLE, "savefig.facecolor": "white"}):
                 metadata = {"Date": None} if kind == "svg" else None
                 drawing.savefig(partial, format=kind, dpi=160, metadata=metadata, transparent=False)
             paths.append(path)

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 
 from pluralign.analysis.report_data import ReportData
 from pluralign.analysis.traits import TRAITS
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
-from pluralign.evaluation.evaluate import comparison, verdicts
+from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 
@@ -82,7 +82,7 @@ def report(
         commands: the commands that lead here, each as a list of words.
     """
     path = Path(path)
-    with write_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(page(ensemble, study, name=name, commands=commands), encoding="utf-8")
     return path
 

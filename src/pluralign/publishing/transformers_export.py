@@ -7,9 +7,7 @@ card says what was measured. A folder is written whole or not at all. Nothing is
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
@@ -20,13 +18,14 @@ from safetensors import safe_open
 from pluralign.analysis.profiles import member_profiles
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.files import atomic_folder
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
 from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
-from pluralign.models.classifier import WEIGHTS_KEY, classifier_tokens
+from pluralign.models.classifier import WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
@@ -109,7 +108,7 @@ def export(
     base = base_id(features.base) or PurePath(features.base).name
     card = ModelCard(ensemble, names, base, base_id(features.base), output.resolve().name, push_to_hub or "", commands)
     groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
-    with _whole_folder(output) as partial:
+    with atomic_folder(output) as partial:
         for place, chosen in groups.items():
             kind: Kind = "ensemble" if member is None and not separate else "member"
             model, tokenizer = _model_of(features, ensemble.members.theta[:, chosen])
@@ -191,7 +190,7 @@ def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
         places, theta = [places[own]], theta[own : own + 1]
     model, tokenizer = load_tuned(places[0], features.base, len(theta))
     if features.lora:
-        refuse_without_head(places[0], _head(model.get_base_model())[0])
+        refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
     keep_outputs(model, theta)
     return model, tokenizer
@@ -271,7 +270,7 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
     """
     import torch
 
-    name, head = _head(model)
+    name, head = classifier_head(model)
     mix = torch.as_tensor(np.ascontiguousarray(theta.T), dtype=torch.float64, device=head.weight.device)
     kept = torch.nn.Linear(head.in_features, len(mix), bias=head.bias is not None, device=mix.device)
     with torch.no_grad():
@@ -280,37 +279,3 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
             kept.bias.copy_(mix @ head.bias.double())
     model.set_submodule(name, kept)
     model.num_labels = model.config.num_labels = len(mix)
-
-
-def _head(model: Any) -> tuple[str, Any]:
-    """The last linear layer outside the body: ``score`` of decoders, ``classifier`` or the like of encoders."""
-    import torch
-
-    outside = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != model.base_model_prefix
-    ]
-    return outside[-1]
-
-
-# --- folders --------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``target``; it takes the place of ``target`` only if the block succeeds."""
-    target = target.absolute()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".partial"))
-    new, old = partial / "new", partial / "old"
-    new.mkdir()  # with the permissions that any folder gets, which a temporary one does not
-    try:
-        yield new
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if target.exists():
-        target.rename(old)
-    new.rename(target)  # should this fail, old and new stay in the temporary folder: nothing is lost
-    shutil.rmtree(partial, ignore_errors=True)

@@ -12,14 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.votes.prompts import Item, text_key
 
 Score: TypeAlias = Callable[[Sequence[Item]], FloatArray]
@@ -36,22 +33,6 @@ class QueueFullError(Exception):
     def __init__(self, retry_after: int) -> None:
         super().__init__(f"too many texts are waiting to be scored; try again in {retry_after} s")
         self.retry_after = retry_after
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredEnsemble(RewardEnsemble):
-    """An ensemble that knows the rewards of some texts and computes no others."""
-
-    known: Mapping[Item, FloatArray] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, ensemble: RewardEnsemble, items: Sequence[Item], rewards: FloatArray) -> "ScoredEnsemble":
-        """Return an ensemble that knows the rewards of these items, ``(n_items, k)``, and of no others."""
-        return cls(**vars(ensemble), known=dict(zip(items, rewards, strict=True)))
-
-    def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:  # noqa: ARG002
-        """Return each member's reward for each (prompt, response), ``(n_items, k)``."""
-        return np.array([self.known[item] for item in items]).reshape(len(items), self.k)
 
 
 class _PendingText:

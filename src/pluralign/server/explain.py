@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.profiles import DRAWN_TO, SMALLEST_LEAN, TURNS_FROM, Lean, Profile
+from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, MIN_LEAN, Lean
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.theory.logistic import sigmoid
 
 MAX_REASONS = 3
 CLEAR = 4.0
@@ -149,7 +150,7 @@ def _reasons(
     for lean in (*card.likes, *card.dislikes):
         in_a, in_b = (lean.trait in own for own in words)
         if in_a != in_b and np.isfinite(lean.own):
-            verb = DRAWN_TO if lean.own > 0 else TURNS_FROM
+            verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
             side = 1 if in_a == (lean.own > 0) else -1
             only = "A" if in_a else "B"
             sentence = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {only} contains the word."
@@ -159,7 +160,7 @@ def _reasons(
 
 
 def _is_clear(lean: Lean) -> bool:
-    return bool(abs(lean.own) >= SMALLEST_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
+    return bool(abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
 
 
 def _rate(lean: Lean) -> str:

@@ -9,17 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pluralign.analysis.leans import CARES_LESS, PREFERS, Lean, sample_prompts
 from pluralign.analysis.member_rankings import Diversity, held_out_candidates, measure_diversity
-from pluralign.analysis.profiles import (
-    CARES_LESS,
-    PREFERS,
-    Distinguishing,
-    Lean,
-    Profile,
-    Typical,
-    member_profiles,
-    within,
-)
+from pluralign.analysis.profiles import Distinguishing, Profile, Typical, member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
@@ -27,10 +19,12 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.evaluation.evaluate import Prediction, Verdict, comparison, standing, verdicts
-from pluralign.evaluation.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.evaluation.comparison import Prediction, Verdict, comparison, standing, verdicts
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.server.page_examples import Example, VotedPair, example_prompts, steering_pairs, voted_pair
-from pluralign.theory import calibration
+from pluralign.theory.intervals import clustered_interval
+from pluralign.theory.reliability import reliability
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.summary import inspect
 
@@ -213,7 +207,7 @@ def page_profiles(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, max_characters: int = MAX_CHARACTERS
 ) -> list[Profile]:
     """Return the members' cards; traits and words are measured on at most ``max_characters`` of text."""
-    return member_profiles(ensemble.weights, held_out, most_characters=max_characters)
+    return member_profiles(ensemble.weights, held_out, max_characters=max_characters)
 
 
 def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
@@ -254,7 +248,7 @@ def _with_held_out(
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample, summary = within(held_out, max_characters), inspect(votes)
+    sample, summary = sample_prompts(held_out, max_characters), inspect(votes)
     groups, worst_group = judge_groups(prediction, votes, DEFAULT_GROUPINGS)
     return replace(
         data,
@@ -321,10 +315,10 @@ def _recorded_curve(evaluation: Evaluation) -> Iterator[ReliabilityPoint]:
 def _measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[ReliabilityPoint]:
     """The reliability curve with intervals over prompts, and a random sample of the pairs behind each point."""
     observed = votes.prob_a
-    curve = calibration.reliability(prediction, observed)
+    curve = reliability(prediction, observed)
     order = np.argsort(np.round(prediction, 9), kind="stable")  # bins are runs of this order; ties stay together
     for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        interval = calibration.clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
+        interval = clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
         drawn = np.random.default_rng([number, PAIRS_STREAM]).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair per prompt
         yield ReliabilityPoint(
@@ -423,4 +417,4 @@ def card_lean(lean: Lean) -> CardLean:
 def _diversity(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Diversity | None:
     """Return how differently the members rank; None if no prompt has enough responses."""
     candidates, rewards = held_out_candidates(held_out)
-    return measure_diversity(ensemble, candidates, rewards=rewards, evidence=held_out) if candidates else None
+    return measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if candidates else None

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.member_rankings import FEWEST_RESPONSES, case_studies, held_out_candidates
-from pluralign.answering.answer import SLIP
+from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates
+from pluralign.answering.steering import choice_probability
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.training.bradley_terry import sigmoid
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -61,7 +60,7 @@ def voted_pair(votes: PreferenceSet, row: int) -> VotedPair:
 
 def example_prompts(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator[Example]:
     """Yield the held-out prompts on whose responses the members differ most."""
-    for least in (FEWEST_RESPONSES, 2):
+    for least in (MIN_RESPONSES, 2):
         candidates, rewards = held_out_candidates(held_out, least)
         short = [p for p, one in enumerate(candidates) if _is_short(one)]
         if short:
@@ -85,7 +84,7 @@ def steering_pairs(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator
     prompt_lengths = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     characters = lengths[votes.a_index] + lengths[votes.b_index] + prompt_lengths[votes.prompt_index]
     rows = np.flatnonzero(characters <= min(float(np.median(characters)), MAX_LENGTH))
-    chance = SLIP / 2 + (1 - SLIP) * sigmoid(held_out.difference[rows] / ensemble.temperature)
+    chance = choice_probability(held_out.difference[rows], ensemble.temperature)
     for chosen in most_informative(chance, ensemble.weights, votes.prompt_index[rows], STEERING_PAIRS):
         yield voted_pair(votes, int(rows[chosen]))
 

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from pluralign.answering.answer import Consensus, Distilled, Mode
+from pluralign.answering.answer import Mode
+from pluralign.answering.consensus import Consensus, Distilled
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import MemberVote
 from pluralign.votes.prompts import Message

@@ -15,11 +15,11 @@ import numpy as np
 from scipy.stats import rankdata
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering import answer as pluralism
-from pluralign.answering.answer import Answer, Mode, RefusalPolicy, Steering
+from pluralign.answering.answer import Answer, Mode, RefusalPolicy, check_request, choose, refuse
+from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import CandidateSource, SamplingOverrides
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
@@ -224,38 +224,46 @@ class Service:
             choices: steerable mode: the user's own choices.
         """
         if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
-            refusal = refused
-            return [pluralism.answer(self.ensemble, prompt, [], mode, refusal=lambda _: refusal)] * draws, []
+            return [refuse(refused, mode)] * draws, []
+        check_request(mode, rule, member=member, like=like, choices=choices)
+        votes = None if choices is None else self._votes(choices)
         prompt, texts = await self.candidates.get(prompt, candidates, n_candidates, seed, sampling)
-        known = await self._scored([*((prompt, text) for text in texts), *self._items(choices or [])])
-        one = functools.partial(
-            pluralism.answer,
-            known,
-            prompt,
+        voted = [] if votes is None else texts_of(votes)
+        rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
+        one_draw = functools.partial(
+            choose,
+            rewards[: len(texts)],
+            self.ensemble.weights,
             texts,
             mode,
+            prompt=prompt,
+            level=self.ensemble.level,
+            temperature=self.ensemble.temperature,
             rule=rule,
             member=member,
             like=like,
-            choices=None if choices is None else self._votes(choices),
+            choices=None if votes is None else _scored_choices(votes, rewards[len(texts) :]),
             profiles=self.profiles,
         )
-        return await asyncio.to_thread(lambda: [one(seed=seed + draw) for draw in range(draws)]), texts
+        return await asyncio.to_thread(lambda: [one_draw(seed=seed + draw) for draw in range(draws)]), texts
 
     async def steer(self, choices: Sequence[Choice]) -> SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
         if choices:
             votes = self._votes(choices)
-            steering = pluralism.steer(await self._scored(self._items(choices)), choices=votes)
+            scored = _scored_choices(votes, await self.rewards(texts_of(votes)))
+            steering = steer_by_choices(scored, self.ensemble.weights, self.ensemble.temperature)
         else:
             prior = tuple(self.weights(None).tolist())
             likeliest = prior.index(max(prior))
             steering = Steering(likeliest, "it has the most weight", prior[likeliest], prior, (prior,))
         return SteeringResponse(**asdict(steering), name=self.names[steering.member])
 
-    async def _scored(self, items: Sequence[Item]) -> ScoredEnsemble:
-        distinct = list(dict.fromkeys(items))
-        return ScoredEnsemble.of(self.ensemble, distinct, await self.rewards(distinct))
+    async def _distinct_rewards(self, items: Sequence[Item]) -> FloatArray:
+        """Return ``(n_items, k)`` rewards; repeated items count once towards the limit."""
+        rows = {item: row for row, item in enumerate(dict.fromkeys(items))}
+        rewards = await self.rewards(list(rows))
+        return rewards[[rows[item] for item in items]]
 
     def _votes(self, choices: Sequence[Choice]) -> PreferenceSet:
         check_count(len(choices), self.limits.choices, "choices")
@@ -267,6 +275,12 @@ class Service:
             chose_a,
             1 - chose_a,
         )
+
+
+def _scored_choices(votes: PreferenceSet, rewards: FloatArray) -> ScoredChoices:
+    """Return the user's votes with the rewards of both responses; ``rewards`` are those of ``texts_of(votes)``."""
+    pairs = votes.items()
+    return ScoredChoices(votes, rewards[pairs.a], rewards[pairs.b])
 
 
 def without_end_marks(text: str) -> str:

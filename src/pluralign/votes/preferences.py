@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import write_whole
+from pluralign.core.files import atomic_write
 from pluralign.votes.options import TIE_RULES, TieRule
 from pluralign.votes.prompts import Message, Prompt, PromptLike
 
@@ -350,7 +350,7 @@ class PreferenceSet:
         suffix = "".join(Path(path).suffixes[-2:] if str(path).endswith(".gz") else Path(path).suffixes[-1:])[1:]
         if suffix not in SAVED_FORMATS:
             raise UsageError(f"{path} must end in one of {', '.join('.' + known for known in SAVED_FORMATS)}.")
-        with write_whole(path) as partial:
+        with atomic_write(path) as partial:
             if suffix == "parquet":
                 pq.write_table(
                     self.to_table(),
