@@ -28,8 +28,9 @@ from pluralign import load_preferences
 from pluralign.ensemble.ensemble import texts_of
 from pluralign.experiments import costs
 from pluralign.features import surface
-from pluralign.features.encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder, encode, load_encoder
-from pluralign.models.loading import smollm2_folder
+from pluralign.features.encoder import encode, load_encoder
+from pluralign.features.transformer_encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder
+from pluralign.models.bundled import smollm2_folder
 from pluralign.votes.prompts import Item, chat_messages, plain_text
 
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)
@@ -59,7 +60,7 @@ def main() -> None:
         stated["texts_a_pair"] = arguments.texts_a_pair
     if tokens := arguments.tokens_a_text:
         stated |= {"minilm_tokens_a_text": min(tokens, MINILM_TOKENS), "llama_tokens_a_text": tokens}
-    sheet = [row for model in MODELS for row in reckon(model, measured | stated)]
+    sheet = [row for model in MODELS for row in estimate_cost(model, measured | stated)]
     if arguments.json:
         print(json.dumps({"measured": measured, "stated": stated, "sheet": sheet}))
     else:
@@ -116,7 +117,7 @@ def measure_llama(items: list[Item]) -> dict[str, float]:
     }
 
 
-def reckon(model: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def estimate_cost(model: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the sheet's rows of one model: each number of pairs, with the hours in both precisions."""
     narrow = model == "minilm"
     shares = {"bf16": costs.NARROW_UTILISATION if narrow else costs.TRAINING_UTILISATION}

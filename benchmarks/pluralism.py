@@ -20,9 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.answering.answer import favourites, policy, slate
+from pluralign.answering.answer import favourites, policy
+from pluralign.answering.consensus import slate
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import baselines_of
+from pluralign.evaluation.measure import baselines_of
 from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import RULES, choose, pairwise_support

@@ -1,8 +1,9 @@
-"""Slates, one chosen voice, answers in proportion."""
+"""Balanced, steerable and distributional answers."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import favourites, similarity, slate, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.answering.answer import choose, favourites, refuse, score
+from pluralign.answering.consensus import similarity, slate
+from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices, steer_by_words, wanted_traits
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [
@@ -40,34 +43,95 @@ def ensemble(folder: Path) -> RewardEnsemble:
 
 @pytest.fixture(scope="module")
 def cards(folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
-    return member_profiles(ensemble.weights, load_evidence(folder))
+    return member_profiles(ensemble.weights, load_held_out(folder))
 
 
-def pick(ensemble: RewardEnsemble, member: int) -> str:
+def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
     return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
+
+
+def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
+    return steer_by_choices(ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature)
+
+
+# --- score, then choose ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("balanced", {"rule": "borda"}),
+        ("distributional", {}),
+        ("steerable", {"member": 1}),
+        ("steerable", {"like": "short answers"}),
+        ("steerable", {"choices": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", ["vote", "policy"])
+def test_answer_is_score_followed_by_choose(
+    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: str, mode: str, options: dict[str, Any]
+) -> None:
+    ensemble = replace(ensemble, record=replace(ensemble.record, level=level))
+    texts = [*CANDIDATES, CANDIDATES[0]]
+    scored = dict(options)
+    if "choices" in options:
+        votes = load_held_out(folder).preferences[:5]
+        options, scored = {"choices": votes}, {"choices": ScoredChoices.of(ensemble, votes)}
+    rewards = score(ensemble, PROMPT, texts)
+    assert rewards.shape == (6, ensemble.k)
+    for seed in range(5):
+        expected = answer(ensemble, PROMPT, texts, mode, profiles=cards, seed=seed, **options)
+        found = choose(
+            rewards,
+            ensemble.weights,
+            texts,
+            mode,
+            prompt=PROMPT,
+            level=level,
+            temperature=ensemble.temperature,
+            profiles=cards,
+            seed=seed,
+            **scored,
+        )
+        assert found == expected
+
+
+def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
+    encoded: list[Any] = []
+
+    @dataclass(frozen=True, eq=False)
+    class Recording(RewardEnsemble):
+        def rewards(self, items: Any, progress: Any = None) -> Any:
+            encoded.extend(items)
+            return super().rewards(items, progress)
+
+    rewards = score(Recording(**vars(ensemble)), PROMPT, ["Yes.", "No.", "Yes."])
+    assert encoded == [(PROMPT, "Yes."), (PROMPT, "No.")]
+    assert (rewards[0] == rewards[2]).all()
 
 
 # --- balanced -------------------------------------------------------------------------------------------------------
 
 
-def test_the_slate_holds_every_members_pick_with_the_weight_behind_it(ensemble: RewardEnsemble) -> None:
+def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsemble) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES)
-    for given in found.answers:
-        assert {pick(ensemble, j) for j in given.members} == {given.text}
-        assert given.weight == pytest.approx(sum(ensemble.weights[list(given.members)]))
-    assert sorted(j for given in found.answers for j in given.members) == list(range(ensemble.k))
-    weights = [given.weight for given in found.answers]
+    for entry in found.answers:
+        assert {favourite_text(ensemble, j) for j in entry.members} == {entry.text}
+        assert entry.weight == pytest.approx(sum(ensemble.weights[list(entry.members)]))
+    assert sorted(j for entry in found.answers for j in entry.members) == list(range(ensemble.k))
+    weights = [entry.weight for entry in found.answers]
     assert weights == sorted(weights, reverse=True)
 
 
-def test_near_duplicates_are_one_entry() -> None:
+def test_near_duplicates_share_one_slate_entry() -> None:
     texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
     entries = slate(texts, np.array([0, 1, 2]), np.array([0.3, 0.4, 0.3]))
     assert [(entry.text, entry.members) for entry in entries] == [(texts[1], (0, 1)), ("No.", (2,))]
     assert similarity(texts[0], texts[2]) == 0
 
 
-def test_the_consensus_has_the_support_it_claims(ensemble: RewardEnsemble) -> None:
+def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> None:
     rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])
     for rule in ("maximin", "borda", "schulze", "lottery"):
         found = answer(ensemble, PROMPT, CANDIDATES, rule=rule).consensus
@@ -78,23 +142,23 @@ def test_the_consensus_has_the_support_it_claims(ensemble: RewardEnsemble) -> No
         ]
         assert found.least_support == pytest.approx(min(against))
         assert found.mean_support == pytest.approx(np.mean(against))
-    best = ensemble.answer(PROMPT, CANDIDATES, rule="maximin").consensus
+    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin").consensus
     assert best is not None
     every = [min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(5) if b != a) for a in range(5)]
     assert best.least_support == pytest.approx(max(every))
 
 
-def test_a_written_statement_is_used_only_with_the_support_of_the_best_candidate(ensemble: RewardEnsemble) -> None:
-    asked: list[str] = []
+def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ensemble: RewardEnsemble) -> None:
+    instructions: list[str] = []
 
     def writer(instruction: str, count: int) -> list[str]:
-        asked.append(instruction)
+        instructions.append(instruction)
         return [CANDIDATES[0], "", "Nonsense nonsense nonsense", CANDIDATES[0] + " We all agree on that, dear friends!"]
 
     found = answer(ensemble, PROMPT, CANDIDATES, writer=writer).distilled
     assert found is not None
-    assert found.drafts == 2, "a candidate and an empty text are no drafts"
-    assert PROMPT in asked[0]
+    assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
+    assert PROMPT in instructions[0]
     rewards = ensemble.rewards([(PROMPT, text) for text in [found.text, *CANDIDATES]])
     against = [float((rewards[0] > rewards[i]) @ ensemble.weights) for i in range(1, 6)]
     assert found.least_support == pytest.approx(min(against))
@@ -105,14 +169,14 @@ def test_a_written_statement_is_used_only_with_the_support_of_the_best_candidate
     assert found.used == (found.least_support >= found.to_reach)
 
 
-def test_a_writer_that_fails_or_adds_nothing_leaves_the_consensus_with_a_note(ensemble: RewardEnsemble) -> None:
+def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: RewardEnsemble) -> None:
     def too_long(instruction: str, count: int) -> list[str]:
         raise DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
 
     plain = answer(ensemble, PROMPT, CANDIDATES)
     for writer, note in (
         (too_long, "no statement was written: the prompt has 9,000 tokens, but the model reads 512; shorten it"),
-        (lambda *_: ["", " ", CANDIDATES[1]], "no statement was written that is not among the candidates"),
+        (lambda *_: ["", " ", CANDIDATES[1]], "the writer wrote nothing that is not among the candidates"),
     ):
         found = answer(ensemble, PROMPT, CANDIDATES, writer=writer)
         assert found == replace(plain, notes=(note,))
@@ -127,10 +191,10 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
     assert stats.chisquare(counts, ensemble.weights * 600).pvalue > 1e-4
 
 
-def test_the_answers_to_a_pair_come_in_the_share_that_the_ensemble_predicts(ensemble: RewardEnsemble) -> None:
+def test_drawn_answers_to_a_pair_match_the_predicted_share(ensemble: RewardEnsemble) -> None:
     pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[2]], [1], [1])
     for level in ("vote", "policy"):
-        leveled = replace(ensemble, facts={**ensemble.facts, "level": level})
+        leveled = replace(ensemble, record=replace(ensemble.record, level=level))
         share = float(leveled.prob_hat(pair, level)[0])
         said = [
             answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text
@@ -139,7 +203,7 @@ def test_the_answers_to_a_pair_come_in_the_share_that_the_ensemble_predicts(ense
         assert stats.binomtest(said.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
 
 
-def test_the_same_request_gets_the_same_answer_and_another_seed_another_draw(ensemble: RewardEnsemble) -> None:
+def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble) -> None:
     first, again = (answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=3) for _ in range(2))
     assert first == again
     drawn = {answer(ensemble, PROMPT, CANDIDATES, "distributional", seed=seed).answers[0].member for seed in range(40)}
@@ -151,51 +215,51 @@ def test_the_same_request_gets_the_same_answer_and_another_seed_another_draw(ens
 
 def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES, "steerable", member=2)
-    assert found.answers[0].text == pick(ensemble, 2)
+    assert found.answers[0].text == favourite_text(ensemble, 2)
     assert found.steering is not None
     assert found.steering.posterior == (0.0, 0.0, 1.0, 0.0)
     with pytest.raises(UsageError, match="numbered from 0 to 3; there is no member 4"):
         answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
 
 
-def test_choices_that_follow_a_member_find_it(ensemble: RewardEnsemble, folder: Path) -> None:
-    votes = load_evidence(folder).preferences
+def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, folder: Path) -> None:
+    votes = load_held_out(folder).preferences
     for member in range(ensemble.k):
         own = ensemble.votes(votes)[:, member]
         choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
-        found = steer_by_choices(ensemble, choices[:60])
+        found = steer_from(ensemble, choices[:60])
         assert found.member == member
         assert found.path[0] == pytest.approx(ensemble.weights)
-        assert found.path[-1][member] > 0.9 > found.path[1][member], "it sharpens"
+        assert found.path[-1][member] > 0.9 > found.path[1][member], "the posterior sharpens"
 
 
-def test_the_posterior_is_bayes_rule(ensemble: RewardEnsemble) -> None:
+def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble) -> None:
     pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[1]], [1], [0])
     reward_a, reward_b = ensemble.pair_rewards(pair)
     likelihood = 0.05 + 0.9 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
     expected = ensemble.weights * likelihood
-    assert steer_by_choices(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
+    assert steer_from(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
 
 
-def test_words_find_the_member_that_leans_that_way(cards: list[Profile]) -> None:
+def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:
     lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
     for words, wanted in (("long answers", np.argmax(lengths)), ("brief, please", np.argmin(lengths))):
         if (max(lengths) if "long" in words else -min(lengths)) > 0:
             assert steer_by_words(words, cards).member == wanted
 
 
-def test_negation_turns_what_is_wanted() -> None:
+def test_negation_reverses_the_wanted_direction() -> None:
     assert wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
 
 
-def test_words_that_say_nothing_are_refused_with_words_that_would(cards: list[Profile]) -> None:
+def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profile]) -> None:
     with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
         steer_by_words("purple", cards)
     with pytest.raises(UsageError, match="need held-out votes"):
         steer_by_words("short", [])
 
 
-def test_steering_needs_exactly_one_way(ensemble: RewardEnsemble) -> None:
+def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
     with pytest.raises(UsageError, match="needs one of"):
         answer(ensemble, PROMPT, CANDIDATES, "steerable")
     with pytest.raises(UsageError, match="mode balanced takes none"):
@@ -205,25 +269,25 @@ def test_steering_needs_exactly_one_way(ensemble: RewardEnsemble) -> None:
 # --- odd input ------------------------------------------------------------------------------------------------------
 
 
-def test_no_one_or_repeated_candidates(ensemble: RewardEnsemble) -> None:
+def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
     with pytest.raises(UsageError, match="no candidates"):
         answer(ensemble, PROMPT, [])
     one = answer(ensemble, PROMPT, ["Yes.", "Yes."])
-    assert [given.text for given in one.answers] == ["Yes."]
+    assert [entry.text for entry in one.answers] == ["Yes."]
     assert one.answers[0].weight == pytest.approx(1)
     assert one.consensus is not None
     assert len(one.notes) == 2
 
 
-def test_equal_rewards_are_broken_by_lot() -> None:
+def test_equal_rewards_are_broken_at_random() -> None:
     rewards = np.array([[1.0], [1.0], [0.0]])
     picked = np.bincount([int(favourites(rewards, np.random.default_rng(seed))[0]) for seed in range(200)], minlength=3)
     assert picked[2] == 0
     assert min(picked[:2]) > 60
 
 
-def test_members_with_equal_rewards_give_half_support_and_a_pick_by_seed(ensemble: RewardEnsemble) -> None:
-    alike = ["Tea is fine.", "Rum is fine."]  # the same in all that this ensemble sees
+def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsemble) -> None:
+    alike = ["Tea is fine.", "Rum is fine."]  # identical in every feature of this ensemble
     assert np.ptp(ensemble.rewards([(PROMPT, text) for text in alike]), axis=0) == pytest.approx(0)
     found = answer(ensemble, PROMPT, alike).consensus
     assert found is not None
@@ -233,15 +297,16 @@ def test_members_with_equal_rewards_give_half_support_and_a_pick_by_seed(ensembl
         assert 15 < picked.count(alike[0]) < 45
 
 
-def test_a_refusal_policy_answers_before_any_mode(ensemble: RewardEnsemble) -> None:
+def test_a_refusal_policy_runs_before_any_mode(ensemble: RewardEnsemble) -> None:
     for mode in ("balanced", "distributional"):
         found = answer(ensemble, PROMPT, [], mode, refusal=lambda _: "We do not speak of trees.")
         assert found.refused
+        assert found == refuse("We do not speak of trees.", mode)
         assert found.answers[0].text == "We do not speak of trees."
     assert not answer(ensemble, PROMPT, CANDIDATES, refusal=lambda _: None).refused
 
 
-def test_an_unknown_mode_is_answered_with_the_nearest(ensemble: RewardEnsemble) -> None:
+def test_an_unknown_mode_raises_an_error_that_suggests_the_nearest(ensemble: RewardEnsemble) -> None:
     with pytest.raises(UsageError, match="did you mean 'balanced'"):
         answer(ensemble, PROMPT, CANDIDATES, "balance")
 
@@ -256,13 +321,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_command_prints_what_the_function_returns(folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
+def test_the_command_prints_the_result_of_the_function(folder: Path, lines: Path, ensemble: RewardEnsemble) -> None:
     done = run("answer", folder, PROMPT, "--candidates", lines, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     expected = answer(ensemble, PROMPT, CANDIDATES)
     assert facts["mode"] == "balanced"
-    assert [(one["text"], one["member"]) for one in facts["answers"]] == [(g.text, g.member) for g in expected.answers]
+    assert [(one["text"], one["member"]) for one in facts["answers"]] == [
+        (entry.text, entry.member) for entry in expected.answers
+    ]
     assert expected.consensus is not None
     assert facts["consensus"]["text"] == expected.consensus.text
     page = run("answer", folder, PROMPT, "--candidates", lines)
@@ -281,14 +348,14 @@ def test_the_command_prints_what_the_function_returns(folder: Path, lines: Path,
     ],
     ids=str,
 )
-def test_bad_usage_is_one_sentence(folder: Path, lines: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_usage_prints_one_sentence(folder: Path, lines: Path, arguments: list[str], sentence: str) -> None:
     done = run("answer", folder, PROMPT, *[str(lines) if word == "LINES" else word for word in arguments])
     assert done.returncode == 2
     assert done.stdout == ""
     assert sentence in done.stderr
 
 
-def test_an_unknown_rule_is_refused_before_anything_is_sampled(town_folder: Path) -> None:
+def test_an_unknown_rule_raises_an_error_before_anything_is_sampled(town_folder: Path) -> None:
     done = run("answer", town_folder, "Trees?", "--model", "/nowhere", "--rule", "maximum")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no rule 'maximum'; did you mean" in done.stderr.lower()

@@ -29,7 +29,8 @@ from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, UsageError, create_app, fit, town_hall
 from pluralign.core.errors import DataError
-from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.models.completion import Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.server.app import greeting, serve
 from pluralign.server.limits import HEADERS, Limits
@@ -55,8 +56,8 @@ def ensemble(town: Path) -> RewardEnsemble:
 
 
 @pytest.fixture(scope="module")
-def evidence(town: Path) -> Evidence:
-    return load_evidence(town)
+def evidence(town: Path) -> HeldOutVotes:
+    return load_held_out(town)
 
 
 @dataclass
@@ -75,12 +76,12 @@ class Writer:
     def prepare(self) -> None:
         pass
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         self.asked.append((prompt, n, options))
         self.go.wait(10)
         if self.error:
             raise self.error
-        return list(self.responses)[:n]
+        return [Completion(response) for response in self.responses][:n]
 
 
 class Client:
@@ -143,7 +144,7 @@ def running(ensemble: RewardEnsemble, generator: Any = None, **options: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def client(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[Client]:
+def client(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[Client]:
     with running(ensemble, evidence=evidence) as client:
         yield client
 
@@ -337,7 +338,7 @@ def test_system_and_earlier_turns_make_up_a_chat_prompt(writing: Client, writer:
 
 
 def test_without_a_language_model_held_out_prompts_and_candidates_are_answered(
-    client: Client, evidence: Evidence
+    client: Client, evidence: HeldOutVotes
 ) -> None:
     from pluralign.votes.candidates import candidates_of
 
@@ -399,7 +400,7 @@ def test_an_ensemble_that_knows_only_chats_is_asked_with_chats(ensemble: RewardE
     chats = np.empty(len(votes.prompts), dtype=object)
     chats[:] = [(Message("user", str(prompt)),) for prompt in votes.prompts]
     votes, writer = replace(votes, prompts=chats), Writer()
-    with running(ensemble, writer, evidence=gather_evidence(ensemble, votes)) as client:
+    with running(ensemble, writer, evidence=score_held_out(ensemble, votes)) as client:
         client.json("/v1/chat/completions", {"model": "town", "messages": [{"role": "user", "content": "Tea?"}]})
     assert writer.asked[0][0] == (Message("user", "Tea?"),)
 

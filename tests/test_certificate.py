@@ -11,9 +11,9 @@ from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import Certificate, RewardEnsemble, certify, fit, town_hall
-from pluralign.analysis.pruning import foresee
+from pluralign.analysis.pruning import plan_pruning
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.theory.guarantees import bernstein_width, betting_interval, generalization_bound
 from pluralign.votes.preferences import PreferenceSet
 
@@ -26,12 +26,12 @@ def votes() -> PreferenceSet:
 
 
 @pytest.fixture(scope="module")
-def evidence(votes: PreferenceSet) -> Evidence:
-    return gather_evidence(some_ensemble(), votes)
+def evidence(votes: PreferenceSet) -> HeldOutVotes:
+    return score_held_out(some_ensemble(), votes)
 
 
 @pytest.fixture(scope="module")
-def certificate(evidence: Evidence) -> Certificate:
+def certificate(evidence: HeldOutVotes) -> Certificate:
     return certify(some_ensemble(), evidence, epsilon=0.01, beta=3)
 
 
@@ -65,8 +65,8 @@ def test_an_ensemble_of_the_very_people_is_worth_as_many_of_them() -> None:
     assert found.own_error == pytest.approx(found.random_error, rel=0.1)
 
 
-def test_theorem_3_is_what_pruning_would_do(evidence: Evidence, certificate: Certificate) -> None:
-    found, pruned = certificate.theorem_3, foresee(some_ensemble(), evidence, beta=3)
+def test_theorem_3_is_what_pruning_would_do(evidence: HeldOutVotes, certificate: Certificate) -> None:
+    found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), evidence, beta=3)
     assert (found.removed, found.bound, found.weight_bound) == (pruned.removed, pruned.bound, 0.5)
     assert found.names_outliers == (found.outlier_threshold < 1)
     assert found.informative == (found.bound < found.constant_half)
@@ -76,7 +76,7 @@ def test_theorem_3_is_what_pruning_would_do(evidence: Evidence, certificate: Cer
 
 def test_theorem_4_counts_what_the_fit_learned_from(folder: Path) -> None:
     ensemble = RewardEnsemble.load(folder)
-    found = certify(ensemble, load_evidence(folder), delta=0.1).theorem_4
+    found = certify(ensemble, load_held_out(folder), delta=0.1).theorem_4
     data = ensemble.facts["data"]
     assert (found.pairs, found.prompts) == (data["train_pairs"], data["train_prompts"])
     assert (found.d, found.k) == ensemble.members.theta.shape
@@ -89,7 +89,7 @@ def test_theorem_4_counts_what_the_fit_learned_from(folder: Path) -> None:
     assert "says nothing" in found.here
 
 
-def test_theorem_4_says_something_of_enough_pairs(evidence: Evidence, certificate: Certificate) -> None:
+def test_theorem_4_says_something_of_enough_pairs(evidence: HeldOutVotes, certificate: Certificate) -> None:
     enough = certificate.theorem_4.informative_from
     facts = {"level": "vote", "data": {"train_pairs": enough, "train_prompts": 10}}
     found = certify(replace(some_ensemble(), facts=facts), evidence).theorem_4
@@ -132,12 +132,12 @@ def _asked(
     )
 
 
-def _with_votes(people: PreferenceSet, members: np.ndarray) -> Evidence:
+def _with_votes(people: PreferenceSet, members: np.ndarray) -> HeldOutVotes:
     """Evidence in which members vote as given; response a has reward 0 in every pair."""
     items = people.items()
     rewards = np.zeros((len(items.prompt_index), members.shape[1]))
     rewards[items.b] = 0.5 - members
-    return Evidence(people, rewards)
+    return HeldOutVotes(people, rewards)
 
 
 def test_the_true_error_lies_in_its_range_as_often_as_promised() -> None:
@@ -202,7 +202,7 @@ def test_many_prompts_make_a_certificate() -> None:
     assert found.true_error.low <= 0.05**2 <= found.true_error.high < 0.01
 
 
-def test_each_level_is_certified_as_it_is_read(evidence: Evidence, certificate: Certificate) -> None:
+def test_each_level_is_certified_as_it_is_read(evidence: HeldOutVotes, certificate: Certificate) -> None:
     facts = {**some_ensemble().facts, "level": "policy"}
     found = certify(replace(some_ensemble(), facts=facts), evidence).held_out
     shares = some_ensemble().prob_hat(evidence.preferences, "policy")
@@ -262,6 +262,8 @@ def test_certify_says_of_each_theorem_whether_it_says_anything(folder: Path, tmp
     ("option", "value", "match"),
     [("epsilon", 0.0, "epsilon"), ("delta", 1.0, "delta"), ("beta", 1.0, "at least 2")],
 )
-def test_numbers_that_no_theorem_takes_are_refused(evidence: Evidence, option: str, value: float, match: str) -> None:
+def test_numbers_that_no_theorem_takes_are_refused(
+    evidence: HeldOutVotes, option: str, value: float, match: str
+) -> None:
     with pytest.raises(UsageError, match=match):
         certify(some_ensemble(), evidence, **{option: value})  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def test_an_encoders_operations_are_those_that_torch_counts() -> None:
 
 
 def test_minilm_has_the_sizes_of_its_config() -> None:
-    from pluralign.models.loading import minilm_folder
+    from pluralign.models.bundled import minilm_folder
 
     config = json.loads((minilm_folder() / "config.json").read_text())
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -72,7 +72,7 @@ def test_the_sheet_is_reckoned_with_what_it_is_told() -> None:
     assert spec.loader
     sheet = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sheet)
-    last = sheet.reckon("llama", {"texts_a_pair": 2, "llama_tokens_a_text": 500})[-1]
+    last = sheet.estimate_cost("llama", {"texts_a_pair": 2, "llama_tokens_a_text": 500})[-1]
     assert (last["pairs"], last["texts"], last["tokens"]) == (1e9, 2e9, 1e12)
     flops = encoding_flops(costs.LLAMA_3_8B, 1e12, 500, 21)
     assert last["gpu_hours_bf16"] == pytest.approx(flops / (0.35 * 989.4e12) / 3600)

@@ -20,9 +20,9 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.fit import fit, validation_rows
 from pluralign.models.classifier import classifier_rewards
-from pluralign.training import finetune
-from pluralign.training import pair_trainer as pairtrainer
-from pluralign.training.finetune import batch_and_steps, stage_targets
+from pluralign.training.finetune import run as finetune
+from pluralign.training.finetune import trainer as pairtrainer
+from pluralign.training.finetune.run import batch_and_steps, stage_targets
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet

@@ -1,6 +1,7 @@
-"""``fit``: what it returns, what it may look at, and that a killed fit ends as an unbroken one would."""
+"""``fit``: its results, the data it may read, and resuming after a kill."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -18,14 +19,15 @@ import pytest
 from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import texts_of
+from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.features import encoder as encoders
-from pluralign.fitting.fit import Record
+from pluralign.fitting.task import SilentWatcher
 from pluralign.training import joint
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 from pluralign.votes.town_hall import town_hall
 
-# DESIGN.md, the row of `pluralign fit`; `weights` is beside the facts.
+# Keys that scripts rely on. The command line adds `weights`.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}
 HISTORY_KEYS = {"k", "train_brier", "test_brier", "test_brier_corrected"}
 TEST_KEYS = {"brier", "brier_corrected", "noise", "log_loss", "interval"}
@@ -34,7 +36,7 @@ BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A joint fit of a few steps and hashes of 32 numbers: enough for everything but quality."""
+    """Few training steps and hashes of 32 numbers: enough for everything but quality."""
     monkeypatch.setattr(joint, "STEPS", 20)
     monkeypatch.setattr(joint, "BATCH", 256)
     monkeypatch.setattr(encoders, "HASH_DIMENSION", 32)
@@ -49,6 +51,41 @@ def fit_quickly(votes: PreferenceSet, **changes: Any) -> RewardEnsemble:
     return fit(votes, **{"encoder": "none", "k": 2, **changes})
 
 
+class Interrupt(Exception):
+    """Stands for a kill at a known moment."""
+
+
+class Watching(SilentWatcher):
+    """Collects the events of a fit, and interrupts it after the ensemble of ``until`` members."""
+
+    def __init__(self, until: int = 1_000_000) -> None:
+        self.until = until
+        self.texts: list[int] = []
+        self.baselines: list[str] = []
+        self.rows: list[HistoryRow] = []
+
+    def encoding(self, n_texts: int) -> None:
+        self.texts.append(n_texts)
+
+    def fitting_baseline(self, name: str) -> None:
+        self.baselines.append(name)
+
+    def record(self, row: HistoryRow) -> None:
+        self.rows.append(row)
+        if row.k >= self.until:
+            raise Interrupt
+
+
+def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
+
+
+def data_of(ensemble: RewardEnsemble) -> DataSummary:
+    assert ensemble.record.data is not None
+    return ensemble.record.data
+
+
 def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
     return (
         one.members.theta.tobytes() == other.members.theta.tobytes()
@@ -57,7 +94,7 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
     )
 
 
-# --- what comes back ------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -83,11 +120,11 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()) or "default",
 )
-def test_every_way_to_fit_gives_members_weights_and_the_promised_facts(
+def test_every_method_returns_members_weights_and_a_complete_record(
     quick: None, votes: PreferenceSet, changes: dict[str, Any]
 ) -> None:
     ensemble = fit_quickly(votes, **changes)
-    facts = ensemble.facts
+    facts = ensemble.record.to_json()
     if changes.get("k") != "auto":
         assert ensemble.k == changes.get("k", 2)
     assert ensemble.k == ensemble.members.n_members == facts["k"] == len(facts["members"]) <= 16
@@ -113,15 +150,13 @@ def test_every_way_to_fit_gives_members_weights_and_the_promised_facts(
     assert last["test_brier_corrected"] == pytest.approx(facts["test"]["brier_corrected"], abs=1e-6)
 
 
-def test_history_shows_each_size_on_the_way(quick: None, votes: PreferenceSet) -> None:
+def test_history_has_a_row_per_size(quick: None, votes: PreferenceSet) -> None:
     def sizes(**changes: Any) -> list[int]:
-        seen: list[Record] = []
-        watch = lambda what, value: seen.append(value) if what == "record" else None  # noqa: E731
-        ensemble = fit_quickly(votes, watch=watch, **changes)
-        history = ensemble.facts["history"]
-        assert [record.k for record in seen] == [record["k"] for record in history]
-        assert all(len(record["weights"]) == record["k"] for record in history)
-        return [record["k"] for record in history]
+        watcher = Watching()
+        history = fit_quickly(votes, watcher=watcher, **changes).record.history
+        assert watcher.rows == history
+        assert all(len(row.weights) == row.k for row in history)
+        return [row.k for row in history]
 
     assert sizes(k=8) == [1, 2, 4, 8]
     assert sizes(k=5) == [1, 2, 4, 5]
@@ -129,40 +164,49 @@ def test_history_shows_each_size_on_the_way(quick: None, votes: PreferenceSet) -
     assert sizes(k=5, method="stagewise") == [1, 2, 3, 4, 5]
 
 
-def test_the_facts_are_those_of_evaluating_the_held_out_prompts(quick: None, votes: PreferenceSet) -> None:
+def test_the_record_matches_an_evaluation_on_the_held_out_prompts(quick: None, votes: PreferenceSet) -> None:
     ensemble = fit_quickly(votes, k=4, test_fraction=0.2, seed=5)
     train, test = votes.split(0.2, seed=5)
-    found = evaluate(ensemble, test)
-    assert ensemble.facts["test"]["brier"] == pytest.approx(found.test.brier, abs=1e-12)
-    assert ensemble.facts["test"]["interval"]["high"] == pytest.approx(found.test.interval.high, abs=1e-12)
-    for name, baseline in found.baselines.items():
-        assert ensemble.facts["baselines"][name]["brier"] == pytest.approx(baseline.brier, abs=1e-9), name
-    data = ensemble.facts["data"]
-    assert (data["train_pairs"], data["test_pairs"]) == (len(train), len(test))
-    assert (data["train_prompts"], data["test_prompts"]) == (len(train.prompts), len(test.prompts))
-    assert data["fingerprint"] == votes.fingerprint
+    again, recorded = evaluate(ensemble, test), evaluation_of(ensemble)
+    assert recorded.test.brier == pytest.approx(again.test.brier, abs=1e-12)
+    assert recorded.test.interval.high == pytest.approx(again.test.interval.high, abs=1e-12)
+    for name, baseline in again.baselines.items():
+        assert recorded.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-9), name
+    data = data_of(ensemble)
+    assert (data.train_pairs, data.test_pairs) == (len(train), len(test))
+    assert (data.train_prompts, data.test_prompts) == (len(train.prompts), len(test.prompts))
+    assert data.fingerprint == votes.fingerprint
     errors = (ensemble.prob_hat(train) - train.prob_a) ** 2
-    assert ensemble.facts["history"][-1]["train_brier"] == pytest.approx(errors.mean(), abs=1e-6)
+    assert ensemble.record.history[-1].train_brier == pytest.approx(errors.mean(), abs=1e-6)
 
 
-def test_the_stages_of_a_stagewise_fit_can_be_taken_apart(votes: PreferenceSet) -> None:
+def test_the_record_survives_json(quick: None, votes: PreferenceSet) -> None:
+    for changes in ({}, {"method": "stagewise"}, {"max_disagreement": 1.0}):
+        record = fit_quickly(votes, **changes).record
+        written = json.dumps(record.to_json(), allow_nan=False)
+        assert json.dumps(FitRecord.from_json(json.loads(written)).to_json(), allow_nan=False) == written
+
+
+def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> None:
     ensemble = fit_quickly(votes, k=4, method="stagewise")
     _, test = votes.split()
-    for record in ensemble.facts["history"]:
-        errors = (ensemble.first(record["k"]).prob_hat(test) - test.prob_a) ** 2
-        assert errors.mean() == pytest.approx(record["test_brier"], abs=1e-6)
+    for row in ensemble.record.history:
+        errors = (ensemble.first(row.k).prob_hat(test) - test.prob_a) ** 2
+        assert errors.mean() == pytest.approx(row.test_brier, abs=1e-6)
 
 
 @pytest.mark.slow
-def test_an_ensemble_of_four_beats_one_reward_and_a_coin_on_the_town_hall() -> None:
-    """At full length, on surface features alone: no exact score, but the order that makes the method worth having."""
-    facts = fit(town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1).facts
-    assert facts["test"]["brier"] < facts["baselines"]["constant_half"]["brier"]
-    assert facts["test"]["brier"] < facts["history"][0]["test_brier"], "one member cannot show disagreement"
-    assert facts["levels"]["policy"]["brier"] < facts["baselines"]["constant_half"]["brier"]
+def test_four_members_beat_one_reward_and_constant_half_on_the_town_hall() -> None:
+    """A full-length fit on surface features: no exact score, but the order that makes the method useful."""
+    ensemble = fit(town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1)
+    evaluation = evaluation_of(ensemble)
+    half = evaluation.baselines["constant_half"].brier
+    assert evaluation.test.brier < half
+    assert evaluation.test.brier < ensemble.record.history[0].test_brier, "one member cannot show disagreement"
+    assert evaluation.levels["policy"].brier < half
 
 
-def test_a_bound_keeps_members_near_people_and_says_what_it_cost(quick: None, votes: PreferenceSet) -> None:
+def test_the_bound_caps_disagreement_and_its_cost_is_recorded(quick: None, votes: PreferenceSet) -> None:
     train, _ = votes.split()
     free = fit_quickly(votes, k=3, method="stagewise", max_disagreement=1.0)
     near = fit_quickly(votes, k=3, method="stagewise", max_disagreement=0.5)
@@ -174,11 +218,12 @@ def test_a_bound_keeps_members_near_people_and_says_what_it_cost(quick: None, vo
 
     assert worst(free) > 0.5 > worst(near)
     assert worst(fit_quickly(votes, k=3, max_disagreement=0.5)) < 0.5, "joint members too"
-    assert free.facts["bound"] is None
-    bound = near.facts["bound"]
-    assert bound["max_disagreement"] == 0.5
-    assert bound["brier"] == near.facts["test"]["brier"]
-    assert bound["worst_without"] > bound["worst"]
+    assert free.record.bound is None
+    cost = near.record.bound
+    assert cost is not None
+    assert cost.max_disagreement == 0.5
+    assert cost.brier == evaluation_of(near).test.brier
+    assert cost.worst_without > cost.worst
 
 
 def test_rewards_of_a_vote_level_fit_have_unit_spread_over_training_pairs(quick: None, votes: PreferenceSet) -> None:
@@ -187,7 +232,9 @@ def test_rewards_of_a_vote_level_fit_have_unit_spread_over_training_pairs(quick:
     np.testing.assert_allclose((reward_a - reward_b).std(axis=0), 1.0, atol=1e-3)
 
 
-def test_single_votes_fit_and_leave_corrected_figures_empty(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
+def test_votes_of_one_person_per_pair_have_no_corrected_figures(
+    quick: None, votes: PreferenceSet, tmp_path: Path
+) -> None:
     path = tmp_path / "chosen.jsonl"
     with path.open("w") as stream:
         for prompt, a, b, share in zip(votes.prompt_index, votes.a_index, votes.b_index, votes.prob_a, strict=True):
@@ -197,15 +244,19 @@ def test_single_votes_fit_and_leave_corrected_figures_empty(quick: None, votes: 
     single = load_preferences(path)
     assert (single.n_votes == 1).all()
     for changes in ({}, {"method": "stagewise"}):
-        facts = fit_quickly(single, **changes).facts
+        ensemble = fit_quickly(single, **changes)
+        test, facts = evaluation_of(ensemble).test, ensemble.record.to_json()
+        assert math.isnan(test.brier_corrected)
+        assert math.isnan(test.noise)
+        assert math.isnan(ensemble.record.history[-1].test_brier_corrected)
         assert facts["test"]["brier_corrected"] is None
         assert facts["test"]["noise"] is None
         assert facts["history"][-1]["test_brier_corrected"] is None
-        assert 0 < facts["test"]["brier"] < 0.5
-        assert facts["test"]["interval"]["low"] < facts["test"]["brier"] < facts["test"]["interval"]["high"]
+        assert 0 < test.brier < 0.5
+        assert test.interval.low < test.brier < test.interval.high
 
 
-# --- what it may look at --------------------------------------------------------------------------------------------
+# --- no leaks from test prompts --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +279,7 @@ def test_votes_on_test_prompts_never_reach_the_fit(quick: None, votes: Preferenc
     )
     one, other = fit_quickly(votes, **changes), fit_quickly(turned, **changes)
     assert same_fit(one, other)
-    assert one.facts["test"]["brier"] != other.facts["test"]["brier"]
+    assert evaluation_of(one).test.brier != evaluation_of(other).test.brier
     for name, arrays in one.baselines.items():
         for part, array in arrays.items():
             assert array.tobytes() == other.baselines[name][part].tobytes(), f"{name}/{part}"
@@ -258,24 +309,24 @@ def test_texts_of_test_prompts_never_reach_the_fit(quick: None, votes: Preferenc
     assert same_fit(fit_quickly(votes, **changes), fit_quickly(with_other_test_texts(votes), **changes))
 
 
-def test_an_official_split_is_what_judges(quick: None, votes: PreferenceSet) -> None:
+def test_an_official_split_defines_the_test_pairs(quick: None, votes: PreferenceSet) -> None:
     official = np.where(votes.prompt_index % 4 == 0, "test", "train").astype(object)
     columns = {"split": official}
     split = replace(votes, columns=columns)
-    data = fit_quickly(split, method="stagewise").facts["data"]
-    assert data["test_pairs"] == int((official == "test").sum())
+    data = data_of(fit_quickly(split, method="stagewise"))
+    assert data.test_pairs == int((official == "test").sum())
 
 
-def test_a_training_side_that_is_fitted_alone_holds_out_a_part_of_itself(quick: None, votes: PreferenceSet) -> None:
+def test_the_training_side_of_a_split_is_split_again(quick: None, votes: PreferenceSet) -> None:
     train, test = votes.split()
     ensemble = fit_quickly(train, method="stagewise")
-    data = ensemble.facts["data"]
-    assert data["train_pairs"] + data["test_pairs"] == len(train)
-    assert 0 < data["test_prompts"] < len(train.prompts) / 2
+    data = data_of(ensemble)
+    assert data.train_pairs + data.test_pairs == len(train)
+    assert 0 < data.test_prompts < len(train.prompts) / 2
     assert evaluate(ensemble, test).pairs == len(test)
 
 
-# --- the same again -------------------------------------------------------------------------------------------------
+# --- determinism and resuming -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
@@ -293,33 +344,13 @@ def test_the_same_seed_gives_the_same_bytes_and_another_another_fit(
     assert same_fit(loaded[0], fit_quickly(votes, method=method, seed=3)), "with a folder or without"
 
 
-class Interrupt(Exception):
-    """Stands for a kill at a known moment."""
-
-
-@dataclass
-class Watching:
-    """Notes the baselines that are fitted, and interrupts once an ensemble of ``until`` members is there."""
-
-    until: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        self.baselines: list[str] = []
-
-    def __call__(self, what: str, value: Any) -> None:
-        if what == "baseline":
-            self.baselines.append(value)
-        if what == "record" and value.k >= self.until:
-            raise Interrupt
-
-
-def test_an_interrupted_fit_goes_on_where_it_was(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
     unbroken = fit_quickly(votes, k=4)
     with pytest.raises(Interrupt):
-        fit_quickly(votes, k=4, folder=tmp_path, watch=Watching(until=2))
+        fit_quickly(votes, k=4, folder=tmp_path, watcher=Watching(until=2))
     assert [path.name.startswith(".unfinished-") for path in tmp_path.iterdir()] == [True]
     resumed = Watching()
-    assert same_fit(fit_quickly(votes, k=4, folder=tmp_path, watch=resumed), unbroken)
+    assert same_fit(fit_quickly(votes, k=4, folder=tmp_path, watcher=resumed), unbroken)
     assert resumed.baselines == [], "baselines were kept"
     assert not list(tmp_path.glob(".unfinished-*")), "nothing unfinished stays"
     assert (tmp_path / "ensemble.json").is_file()
@@ -333,19 +364,19 @@ def test_another_option_does_not_resume_from_the_old_work(
 ) -> None:
     first: dict[str, Any] = {"k": 4, "encoder": "hashing", "method": "stagewise"}
     with pytest.raises(Interrupt):
-        fit(votes, **first, folder=tmp_path, watch=Watching(until=2))
+        fit(votes, **first, folder=tmp_path, watcher=Watching(until=2))
     watching = Watching()
-    found = fit(votes, **first | changes, folder=tmp_path, watch=watching)
+    found = fit(votes, **first | changes, folder=tmp_path, watcher=watching)
     assert set(watching.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
     assert same_fit(found, fit(votes, **first | changes))
 
 
 def test_other_data_do_not_resume_from_the_old_work(quick: None, votes: PreferenceSet, tmp_path: Path) -> None:
     with pytest.raises(Interrupt):
-        fit_quickly(votes, k=4, folder=tmp_path, watch=Watching(until=2))
+        fit_quickly(votes, k=4, folder=tmp_path, watcher=Watching(until=2))
     other = replace(votes, votes_a=votes.votes_a + (np.arange(len(votes)) == 7))
     watching = Watching()
-    found = fit_quickly(other, k=4, folder=tmp_path, watch=watching)
+    found = fit_quickly(other, k=4, folder=tmp_path, watcher=watching)
     assert watching.baselines
     assert same_fit(found, fit_quickly(other, k=4))
     assert not list(tmp_path.glob(".unfinished-*")), "abandoned work is removed in the end"
@@ -365,10 +396,10 @@ class Lengths:
 def test_another_model_under_the_same_name_does_not_resume_from_the_old_work(
     quick: None, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pluralign.ensemble.load_encoder", lambda *_, **__: Lengths("1"))
+    monkeypatch.setattr("pluralign.features.frozen.load_encoder", lambda *_, **__: Lengths("1"))
     with pytest.raises(Interrupt):
-        fit_quickly(votes, k=4, encoder="model", folder=tmp_path, watch=Watching(until=2))
-    monkeypatch.setattr("pluralign.ensemble.load_encoder", lambda *_, **__: Lengths("2"))
+        fit_quickly(votes, k=4, encoder="model", folder=tmp_path, watcher=Watching(until=2))
+    monkeypatch.setattr("pluralign.features.frozen.load_encoder", lambda *_, **__: Lengths("2"))
     found = fit_quickly(votes, k=4, encoder="model", folder=tmp_path)
     assert same_fit(found, fit_quickly(votes, k=4, encoder="model"))
 
@@ -394,7 +425,7 @@ def steps_in(folder: Path) -> dict[str, int]:
     ],
     ids=["stagewise", "joint"],
 )
-def test_a_fit_that_is_killed_again_and_again_ends_as_an_unbroken_one(
+def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
     votes: PreferenceSet, tmp_path: Path, options: list[str], moments: tuple[int, ...]
 ) -> None:
     votes.save(tmp_path / "votes.parquet")
@@ -451,7 +482,7 @@ def test_a_fit_that_is_killed_again_and_again_ends_as_an_unbroken_one(
     ],
     ids=str,
 )
-def test_a_bad_option_is_answered_with_what_is_meant(
+def test_a_bad_option_raises_usage_error_with_a_suggestion(
     votes: PreferenceSet, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -485,7 +516,7 @@ def test_two_prompts_are_too_few_to_learn_and_validate(quick: None, votes: Prefe
 
 
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
-def test_an_automatic_size_is_found_with_few_prompts_too(quick: None, votes: PreferenceSet, method: str) -> None:
+def test_k_auto_works_with_few_prompts(quick: None, votes: PreferenceSet, method: str) -> None:
     few = few_prompts(votes, 5)
     official = replace(few, columns={"split": np.where(few.prompt_index == 0, "test", "train").astype(object)})
     assert 1 <= fit_quickly(official, k="auto", method=method).k <= 16
@@ -494,26 +525,22 @@ def test_an_automatic_size_is_found_with_few_prompts_too(quick: None, votes: Pre
 def test_a_handful_of_prompts_is_enough_for_a_fit(quick: None, votes: PreferenceSet) -> None:
     few = few_prompts(votes, 4)
     official = replace(few, columns={"split": np.where(few.prompt_index == 0, "test", "train").astype(object)})
-    facts = fit_quickly(official).facts
-    assert facts["data"]["test_prompts"] == 1
-    assert facts["test"]["interval"]["low"] is None, "one prompt says nothing of the spread"
+    ensemble = fit_quickly(official)
+    assert data_of(ensemble).test_prompts == 1
+    assert math.isnan(evaluation_of(ensemble).test.interval.low), "one prompt gives no interval"
 
 
-def test_progress_and_watch_are_told_what_is_done(quick: None, votes: PreferenceSet) -> None:
-    told: list[tuple[str, Any]] = []
+def test_progress_and_watcher_are_called(quick: None, votes: PreferenceSet) -> None:
     encoded: list[tuple[int, int]] = []
-    fresh = town_hall(240, seed=9).preferences
-    fit(
-        fresh, encoder="hashing", k=2,
-        watch=lambda *what: told.append(what), progress=lambda *done: encoded.append(done),
-    )  # fmt: skip
+    fresh, watcher = town_hall(240, seed=9).preferences, Watching()
+    fit(fresh, encoder="hashing", k=2, watcher=watcher, progress=lambda *done: encoded.append(done))
     n = len(texts_of(fresh))
-    assert told[0] == ("encode", n)
+    assert watcher.texts == [n]
     assert encoded[-1] == (n, n)
-    assert {value for what, value in told if what == "baseline"} >= {"soft_bt", "hard_bt", "bootstrap"}
-    assert [value.k for what, value in told if what == "record"] == [1, 2]
+    assert set(watcher.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
+    assert [row.k for row in watcher.rows] == [1, 2]
 
 
-def test_stagewise_members_are_not_fitted_for_the_policy_level() -> None:
+def test_stagewise_cannot_be_fitted_at_the_policy_level() -> None:
     with pytest.raises(UsageError, match="use --method joint for --level policy"):
         FitOptions(method="stagewise", level="policy")

@@ -28,7 +28,7 @@ from pluralign.scale import jobs as scaling
 from pluralign.scale import shards
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.shards import EncodeTask, Transform, Worker
+from pluralign.scale.worker import EncodeTask, Transform, Worker
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Message
 

@@ -12,7 +12,7 @@ from test_ensemble import some_ensemble
 
 from pluralign.analysis.member_rankings import case_studies, held_out_candidates, measure_diversity, score_candidates
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import gather_evidence, save_evidence
+from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.town_hall import candidates as town_candidates
 from pluralign.votes.town_hall import town_hall
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ensemble")
     ensemble = some_ensemble()
     ensemble.save(path)
-    save_evidence(gather_evidence(ensemble, town_hall(240).preferences), path)
+    save_held_out(score_held_out(ensemble, town_hall(240).preferences), path)
     return path
 
 
@@ -69,7 +69,7 @@ def test_copies_and_opposites_are_named() -> None:
 
 def test_held_out_rewards_are_those_of_the_texts() -> None:
     ensemble, votes = some_ensemble(), town_hall(80).preferences
-    lists, rewards = held_out_candidates(gather_evidence(ensemble, votes))
+    lists, rewards = held_out_candidates(score_held_out(ensemble, votes))
     assert lists == candidates_of(votes, 3)
     for kept, fresh in zip(rewards, score_candidates(ensemble, lists), strict=True):
         np.testing.assert_allclose(kept, fresh, rtol=1e-9)

@@ -18,9 +18,9 @@ import uvicorn
 
 from pluralign import PreferenceSet, answer, create_app
 from pluralign.analysis.profiles import member_profiles
-from pluralign.answering.answer import steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_evidence
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.server.page_data import explain
 
 RUNS = "window.owned = true"
@@ -53,7 +53,7 @@ def ensemble(town_folder: Path) -> RewardEnsemble:
 
 @pytest.fixture(scope="module")
 def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(create_app(ensemble, evidence=load_evidence(town_folder), name="town")) as at:
+    with running(create_app(ensemble, evidence=load_held_out(town_folder), name="town")) as at:
         yield at
 
 
@@ -318,7 +318,7 @@ def test_clicks_on_pairs_steer(tab: Tab, address: str, shown: dict[str, Any], en
             [int(a) for a in chosen],
             [int(not a) for a in chosen],
         )
-        expected = steer_by_choices(ensemble, votes)
+        expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
         told = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
         assert told == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
         assert f"Member {expected.member} answers" in page.inner_text("#ask")
@@ -353,7 +353,7 @@ def test_more_like_this_steers_by_the_slate(
     liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
     n = len(others)
     votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
-    expected = steer_by_choices(ensemble, votes)
+    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
     assert page.is_checked("input[value=steerable]")
     assert f"Member {expected.member} answers" in page.inner_text("#ask")
 
@@ -494,7 +494,7 @@ def test_two_responses_are_compared_with_reasons(
     pair = shown["steering_pairs"][0]
     texts = pair["prompt"], pair["response_a"], pair["response_b"]
     rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
-    cards = member_profiles(ensemble.weights, load_evidence(town_folder))
+    cards = member_profiles(ensemble.weights, load_held_out(town_folder))
     expected = explain(ensemble, cards, *texts, rewards[0], rewards[1])
     share = sum(one["weight"] * one["vote"] for one in expected)
     assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")

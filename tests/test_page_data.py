@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import Message, PreferenceSet, town_hall
-from pluralign.analysis import profiles
-from pluralign.analysis.profiles import Lean, Profile
-from pluralign.analysis.report_data import Study, study
+from pluralign.analysis import leans
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.profiles import Profile
+from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence, load_evidence
-from pluralign.evaluation.evaluate import comparison
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.evaluation.comparison import comparison
 from pluralign.server.page_data import (
     A_TIE,
     ASKED_LENGTH,
@@ -45,17 +46,17 @@ def ensemble(town_folder: Path) -> RewardEnsemble:
 
 
 @pytest.fixture(scope="module")
-def evidence(town_folder: Path) -> Evidence:
-    return load_evidence(town_folder)
+def evidence(town_folder: Path) -> HeldOutVotes:
+    return load_held_out(town_folder)
 
 
 @pytest.fixture(scope="module")
-def found(ensemble: RewardEnsemble, evidence: Evidence) -> Study:
-    return study(ensemble, evidence)
+def found(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> ReportData:
+    return collect_report_data(ensemble, evidence)
 
 
 @pytest.fixture(scope="module")
-def shown(ensemble: RewardEnsemble, evidence: Evidence, found: Study) -> dict[str, Any]:
+def shown(ensemble: RewardEnsemble, evidence: HeldOutVotes, found: ReportData) -> dict[str, Any]:
     return showcase(ensemble, evidence, name="town", profiles=found.profiles)
 
 
@@ -79,7 +80,7 @@ def test_everything_can_be_written_as_json(shown: dict[str, Any]) -> None:
 
 
 def test_cards_are_made_where_none_are_given(
-    ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any]
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, shown: dict[str, Any]
 ) -> None:
     assert showcase(ensemble, evidence, name="town") == shown
 
@@ -93,7 +94,7 @@ def test_the_curve_is_the_one_that_fit_measured(ensemble: RewardEnsemble, shown:
 
 
 def test_the_pairs_behind_a_point_are_of_its_bin(
-    ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any]
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, shown: dict[str, Any]
 ) -> None:
     votes, prediction = evidence.preferences, evidence.prob_hat(ensemble)
     order = np.sort(prediction)
@@ -153,7 +154,7 @@ def test_the_history_has_the_lines_to_hold_it_against(ensemble: RewardEnsemble, 
     assert shown["history"]["noise"] == facts["test"]["noise"]
 
 
-def test_cards_hold_what_profiles_say(shown: dict[str, Any], found: Study) -> None:
+def test_cards_hold_what_profiles_say(shown: dict[str, Any], found: ReportData) -> None:
     assert [card["name"] for card in shown["members"]] == [profile.name for profile in found.profiles]
     assert shown["disagreement"] == [profile.disagreement for profile in found.profiles]
     assert found.diversity
@@ -163,7 +164,7 @@ def test_cards_hold_what_profiles_say(shown: dict[str, Any], found: Study) -> No
         assert len(card["distinguishing"]) == len(profile.distinguishing)
 
 
-def test_groups_are_those_of_a_report(shown: dict[str, Any], found: Study) -> None:
+def test_groups_are_those_of_a_report(shown: dict[str, Any], found: ReportData) -> None:
     assert {grouping: [group["name"] for group in of] for grouping, of in shown["groups"].items()} == {
         grouping: [group.name for group in of] for grouping, of in found.groups.items()
     }
@@ -173,7 +174,7 @@ def test_groups_are_those_of_a_report(shown: dict[str, Any], found: Study) -> No
 
 
 def test_of_many_texts_a_sample_is_read_and_the_rest_is_of_all(
-    ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     characters = 0
 
@@ -182,7 +183,7 @@ def test_of_many_texts_a_sample_is_read_and_the_rest_is_of_all(
         characters += sum(map(len, [*prompts, *responses]))
         return trait_values(prompts, responses)
 
-    monkeypatch.setattr(profiles, "trait_values", counted)
+    monkeypatch.setattr(leans, "trait_values", counted)
     monkeypatch.setattr("pluralign.showcase.READ_CHARACTERS", 20_000)
     some = showcase(ensemble, evidence, name="town")
     assert 10_000 < characters <= 20_000
@@ -195,12 +196,12 @@ def test_of_many_texts_a_sample_is_read_and_the_rest_is_of_all(
     assert [card["typical"] for card in some["members"]] == [card["typical"] for card in shown["members"]]
 
 
-def test_the_share_of_a_lean_to_length_can_be_counted(evidence: Evidence, ensemble: RewardEnsemble) -> None:
+def test_the_share_of_a_lean_to_length_can_be_counted(evidence: HeldOutVotes, ensemble: RewardEnsemble) -> None:
     votes = evidence.preferences
     words = np.array([len(text.split()) for text in votes.responses])
     longer_is_a = np.sign(words[votes.a_index] - words[votes.b_index])
     differ = longer_is_a != 0
-    shorter = Evidence(votes, -words[votes.items().response_index][:, None].astype(float).repeat(3, axis=1))
+    shorter = HeldOutVotes(votes, -words[votes.items().response_index][:, None].astype(float).repeat(3, axis=1))
     shorter.rewards[:, 1:] = np.random.default_rng(0).random((len(words), 2))
     (lean,) = [
         lean
@@ -219,12 +220,12 @@ def a_lean(trait: str = "length", own: float = 0.5, pairs: int = 400, claim: str
 def test_a_claim_is_counted_on_its_own_side() -> None:
     said = _claimed(a_lean("hedging", -0.4, claim="prefers unhedged claims"))
     assert (said["share"], said["share_of_all"], said["share_of_people"]) == pytest.approx((0.7, 0.5, 0.45))
-    less = _claimed(a_lean("length", -0.1, claim="cares less for longer answers"))
+    less = _claimed(a_lean("length", -0.1, claim="cares less about longer answers"))
     assert (less["share"], less["share_of_people"]) == pytest.approx((0.45, 0.55))
 
 
 def test_examples_are_whole_held_out_prompts_over_which_members_differ_most(
-    ensemble: RewardEnsemble, evidence: Evidence, shown: dict[str, Any]
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, shown: dict[str, Any]
 ) -> None:
     votes = evidence.preferences
     items = votes.items()
@@ -242,7 +243,7 @@ def test_examples_are_whole_held_out_prompts_over_which_members_differ_most(
         assert set(example["responses"]) == own
 
 
-def test_steering_pairs_are_whole_and_of_different_prompts(evidence: Evidence, shown: dict[str, Any]) -> None:
+def test_steering_pairs_are_whole_and_of_different_prompts(evidence: HeldOutVotes, shown: dict[str, Any]) -> None:
     pairs = shown["steering_pairs"]
     assert len(pairs) == STEERING_PAIRS == len({pair["prompt"] for pair in pairs})
     for pair in pairs:
@@ -284,13 +285,15 @@ def test_a_prompt_has_one_steering_pair_at_most() -> None:
     assert sorted(row // 3 for row in chosen) == [0, 1]
 
 
-def rewritten(evidence: Evidence, prompts: list[Any], responses: list[str]) -> Evidence:
+def rewritten(evidence: HeldOutVotes, prompts: list[Any], responses: list[str]) -> HeldOutVotes:
     votes = evidence.preferences
     arrays = (votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b)
-    return Evidence(PreferenceSet.from_indices(prompts, responses, *arrays), evidence.rewards)
+    return HeldOutVotes(PreferenceSet.from_indices(prompts, responses, *arrays), evidence.rewards)
 
 
-def test_long_texts_are_cut_where_read_and_left_out_where_scored(ensemble: RewardEnsemble, evidence: Evidence) -> None:
+def test_long_texts_are_cut_where_read_and_left_out_where_scored(
+    ensemble: RewardEnsemble, evidence: HeldOutVotes
+) -> None:
     votes = evidence.preferences
     long = rewritten(evidence, votes.prompts.tolist(), [text + " word" * 420 for text in votes.responses])
     shown = showcase(ensemble, long, name="town")
@@ -301,7 +304,7 @@ def test_long_texts_are_cut_where_read_and_left_out_where_scored(ensemble: Rewar
     assert shown["examples"] == shown["steering_pairs"] == []
 
 
-def test_chats_are_shown_as_people_read_them(ensemble: RewardEnsemble, evidence: Evidence) -> None:
+def test_chats_are_shown_as_people_read_them(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> None:
     votes = evidence.preferences
     chats = [(Message("system", "Be kind."), Message("user", prompt)) for prompt in votes.prompts]
     shown = showcase(ensemble, rewritten(evidence, chats, votes.responses.tolist()), name="town")
@@ -312,14 +315,14 @@ def test_chats_are_shown_as_people_read_them(ensemble: RewardEnsemble, evidence:
 def test_prompts_with_two_responses_are_examples_where_there_are_no_others(ensemble: RewardEnsemble) -> None:
     votes = town_hall(40, n_responses_per_prompt=2, pairs_per_prompt=1).preferences
     rewards = np.random.default_rng(0).random((len(votes.items().prompt_index), 3))
-    shown = showcase(ensemble, Evidence(votes, rewards), name="town")
+    shown = showcase(ensemble, HeldOutVotes(votes, rewards), name="town")
     assert {len(example["responses"]) for example in shown["examples"]} == {2}
     assert shown["tau"] is None
 
 
 def test_one_pair_is_enough(ensemble: RewardEnsemble) -> None:
     votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [1], [0])
-    shown = showcase(ensemble, Evidence(votes, np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])), name="town")
+    shown = showcase(ensemble, HeldOutVotes(votes, np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])), name="town")
     json.dumps(shown, allow_nan=False)
     assert shown["reliability"][0]["interval"] == {"low": None, "high": None}
     assert len(shown["steering_pairs"]) == 1
@@ -344,10 +347,12 @@ def test_an_ensemble_that_knows_nothing_of_itself_is_shown(ensemble: RewardEnsem
     assert [card["disagreement"] for card in shown["members"]] == [None] * 3
 
 
-def test_members_further_from_people_than_a_coin_are_warned_of(ensemble: RewardEnsemble, evidence: Evidence) -> None:
+def test_members_further_from_people_than_a_coin_are_warned_of(
+    ensemble: RewardEnsemble, evidence: HeldOutVotes
+) -> None:
     rewards = evidence.rewards.copy()
     rewards[:, 1] = -rewards[:, 0]
-    shown = showcase(ensemble, Evidence(evidence.preferences, rewards), name="town")
+    shown = showcase(ensemble, HeldOutVotes(evidence.preferences, rewards), name="town")
     far = [card["member"] for card in shown["members"] if card["disagreement"] > 0.5]
     assert len(far) == 1
     assert [warning.split(" is ")[0] for warning in shown["warnings"]] == [f"Member {far[0]}"]
@@ -402,7 +407,7 @@ def test_a_difference_that_nobody_would_notice_is_no_reason(ensemble: RewardEnse
 
 def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
     likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
-    assert likes["why"] == ["Is drawn to “reasons” (70 % of 400 held-out pairs): only A has the word."]
+    assert likes["why"] == ["Likes mentions of “reasons” (70 % of 400 held-out pairs): only A has the word."]
     turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
     assert turns["why"] == ["Turns from “reasons” (70 % of 400 held-out pairs): only A has the word."]
 
@@ -417,7 +422,7 @@ def test_every_member_is_told_with_its_vote(ensemble: RewardEnsemble) -> None:
 
 
 def test_exchanging_the_responses_exchanges_the_reasons(
-    ensemble: RewardEnsemble, evidence: Evidence, found: Study
+    ensemble: RewardEnsemble, evidence: HeldOutVotes, found: ReportData
 ) -> None:
     votes = evidence.preferences
     reasons = 0
@@ -437,7 +442,7 @@ def test_exchanging_the_responses_exchanges_the_reasons(
     assert reasons > 10
 
 
-def test_reasons_are_plain_values(ensemble: RewardEnsemble, found: Study) -> None:
+def test_reasons_are_plain_values(ensemble: RewardEnsemble, found: ReportData) -> None:
     told = explain(ensemble, found.profiles, "Tea?", LONG, SHORT, [1, 2, 3], [3, 2, 1])
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert asdict(found.profiles[0])["name"] == told[0]["name"]

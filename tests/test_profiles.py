@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from pluralign.analysis import profiles
-from pluralign.analysis.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
+from pluralign.analysis.leans import adjusted_mean, within
+from pluralign.analysis.profiles import NOTHING, Profile, member_profiles
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import TownHall, town_hall
 from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES
@@ -48,7 +49,7 @@ def noise(seed: int) -> Rewards:
 def cards_of(*rewards: Rewards) -> list[Profile]:
     """Cards of equally weighted members; in a town hall item i is response i."""
     k = len(rewards)
-    return member_profiles(np.full(k, 1 / k), Evidence(town().preferences, np.stack(rewards, axis=1)))
+    return member_profiles(np.full(k, 1 / k), HeldOutVotes(town().preferences, np.stack(rewards, axis=1)))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_length_aside_a_lover_of_length_gets_no_credit_for_lists() -> None:
 def test_the_camps_of_the_town_are_known_by_their_cards() -> None:
     means = np.array([of_camps for of_camps, _ in TASTES.values()])
     larger = town_hall(1600)
-    evidence = Evidence(larger.preferences, larger.features @ means)
+    evidence = HeldOutVotes(larger.preferences, larger.features @ means)
     cards = dict(zip(CAMP_SHARES, member_profiles(list(CAMP_SHARES.values()), evidence), strict=True))
     likes = {camp: {lean.trait for lean in card.likes} for camp, card in cards.items()}
     assert likes["gardeners"] & {"nature", "climate", "trees", "wildlife", "planet"}
@@ -134,8 +135,8 @@ def test_exchanging_a_and_b_changes_no_lean() -> None:
     votes = town().preferences
     swapped = votes.swapped()
     order = [list(votes.responses).index(text) for text in swapped.responses[swapped.items().response_index]]
-    before = member_profiles([0.5, 0.3, 0.2], Evidence(votes, rewards))
-    after = member_profiles([0.5, 0.3, 0.2], Evidence(swapped, rewards[order]))
+    before = member_profiles([0.5, 0.3, 0.2], HeldOutVotes(votes, rewards))
+    after = member_profiles([0.5, 0.3, 0.2], HeldOutVotes(swapped, rewards[order]))
     for one, other in zip(before, after, strict=True):
         assert one.name == other.name
         np.testing.assert_allclose([lean.z for lean in one.leans], [lean.z for lean in other.leans], atol=1e-9)
@@ -144,7 +145,7 @@ def test_exchanging_a_and_b_changes_no_lean() -> None:
 def test_examples_are_what_they_say() -> None:
     votes = town().preferences
     rewards = np.stack([feature("length"), noise(0), noise(1)], axis=1)
-    evidence, weights = Evidence(votes, rewards), np.array([0.2, 0.5, 0.3])
+    evidence, weights = HeldOutVotes(votes, rewards), np.array([0.2, 0.5, 0.3])
     card = member_profiles(weights, evidence)[0]
     of_text = dict(zip(votes.responses, rewards, strict=True))
     assert len(card.typical) == len(card.distinguishing) == 3
@@ -172,7 +173,7 @@ def test_examples_are_what_they_say() -> None:
 def test_cards_are_json_and_few_prompts_make_no_claims() -> None:
     votes = town().preferences[:40]
     rewards = np.array([[len(str(votes.responses[r])), -1.0] for r in votes.items().response_index], dtype=float)
-    cards = member_profiles([0.5, 0.5], Evidence(votes, rewards))
+    cards = member_profiles([0.5, 0.5], HeldOutVotes(votes, rewards))
     assert not any(lean.claim for card in cards for lean in card.leans)
     assert json.loads(json.dumps(asdict(cards[0])))["member"] == 0
 
@@ -180,7 +181,7 @@ def test_cards_are_json_and_few_prompts_make_no_claims() -> None:
 def test_rewards_of_other_members_are_refused() -> None:
     votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [3], [2])
     with pytest.raises(UsageError, match="2 members, but there are 3 weights"):
-        member_profiles([0.5, 0.25, 0.25], Evidence(votes, np.zeros((2, 2))))
+        member_profiles([0.5, 0.25, 0.25], HeldOutVotes(votes, np.zeros((2, 2))))
 
 
 def test_the_adjusted_mean_is_the_regressions_coefficient_with_its_clustered_error() -> None:
@@ -212,7 +213,7 @@ def test_the_score_statistic_is_standard_normal_without_an_effect() -> None:
 
 def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
     rewards = np.stack([feature("length"), noise(1)], axis=1)
-    whole, weights = Evidence(town().preferences, rewards), [0.7, 0.3]
+    whole, weights = HeldOutVotes(town().preferences, rewards), [0.7, 0.3]
     sample = within(whole, 100_000)
     assert 10 < len(sample.preferences.prompts) < len(whole.preferences.prompts)
     found, of_sample, of_all = (
@@ -228,7 +229,7 @@ def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
 
 def test_a_sample_has_whole_prompts_and_is_the_same_each_time() -> None:
     votes = town().preferences
-    whole = Evidence(votes, np.stack([noise(1)], axis=1))
+    whole = HeldOutVotes(votes, np.stack([noise(1)], axis=1))
     sample = within(whole, 50_000).preferences
     assert sample == within(whole, 50_000).preferences
     drawn = set(sample.prompts)

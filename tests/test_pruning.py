@@ -11,12 +11,12 @@ from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble, fit, prune, town_hall
-from pluralign.analysis.pruning import Pruning, foresee
+from pluralign.analysis.pruning import Pruning, plan_pruning
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import texts_of
-from pluralign.ensemble.held_out import Evidence, gather_evidence, load_evidence
-from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.evaluation.measure import evaluate_features
 from pluralign.fitting.fit import evaluation_facts
 from pluralign.votes.preferences import PreferenceSet
 
@@ -37,10 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pruned(folder: Path) -> Pruning:
-    return prune(RewardEnsemble.load(folder), load_evidence(folder), beta=3)
+    return prune(RewardEnsemble.load(folder), load_held_out(folder), beta=3)
 
 
-def voting(columns: list[list[int]], votes_a: list[int], votes_b: list[int]) -> Evidence:
+def voting(columns: list[list[int]], votes_a: list[int], votes_b: list[int]) -> HeldOutVotes:
     """Members that vote as given, each column a member, on pairs of a prompt each."""
     n = len(columns[0])
     people = PreferenceSet.from_columns(
@@ -50,10 +50,10 @@ def voting(columns: list[list[int]], votes_a: list[int], votes_b: list[int]) -> 
     rewards = np.zeros((len(items.prompt_index), len(columns)))
     rewards[items.a] = np.array(columns).T
     rewards[items.b] = 0.5
-    return Evidence(people, rewards)
+    return HeldOutVotes(people, rewards)
 
 
-def four_and_a_contrarian(votes_a: int = 4, votes_b: int = 0) -> tuple[RewardEnsemble, Evidence]:
+def four_and_a_contrarian(votes_a: int = 4, votes_b: int = 0) -> tuple[RewardEnsemble, HeldOutVotes]:
     n = 20
     columns = [[1] * n for _ in range(4)] + [[0] * n]
     for j in range(4):
@@ -67,7 +67,7 @@ def four_and_a_contrarian(votes_a: int = 4, votes_b: int = 0) -> tuple[RewardEns
 
 def test_figures_are_those_of_votes_counted_by_hand() -> None:
     ensemble, evidence = four_and_a_contrarian(3, 1)
-    found = foresee(ensemble, evidence, beta=11)
+    found = plan_pruning(ensemble, evidence, beta=11)
     assert (found.removed, found.kept) == ([4], [0, 1, 2, 3])
     assert found.removed_weight == pytest.approx(0.08)
     np.testing.assert_allclose(found.ensemble.weights, [0.25] * 4)
@@ -89,7 +89,7 @@ def test_figures_are_those_of_votes_counted_by_hand() -> None:
 
 def test_an_outlier_is_flagged_before_and_gone_after() -> None:
     ensemble, evidence = four_and_a_contrarian()
-    found = foresee(ensemble, evidence, beta=4)
+    found = plan_pruning(ensemble, evidence, beta=4)
     epsilon = (4 * 0.31**2 + 16 * 0.08**2) / 20
     assert found.epsilon == pytest.approx(epsilon)
     assert not found.epsilon_clipped
@@ -97,7 +97,7 @@ def test_an_outlier_is_flagged_before_and_gone_after() -> None:
     assert found.disagreements[4] == 1.0
     assert (found.outliers_before, found.outliers_after) == ([4], [])
     assert found.error_after.mean <= found.bound_after_shift <= found.bound
-    spared = foresee(ensemble, evidence, beta=4, only_far=True)
+    spared = plan_pruning(ensemble, evidence, beta=4, only_far=True)
     assert spared.removed == [4]
     assert set(spared.removed) < set(found.removed), "as printed, members go that are not far out"
     assert spared.outliers_after == []
@@ -117,7 +117,7 @@ def test_no_people_decide_who_goes(votes: PreferenceSet) -> None:
 
 def test_where_nothing_goes_the_ensemble_is_the_same(votes: PreferenceSet) -> None:
     ensemble = some_ensemble(k=3)
-    found = prune(ensemble, gather_evidence(ensemble, votes), beta=1000)
+    found = prune(ensemble, score_held_out(ensemble, votes), beta=1000)
     assert (found.removed, found.removed_weight, found.shift) == ([], 0, 0)
     assert found.difference.mean == found.difference.high == 0
     np.testing.assert_array_equal(found.ensemble.weights, ensemble.weights)
@@ -125,13 +125,13 @@ def test_where_nothing_goes_the_ensemble_is_the_same(votes: PreferenceSet) -> No
 
 def test_single_votes_leave_the_plain_error_as_epsilon() -> None:
     ensemble, evidence = four_and_a_contrarian(1, 0)
-    found = foresee(ensemble, evidence, beta=11)
+    found = plan_pruning(ensemble, evidence, beta=11)
     assert found.epsilon == found.error_before.mean == pytest.approx((4 * 0.31**2 + 16 * 0.08**2) / 20)
 
 
 def test_rewards_of_another_ensemble_are_refused(votes: PreferenceSet) -> None:
     with pytest.raises(DataError, match="are of 4 members, but the ensemble has 3"):
-        prune(some_ensemble(k=3), gather_evidence(some_ensemble(k=4), votes))
+        prune(some_ensemble(k=3), score_held_out(some_ensemble(k=4), votes))
 
 
 # --- the pruned ensemble --------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_rewards_of_another_ensemble_are_refused(votes: PreferenceSet) -> None:
 
 def test_facts_are_measured_anew(folder: Path, pruned: Pruning) -> None:
     original, facts = RewardEnsemble.load(folder).facts, pruned.ensemble.facts
-    evidence = load_evidence(folder)
+    evidence = load_held_out(folder)
     features = pruned.ensemble.features(texts_of(evidence.preferences))
     again = without_nan(evaluation_facts(evaluate_features(pruned.ensemble, evidence.preferences, features)))
     assert {name: facts[name] for name in again} == again
@@ -158,9 +158,9 @@ def test_facts_are_measured_anew(folder: Path, pruned: Pruning) -> None:
 
 def test_a_pruned_folder_is_a_whole_ensemble(folder: Path, pruned: Pruning, tmp_path: Path) -> None:
     pruned.save(tmp_path / "pruned", source=folder)
-    loaded, evidence = RewardEnsemble.load(tmp_path / "pruned"), load_evidence(tmp_path / "pruned")
+    loaded, evidence = RewardEnsemble.load(tmp_path / "pruned"), load_held_out(tmp_path / "pruned")
     np.testing.assert_allclose(loaded.rewards(texts_of(evidence.preferences)), evidence.rewards, rtol=1e-6)
-    np.testing.assert_array_equal(evidence.rewards, load_evidence(folder).rewards[:, pruned.kept])
+    np.testing.assert_array_equal(evidence.rewards, load_held_out(folder).rewards[:, pruned.kept])
     assert loaded.facts["pruned"]["from"] == str(folder)
     assert set(loaded.baselines) == set(RewardEnsemble.load(folder).baselines)
 
@@ -209,7 +209,7 @@ def test_prune_measures_on_other_votes_where_none_were_kept(votes: PreferenceSet
     assert "name votes that it did not learn from" in refused.stderr
     done = run("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
     assert done.returncode == 0, done.stderr
-    assert load_evidence(tmp_path / "out").preferences == votes
+    assert load_held_out(tmp_path / "out").preferences == votes
 
 
 def test_a_beta_that_the_theorem_does_not_take_is_one_sentence(folder: Path, tmp_path: Path) -> None:

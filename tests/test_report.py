@@ -12,9 +12,9 @@ import pytest
 from conftest import run
 
 from pluralign import PreferenceSet, fit, town_hall
-from pluralign.analysis.report_data import Study, study
+from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence, load_evidence
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.publishing.figures import as_svg, brier_by_size, save_figures, tau_heat_map
 from pluralign.publishing.report import draw_figures, page, report
 
@@ -34,14 +34,14 @@ def ensemble(folder: Path) -> RewardEnsemble:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, ensemble: RewardEnsemble) -> Study:
-    return study(ensemble, load_evidence(folder))
+def found(folder: Path, ensemble: RewardEnsemble) -> ReportData:
+    return collect_report_data(ensemble, load_held_out(folder))
 
 
-def hostile(evidence: Evidence) -> Evidence:
+def hostile(evidence: HeldOutVotes) -> HeldOutVotes:
     """The same votes with texts that try to break out of a page."""
     votes = evidence.preferences
-    return Evidence(
+    return HeldOutVotes(
         PreferenceSet.from_indices(
             [f"{HOSTILE} {prompt}" for prompt in votes.prompts],
             [f"{response} {HOSTILE}" for response in votes.responses],
@@ -82,14 +82,14 @@ def tags(text: str) -> Tags:
     return parsed
 
 
-def test_every_section_is_there_and_every_link_leads_to_one(ensemble: RewardEnsemble, found: Study) -> None:
+def test_every_section_is_there_and_every_link_leads_to_one(ensemble: RewardEnsemble, found: ReportData) -> None:
     text = page(ensemble, found)
     anchors = re.findall(r'<a href="#(\w+)"', text)
     assert anchors == ["votes", "calibration", "groups", "diversity", "members", "certificate", "cases", "reproduce"]
     assert all(text.count(f'<section id="{anchor}">') == 1 for anchor in anchors)
 
 
-def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, found: Study) -> None:
+def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, found: ReportData) -> None:
     text = page(ensemble, found)
     parsed = tags(text)
     assert parsed.open == []
@@ -98,7 +98,7 @@ def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, fou
     assert "default-src 'none'" in text
 
 
-def test_the_figures_on_the_page_are_those_of_the_fit(ensemble: RewardEnsemble, found: Study) -> None:
+def test_the_figures_on_the_page_are_those_of_the_fit(ensemble: RewardEnsemble, found: ReportData) -> None:
     text = page(ensemble, found)
     facts = ensemble.facts
     assert f"{facts['test']['brier']:.4f}" in text
@@ -108,7 +108,7 @@ def test_the_figures_on_the_page_are_those_of_the_fit(ensemble: RewardEnsemble, 
         assert f"{card.member} · " in text
 
 
-def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found: Study) -> None:
+def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found: ReportData) -> None:
     rival = {**ensemble.facts["baselines"]["soft_bt"], "difference": {"mean": 0.01, "low": 0.002, "high": 0.02}}
     facts = {**ensemble.facts, "baselines": {**ensemble.facts["baselines"], "soft_bt": rival}}
     behind = page(ensemble, study_with(found, facts))
@@ -116,12 +116,12 @@ def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found:
     assert f"against {rival['brier']:.4f}, difference +0.0020 to +0.0200 (95 %)." in behind
 
 
-def study_with(found: Study, facts: Any) -> Study:
-    return Study(**{**vars(found), "facts": facts})
+def study_with(found: ReportData, facts: Any) -> ReportData:
+    return ReportData(**{**vars(found), "facts": facts})
 
 
 def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> None:
-    text = page(ensemble, study(ensemble, hostile(load_evidence(folder))), name=HOSTILE)
+    text = page(ensemble, collect_report_data(ensemble, hostile(load_held_out(folder))), name=HOSTILE)
     assert "&lt;script&gt;" in text
     parsed = tags(text)
     assert parsed.open == []
@@ -129,11 +129,11 @@ def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> 
 
 
 def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder: Path) -> None:
-    kept = load_evidence(folder)
+    kept = load_held_out(folder)
     even = replace(
         kept.preferences, votes_a=np.full(len(kept.preferences), 2), votes_b=np.full(len(kept.preferences), 2)
     )
-    found = study(ensemble, Evidence(even, kept.rewards))
+    found = collect_report_data(ensemble, HeldOutVotes(even, kept.rewards))
     assert found.majorities["even"].pairs == len(even)
     assert "<td>even</td>" in page(ensemble, found)
 
@@ -142,7 +142,9 @@ def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder
 def test_a_browser_shows_hostile_texts_as_text(
     ensemble: RewardEnsemble, folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
-    path = report(ensemble, study(ensemble, hostile(load_evidence(folder))), tmp_path / "r.html", name="A town")
+    path = report(
+        ensemble, collect_report_data(ensemble, hostile(load_held_out(folder))), tmp_path / "r.html", name="A town"
+    )
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests: list[str] = []
     complaints: list[str] = []
@@ -164,19 +166,19 @@ def test_a_browser_shows_hostile_texts_as_text(
     tab.close()
 
 
-def test_drawings_use_the_colours_of_the_page(found: Study) -> None:
+def test_drawings_use_the_colours_of_the_page(found: ReportData) -> None:
     svg = as_svg(brier_by_size(found.facts), "Brier <by> size")
     assert "var(--ensemble)" in svg
     assert "#2f6fde" not in svg
     assert 'aria-label="Brier &lt;by&gt; size"' in svg
 
 
-def test_a_drawing_is_the_same_twice(found: Study) -> None:
+def test_a_drawing_is_the_same_twice(found: ReportData) -> None:
     first, second = (as_svg(brier_by_size(found.facts), "") for _ in range(2))
     assert first == second
 
 
-def test_every_size_and_line_of_figure_2_is_drawn(found: Study) -> None:
+def test_every_size_and_line_of_figure_2_is_drawn(found: ReportData) -> None:
     drawing = brier_by_size(found.facts)
     (axes,) = drawing.axes
     curve, *lines = [np.asarray(line.get_xydata()) for line in axes.lines]
@@ -192,7 +194,7 @@ def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
     assert [text.get_text() for text in drawing.axes[0].texts] == ["1.00", "–", "–", "1.00"]
 
 
-def test_figures_are_written_as_png_and_svg(found: Study, tmp_path: Path) -> None:
+def test_figures_are_written_as_png_and_svg(found: ReportData, tmp_path: Path) -> None:
     paths = save_figures(draw_figures(found), tmp_path / "figures")
     assert {path.name for path in paths} == {
         f"{name}.{kind}" for name in ("shares", "sizes", "reliability", "tau", "best_of_n") for kind in ("png", "svg")

@@ -18,8 +18,10 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.costs import LLAMA_3_8B, Architecture
+from pluralign.experiments.plan import estimate_cost, plan
+from pluralign.experiments.recipe import RECIPES, load_recipe
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import RECIPES, compare_table, load_recipe, plan, reckon, reproduce
+from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -107,7 +109,7 @@ def test_a_recipe_says_what_the_paper_says(name: str) -> None:
 
 
 def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
-    finetune = importlib.import_module("pluralign.training.finetune")
+    finetune = importlib.import_module("pluralign.training.finetune.recipe")
     for name in RECIPES:
         noted = load_recipe(name).paper_training
         assert (noted["warmup"], noted["weight_decay"]) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)
@@ -116,7 +118,7 @@ def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_cost_is_what_the_formulas_give(name: str, lora: bool) -> None:
-    cost, recipe = reckon(load_recipe(name), lora=lora), load_recipe(name)
+    cost, recipe = estimate_cost(load_recipe(name), lora=lora), load_recipe(name)
     n, whole, adapter = 7_504_928_768, 8_030_261_248, 41_947_136  # of Meta-Llama-3-8B, by hand
     size = recipe.size
     per_text = size.prompt_tokens + size.response_tokens
@@ -143,7 +145,7 @@ def test_the_cost_is_what_the_formulas_give(name: str, lora: bool) -> None:
 
 
 def test_adamw_costs_no_more_operations_and_less_memory() -> None:
-    soap, adamw = (reckon(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
+    soap, adamw = (estimate_cost(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
     assert adamw.optimizer_flops == 0
     assert adamw.memory_gb == pytest.approx(4 * 4 * costs.reward_parameters(LLAMA_3_8B) / 1e9 + 6)
     assert adamw.memory_gb < soap.memory_gb

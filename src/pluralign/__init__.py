@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from pluralign.answering.generate import Generation, generate
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.evaluation.evaluate import Evaluation, evaluate
-    from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
+    from pluralign.ensemble.record import Evaluation
+    from pluralign.evaluation.evaluate import evaluate
+    from pluralign.experiments.plan import Plan, plan
+    from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.fitting.fit import fit
     from pluralign.models.options import RemoteOptions, SamplingOptions
     from pluralign.models.remote import ServerModel
@@ -45,7 +47,7 @@ _HOMES = {
     "DataError": "core.errors",
     "Decomposition": "theory.realizability",
     "Diversity": "analysis.member_rankings",
-    "Evaluation": "evaluation.evaluate",
+    "Evaluation": "ensemble.record",
     "Export": "publishing.transformers_export",
     "FinetuneOptions": "training.options",
     "FitOptions": "training.options",
@@ -54,7 +56,7 @@ _HOMES = {
     "LoadOptions": "votes.options",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
-    "Plan": "experiments.reproduce",
+    "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "policies.options",
     "PreferenceSet": "votes.preferences",
@@ -87,7 +89,7 @@ _HOMES = {
     "load_tournament": "analysis.tournament",
     "measure_diversity": "analysis.member_rankings",
     "member_profiles": "analysis.profiles",
-    "plan": "experiments.reproduce",
+    "plan": "experiments.plan",
     "prune": "analysis.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from pluralign.core.errors import UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.core.types import Progress
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import Evidence
     from pluralign.votes.preferences import PreferenceSet
 
 Data = Annotated[
@@ -136,15 +135,15 @@ def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
     return preferences
 
 
-def evidence_for(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "Evidence":
+def held_out_for(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "HeldOutVotes":
     """The held-out votes that fit kept in a folder, or others that are named."""
-    from pluralign.ensemble.held_out import gather_evidence, load_evidence
+    from pluralign.ensemble.held_out import load_held_out, score_held_out
 
     if data is None:
-        return load_evidence(folder)
+        return load_held_out(folder)
     preferences = load_votes(data, options)
     with progress_bar("Encoding texts") as progress:
-        return gather_evidence(ensemble, preferences, progress)
+        return score_held_out(ensemble, preferences, progress)
 
 
 @contextmanager

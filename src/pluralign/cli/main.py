@@ -30,7 +30,7 @@ from pluralign.cli.arguments import (
     Prompts,
     Seed,
     SubjectName,
-    evidence_for,
+    held_out_for,
     load_votes,
     print_json,
     progress_bar,
@@ -39,7 +39,7 @@ from pluralign.cli.arguments import (
     working,
 )
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.options import changed_options
 from pluralign.core.version import __version__
 from pluralign.features.options import EncodeOptions
@@ -99,10 +99,11 @@ def fit(
 ) -> None:
     """Learn an ensemble and judge it on held-out prompts; the same command resumes a killed fit."""
     from pluralign.cli import views as terminal
+    from pluralign.core.distributed import launched_process
     from pluralign.fitting.fit import fit as fit_ensemble
 
     # Of the processes that accelerate launches, the first one talks; errors are told by all.
-    with nullcontext() if (first := os.environ.get("RANK", "0") == "0") else redirect_stderr(io.StringIO()):
+    with nullcontext() if (first := launched_process().first) else redirect_stderr(io.StringIO()):
         preferences = load_votes(data, load_options)
     work: dict[str, Any] = {"tuning": finetune_options, "folder": output}
     if finetune_options.backbone is None and first:
@@ -181,11 +182,11 @@ def evaluate(
     """Judge an ensemble, any reward model, or a file of scores on votes: what does it do to disagreement?"""
     from pluralign.cli import views as terminal
     from pluralign.evaluation.evaluate import evaluate as evaluate_subject
-    from pluralign.evaluation.predictors import find_subject
+    from pluralign.evaluation.sources import find_predictor
     from pluralign.fitting.fit import evaluation_facts
 
     for name in (subject, *against):
-        find_subject(name)
+        find_predictor(name)
     preferences = load_votes(data, load_options)
     with progress_bar("Reading texts") as progress:
         evaluation = evaluate_subject(
@@ -234,11 +235,11 @@ def prune(
 
     refuse_same_folder(output, ensemble)
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     pruning = prune_ensemble(loaded, evidence, beta, only_far=only_far)
     pruning.save(output, source=ensemble)
     if as_json:
-        print_json({"folder": str(output), **pruning.facts()})
+        print_json({"folder": str(output), **pruning.to_json()})
     else:
         terminal.show(terminal.pruning_page(pruning, loaded, str(output)))
 
@@ -264,7 +265,7 @@ def certify(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     certificate = certify_ensemble(loaded, evidence, epsilon=epsilon, delta=delta, beta=beta)
     if as_json:
         print_json(certificate)
@@ -297,11 +298,11 @@ def diversity(
     from pluralign.analysis import member_rankings as choices
     from pluralign.cli import views as terminal
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
     from pluralign.votes.candidates import load_candidates
 
     loaded = RewardEnsemble.load(ensemble)
-    kept = load_evidence(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
+    kept = load_held_out(ensemble) if candidates is None or (ensemble / REWARDS_FILE).exists() else None
     if candidates is None and kept:
         lists, rewards = choices.held_out_candidates(kept)
         if not lists:
@@ -313,7 +314,7 @@ def diversity(
             print(f"note: {repeats:,} responses were given twice for one prompt and count once.", file=sys.stderr)
         with progress_bar("Encoding texts") as progress:
             rewards = choices.score_candidates(loaded, lists, progress)
-    found = choices.measure_diversity(loaded, lists, rewards=rewards, evidence=kept)
+    found = choices.measure_diversity(loaded, lists, rewards=rewards, held_out=kept)
     numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
     shown = choices.case_studies(
         loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
@@ -379,7 +380,7 @@ def profile(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    evidence = evidence_for(ensemble, loaded, data, load_options)
+    evidence = held_out_for(ensemble, loaded, data, load_options)
     cards, votes = member_profiles(loaded.weights, evidence), evidence.preferences
     if as_json:
         print_json({"members": cards, "pairs": len(votes), "prompts": len(votes.prompts)})
@@ -409,7 +410,7 @@ def report(
     seed: Seed = 0,
 ) -> None:
     """Write one self-contained page: figures, member cards, certificate and case studies of an ensemble."""
-    from pluralign.analysis.report_data import study as study_ensemble
+    from pluralign.analysis.report_data import collect_report_data as study_ensemble
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.evaluation.evaluate import evaluate as evaluate_ensemble
     from pluralign.fitting.fit import evaluation_facts
@@ -420,7 +421,7 @@ def report(
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
-    evidence, facts = evidence_for(ensemble, loaded, data, load_options), None
+    evidence, facts = held_out_for(ensemble, loaded, data, load_options), None
     if data:
         evaluation = evaluate_ensemble(loaded, evidence.preferences, groups=[], seed=seed)
         facts = {**loaded.facts, **without_nan(evaluation_facts(evaluation))}
@@ -441,7 +442,7 @@ def report(
         reporting.report(loaded, found, output, commands=commands)
         drawn = reporting.save_figures(reporting.draw_figures(found), figures) if figures else []
     if as_json:
-        print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found})
+        print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found.to_json()})
     else:
         print(f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else ""))
 
@@ -599,21 +600,23 @@ def answer(
 ) -> None:
     """Answer with the ensemble: a slate and a consensus, one chosen voice, or a draw in proportion."""
     from pluralign.analysis.profiles import member_profiles
-    from pluralign.answering import answer as pluralism
+    from pluralign.answering.answer import answer as answer_prompt
+    from pluralign.answering.answer import check_request
+    from pluralign.answering.consensus import WRITING_TEMPERATURE
     from pluralign.answering.generate import find_sampler, sample_distinct
     from pluralign.cli import views as terminal
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 
-    pluralism.check_ways(mode, rule)
+    check_request(mode, rule)
     if (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     loaded = RewardEnsemble.load(ensemble)
-    kept = load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
+    kept = load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None
     cards = member_profiles(loaded.weights, kept) if kept else []
     samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
 
-    cooler = min(sampling_options.temperature, pluralism.WRITING_TEMPERATURE)
+    cooler = min(sampling_options.temperature, WRITING_TEMPERATURE)
     writing_options = dataclasses.replace(sampling_options, temperature=cooler)
 
     def sampled(name: str, options: SamplingOptions, words: str, count: int) -> list[str]:
@@ -629,7 +632,7 @@ def answer(
     own = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     writer = functools.partial(sampled, distill, writing_options) if distill else None
     with progress_bar("Encoding texts") as progress:
-        found = pluralism.answer(
+        found = answer_prompt(
             loaded,
             prompt,
             texts,
@@ -721,7 +724,7 @@ def rankings(
 
     tournament = load_tournament(file)
     with progress_bar(f"Adding rankings of {len(tournament.alternatives)} alternatives") as progress:
-        facts = find_rankings(tournament, k=k, seed=seed, progress=progress)
+        facts = find_rankings(tournament, k=k, seed=seed, progress=progress).to_json()
     if as_json:
         print_json(facts)
     else:
@@ -754,7 +757,7 @@ def serve(
     """Serve an ensemble over HTTP: OpenAI's chat, rerank and reward shapes, and a page for people."""
     from pluralign.answering.generate import find_sampler
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_evidence
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 
     if remote_options.base_url and not model:
         raise UsageError("--base-url names a server; name its model with --model too.")
@@ -781,7 +784,7 @@ def serve(
             port=port,
             api_key=api_key,
             ready=ready,
-            evidence=load_evidence(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
+            evidence=load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
             name=known_as,
             limits=serving.Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),
@@ -829,7 +832,7 @@ def reproduce(
 ) -> None:
     """Run the paper's experiment on one of its data sets, or show what it would do and cost."""
     from pluralign.cli import views as terminal
-    from pluralign.experiments.reproduce import plan
+    from pluralign.experiments.plan import plan
     from pluralign.experiments.reproduce import reproduce as run_recipe
 
     given: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
@@ -901,7 +904,7 @@ def demo(
         ]
         _reporting().report(story.ensemble, story.study, report, name="The town hall", commands=commands)
     if as_json:
-        members, pruned = story.ensemble.facts["members"], story.pruning.facts()
+        members, pruned = story.ensemble.facts["members"], story.pruning.to_json()
         told = {"inspect": facts, "truth": truth, "told": story.told, "members": members, "study": story.study}
         print_json({**told, "pruning": pruned, "rankings": story.rankings, "report": report and str(report)})
     else:

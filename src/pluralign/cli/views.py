@@ -22,10 +22,10 @@ from pluralign.analysis.profiles import Profile
 from pluralign.analysis.pruning import Pruning
 from pluralign.answering.answer import Answer
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import comparison, standing
+from pluralign.ensemble.record import worse_than_chance
+from pluralign.evaluation.comparison import comparison, standing
 from pluralign.experiments.demo_story import Story
 from pluralign.theory.guarantees import outlier_weight_bound
-from pluralign.training.member_bounds import further_than_a_coin
 from pluralign.votes.summary import Inspection, Truth
 from pluralign.votes.town_hall import TownHall
 
@@ -347,7 +347,7 @@ def _members(facts: Mapping[str, Any]) -> Table:
 
 
 def _is_far(member: Mapping[str, float]) -> bool:
-    return further_than_a_coin(member["disagreement"], member["weight"])
+    return worse_than_chance(member["disagreement"], member["weight"])
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
@@ -770,7 +770,7 @@ def _names(cards: Sequence[Profile]) -> Table:
     table = figures("The joint ensemble's members, and what sets them apart", "", "weight", "disagreement")
     table.add_column("card", justify="left")
     for card in cards:
-        style = "bold red" if further_than_a_coin(card.disagreement, card.weight) else ""
+        style = "bold red" if worse_than_chance(card.disagreement, card.weight) else ""
         numbers = (f"{card.weight:.3f}", f"{card.disagreement:.3f}")
         table.add_row(f"member {card.member}", *numbers, Text(card.name), style=style)
     table.caption = "disagreement: how often it and a random person prefer different responses; a coin has .500"

@@ -7,16 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.pruning import Pruning, prune
-from pluralign.analysis.report_data import Study, study
+from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.tournament import Tournament, rankings
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import gather_evidence
-from pluralign.evaluation.evaluate import baseline_shares
+from pluralign.ensemble.held_out import score_held_out
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
-from pluralign.training.member_bounds import USED
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import TownHall
 
@@ -50,7 +50,7 @@ class Story:
     """Every way to predict the town, best first."""
     ensemble: RewardEnsemble
     """The joint one, fitted for votes."""
-    study: Study
+    study: ReportData
     pruning: Pruning
     question: str
     """One held-out prompt, its responses numbered by first appearance."""
@@ -77,7 +77,7 @@ def walk_through(
         ensemble = fit(votes, progress=progress, **dials)
         facts = ensemble.facts
         error = calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)
-        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > USED)
+        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > NEGLIGIBLE_WEIGHT)
         seconds = facts["seconds"] - facts["seconds_encoding"]
         figures = facts["test"]
         told.append(Told(name, k, figures["brier"], figures["brier_corrected"], error, worst, seconds))
@@ -91,12 +91,12 @@ def walk_through(
         random_annotators(town, rows, k, seed),
     ]
     ensemble = ensembles[0]
-    evidence = gather_evidence(ensemble, test)
+    evidence = score_held_out(ensemble, test)
     tournament = whole_town(town, int(votes.prompt_index[rows][0]))
     return Story(
         told=sorted(told, key=lambda one: one.true_error),
         ensemble=ensemble,
-        study=study(ensemble, evidence, seed=seed),
+        study=collect_report_data(ensemble, evidence, seed=seed),
         pruning=prune(ensemble, evidence),
         question=tournament.name,
         rankings=rankings(tournament, k=k, seed=seed),

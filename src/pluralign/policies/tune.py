@@ -33,17 +33,17 @@ from pluralign.answering.generate import load_prompts
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.models.loading import quiet_transformers, reference_folder
 from pluralign.models.options import SamplingOptions
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
 from pluralign.theory.intervals import clustered_interval
-from pluralign.training.member_bounds import USED, further_than_a_coin
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike, plain_prompt
 
@@ -214,7 +214,7 @@ def _chosen(ensemble: RewardEnsemble, members: Sequence[int]) -> list[int]:
     for j in members:
         if not 0 <= j < ensemble.k:
             raise UsageError(f"there is no member {j}: members are counted from 0 to {ensemble.k - 1}.")
-    return sorted(set(members)) or np.flatnonzero(ensemble.weights > USED).tolist()
+    return sorted(set(members)) or np.flatnonzero(ensemble.weights > NEGLIGIBLE_WEIGHT).tolist()
 
 
 def _enough(prompts: Sequence[PromptLike], left_out: int = 0) -> None:
@@ -271,7 +271,7 @@ def _check_packages() -> None:
 
 def _notes(ensemble: RewardEnsemble, tuned: Sequence[int]) -> list[str]:
     facts = ensemble.facts.get("members", [])
-    far = [j for j in tuned if j < len(facts) and further_than_a_coin(facts[j]["disagreement"], ensemble.weights[j])]
+    far = [j for j in tuned if j < len(facts) and worse_than_chance(facts[j]["disagreement"], ensemble.weights[j])]
     return [f"member {j} is further from people than a coin: think before serving a policy tuned to it" for j in far]
 
 

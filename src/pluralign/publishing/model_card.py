@@ -14,11 +14,11 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import comparison
-from pluralign.training.member_bounds import further_than_a_coin
+from pluralign.ensemble.record import worse_than_chance
+from pluralign.evaluation.comparison import comparison
 
 Kind = Literal["ensemble", "member", "separate"]
 """All members in one model, one member, or the folder around members in models of their own."""
@@ -49,7 +49,7 @@ class ModelCard:
         told = self.ensemble.facts.get("members") or []
         disagreement = told[j].get("disagreement") if len(told) == self.ensemble.k else None
         weight = float(self.ensemble.weights[j])
-        far = disagreement is not None and further_than_a_coin(disagreement, weight)
+        far = disagreement is not None and worse_than_chance(disagreement, weight)
         return {"member": j, "name": self.names[j], "weight": weight, "disagreement": disagreement, "far": far}
 
     def text(

@@ -17,15 +17,15 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pluralign.analysis.report_data import Study
+from pluralign.analysis.report_data import ReportData
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import comparison, verdicts
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
+from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
-from pluralign.training.member_bounds import USED, further_than_a_coin
 
 __all__ = ["draw_figures", "page", "report", "save_figures"]
 
@@ -52,7 +52,7 @@ STATEMENTS = {
 }
 
 
-def draw_figures(study: Study) -> dict[str, Figure]:
+def draw_figures(study: ReportData) -> dict[str, Figure]:
     """Draw every figure of a report."""
     drawn = {"shares": figures.share_histogram(study.votes), "reliability": figures.reliability_curve(study.facts)}
     if study.facts.get("history"):
@@ -66,7 +66,7 @@ def draw_figures(study: Study) -> dict[str, Figure]:
 
 def report(
     ensemble: RewardEnsemble,
-    study: Study,
+    study: ReportData,
     path: str | os.PathLike[str],
     *,
     name: str = "",
@@ -87,7 +87,7 @@ def report(
     return path
 
 
-def page(ensemble: RewardEnsemble, study: Study, *, name: str = "", commands: Sequence[Sequence[str]] = ()) -> str:
+def page(ensemble: RewardEnsemble, study: ReportData, *, name: str = "", commands: Sequence[Sequence[str]] = ()) -> str:
     """Return the report as HTML."""
     facts = study.facts
     drawn = {key: Markup(figures.as_svg(drawing, ALT[key])) for key, drawing in draw_figures(study).items()}  # noqa: S704
@@ -109,7 +109,7 @@ def page(ensemble: RewardEnsemble, study: Study, *, name: str = "", commands: Se
         own_votes=facts is ensemble.facts,
         sections=[(anchor, title) for anchor, title in SECTIONS.items() if shown.get(anchor, True)],
         ratio=facts["test"]["brier"] / rival["brier"] if rival else None,
-        worst=max(card["disagreement"] for card in cards if card["weight"] > USED),
+        worst=max(card["disagreement"] for card in cards if card["weight"] > NEGLIGIBLE_WEIGHT),
         verdicts=list(_verdicts(study)),
         figures={**dict.fromkeys(ALT), **drawn},
         comparison=without_nan([asdict(row) for row in comparison(facts)]),
@@ -148,9 +148,9 @@ def _environment() -> Environment:
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
 
 
-def _verdicts(study: Study) -> Iterator[Mapping[str, str]]:
+def _verdicts(study: ReportData) -> Iterator[Mapping[str, str]]:
     yield from verdicts(study.facts)
-    far = [card for card in study.profiles if further_than_a_coin(card.disagreement, card.weight)]
+    far = [card for card in study.profiles if worse_than_chance(card.disagreement, card.weight)]
     if far:
         those = ", ".join(str(card.member) for card in far)
         text = f"Further from people than a coin: member {those}. Do not tune a policy to it."
@@ -173,7 +173,7 @@ def _cards(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for lean in clear[:LEANS_ON_A_CARD]
         ]
         yield card | {
-            "far": further_than_a_coin(card["disagreement"], card["weight"]),
+            "far": worse_than_chance(card["disagreement"], card["weight"]),
             "outlier": card["member"] in outliers,
             "top_leans": leans,
             "typical": [_shortened(one, "prompt", "response") for one in card["typical"]],

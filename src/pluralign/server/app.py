@@ -31,10 +31,10 @@ from starlette.exceptions import HTTPException
 from pluralign.answering.answer import RefusalPolicy
 from pluralign.answering.generate import Sampler
 from pluralign.core.errors import PluralignError, UsageError
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
 from pluralign.server.limits import LOOPBACK, ApiError, Gate, Limits
@@ -114,7 +114,7 @@ def create_app(
     ensemble: RewardEnsemble,
     generator: Sampler | None = None,
     *,
-    evidence: Evidence | None = None,
+    evidence: HeldOutVotes | None = None,
     name: str = "pluralign",
     api_key: str | None = None,
     limits: Limits | None = None,

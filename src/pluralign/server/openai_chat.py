@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pluralign.answering.answer import Answer, Given, Mode
+from pluralign.answering.answer import Answer, Mode
+from pluralign.answering.consensus import SlateEntry
 from pluralign.core.errors import did_you_mean
 from pluralign.server.limits import ApiError
 
@@ -83,7 +84,7 @@ def facts(answers: Sequence[Answer], names: Sequence[str], seed: int, generator:
     return {**found, "seed": seed, "generator": generator}
 
 
-def _named(given: Given, names: Sequence[str]) -> dict[str, Any]:
+def _named(given: SlateEntry, names: Sequence[str]) -> dict[str, Any]:
     return {**asdict(given), "name": None if given.member is None else names[given.member]}
 
 

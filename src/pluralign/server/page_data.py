@@ -12,30 +12,22 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.member_rankings import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
-from pluralign.analysis.profiles import (
-    CARES_LESS,
-    DRAWN_TO,
-    PREFERS,
-    SMALLEST_LEAN,
-    TURNS_FROM,
-    Lean,
-    Profile,
-    member_profiles,
-    within,
-)
+from pluralign.analysis.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, MIN_LEAN, PREFERS, Lean, sample_prompts
+from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates, measure_diversity
+from pluralign.analysis.profiles import Profile, member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
-from pluralign.answering.answer import SLIP
+from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
-from pluralign.core.jsonable import without_nan
+from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
-from pluralign.evaluation.evaluate import comparison, standing, verdicts
-from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import worse_than_chance
+from pluralign.evaluation.comparison import comparison, standing, verdicts
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import judge_groups
 from pluralign.theory.intervals import clustered_interval
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.reliability import reliability
-from pluralign.training.bradley_terry import sigmoid
-from pluralign.training.member_bounds import further_than_a_coin
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -64,13 +56,13 @@ NOTICEABLE = 0.1
 """Two texts differ in a trait if their values do by more than this share of the larger one."""
 
 
-def cards(ensemble: RewardEnsemble, evidence: Evidence) -> list[Profile]:
+def cards(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> list[Profile]:
     """Return the members' cards; what needs texts to be read is measured within ``READ_CHARACTERS`` of them."""
-    return member_profiles(ensemble.weights, evidence, most_characters=READ_CHARACTERS)
+    return member_profiles(ensemble.weights, evidence, max_characters=READ_CHARACTERS)
 
 
 def showcase(
-    ensemble: RewardEnsemble, evidence: Evidence | None, *, name: str, profiles: Sequence[Profile] | None = None
+    ensemble: RewardEnsemble, evidence: HeldOutVotes | None, *, name: str, profiles: Sequence[Profile] | None = None
 ) -> dict[str, Any]:
     """Return everything that the page shows of an ensemble, ready for JSON.
 
@@ -112,7 +104,11 @@ def showcase(
     }
     if evidence is not None:
         profiles = cards(ensemble, evidence) if profiles is None else profiles
-        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), within(evidence, READ_CHARACTERS)
+        people, share, read = (
+            evidence.preferences,
+            evidence.prob_hat(ensemble),
+            sample_prompts(evidence, READ_CHARACTERS),
+        )
         counted, (groups, worst) = inspect(people), judge_groups(share, people, DEFAULT_GROUPINGS)
         shown |= {
             "votes": {
@@ -224,7 +220,7 @@ def _plain_members(ensemble: RewardEnsemble) -> Iterator[dict[str, Any]]:
             "name": f"Member {j}",
             "weight": weight,
             "disagreement": phi,
-            "far": phi is not None and further_than_a_coin(phi, weight),
+            "far": phi is not None and worse_than_chance(phi, weight),
             "description": "",
             **{key: [] for key in ("leans", "likes", "dislikes", "typical", "distinguishing")},
         }
@@ -237,7 +233,7 @@ def _card(profile: Profile) -> dict[str, Any]:
         "name": profile.name,
         "weight": profile.weight,
         "disagreement": profile.disagreement,
-        "far": further_than_a_coin(profile.disagreement, profile.weight),
+        "far": worse_than_chance(profile.disagreement, profile.weight),
         "description": profile.description,
         "leans": [_claimed(lean) for lean in claimed[:LEANS_SHOWN]],
         "likes": [lean.trait for lean in profile.likes],
@@ -265,7 +261,7 @@ def _cut(record: dict[str, Any], *keys: str) -> dict[str, Any]:
     return record | {key: shortened(record[key]) for key in keys}
 
 
-def _tau(ensemble: RewardEnsemble, evidence: Evidence) -> dict[str, Any] | None:
+def _tau(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> dict[str, Any] | None:
     """How differently the members rank; nothing where no prompt has enough responses."""
     candidates, rewards = held_out_candidates(evidence)
     return asdict(measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence)) if candidates else None
@@ -274,9 +270,9 @@ def _tau(ensemble: RewardEnsemble, evidence: Evidence) -> dict[str, Any] | None:
 # --- what to try ----------------------------------------------------------------------------------------------------
 
 
-def _examples(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[dict[str, Any]]:
+def _examples(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out prompts over whose responses the members differ most, to ask without a language model."""
-    for least in (FEWEST_RESPONSES, 2):
+    for least in (MIN_RESPONSES, 2):
         candidates, rewards = held_out_candidates(evidence, least)
         whole = [p for p, one in enumerate(candidates) if _fits(one)]
         if whole:
@@ -293,7 +289,7 @@ def _fits(one: Candidates) -> bool:
     return max(map(len, (one.prompt_text, *one.responses))) <= ASKED_LENGTH
 
 
-def _steering_pairs(ensemble: RewardEnsemble, evidence: Evidence) -> Iterator[dict[str, Any]]:
+def _steering_pairs(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out pairs that are quick to read, one a prompt, by which a user's taste is told best."""
     votes = evidence.preferences
     lengths = np.array([len(text) for text in votes.responses])
@@ -454,7 +450,7 @@ def _reasons(
     for lean in (*card.likes, *card.dislikes):
         has_a, has_b = (lean.trait in own for own in words)
         if has_a != has_b and np.isfinite(lean.own):
-            verb = DRAWN_TO if lean.own > 0 else TURNS_FROM
+            verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
             side = 1 if has_a == (lean.own > 0) else -1
             said = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {'A' if has_a else 'B'} has the word."
             told.append((abs(lean.own), side, said))
@@ -463,7 +459,7 @@ def _reasons(
 
 
 def _is_clear(lean: Lean) -> bool:
-    return bool(abs(lean.own) >= SMALLEST_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
+    return bool(abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
 
 
 def _rate(lean: Lean) -> str:

@@ -21,12 +21,13 @@ from scipy.stats import rankdata
 
 from pluralign.analysis.profiles import Profile
 from pluralign.answering import answer as pluralism
-from pluralign.answering.answer import Answer, Mode, RefusalPolicy, Steering
+from pluralign.answering.answer import Answer, Mode, RefusalPolicy
 from pluralign.answering.generate import Sampler, sample_distinct
+from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import Evidence
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
 from pluralign.server import openai_chat as chat
@@ -57,7 +58,7 @@ class Service:
     ensemble: RewardEnsemble
     generator: Sampler | None = None
     """Writes candidates where a request brings none; called in threads."""
-    evidence: Evidence | None = None
+    evidence: HeldOutVotes | None = None
     name: str = "pluralign"
     limits: Limits = field(default_factory=Limits)
     refusal: RefusalPolicy | None = None
@@ -248,8 +249,7 @@ class Service:
     ) -> tuple[list[Answer], list[str]]:
         """Answer a prompt, as many times as ``draws`` says; return the answers and what was chosen from."""
         if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
-            instead = refused
-            return [pluralism.answer(self.ensemble, prompt, [], mode, refusal=lambda _: instead)] * draws, []
+            return [pluralism.refuse(refused, mode)] * draws, []
         prompt, texts = await self._candidates(prompt, candidates, n, seed, sampling)
         known = await self._scored([*((prompt, text) for text in texts), *self._items(choices or [])])
         options |= {"choices": None if choices is None else self._votes(choices), "profiles": self.profiles}
@@ -260,7 +260,8 @@ class Service:
         """Return the member that choices point to, and how sure that is after each."""
         if choices:
             votes = self._votes(choices)
-            steering = pluralism.steer(await self._scored(self._items(choices)), choices=votes)
+            scored = ScoredChoices.of(await self._scored(self._items(choices)), votes)
+            steering = steer_by_choices(scored, self.ensemble.weights, self.ensemble.temperature)
         else:
             prior = tuple(self.weights(None).tolist())
             likeliest = prior.index(max(prior))

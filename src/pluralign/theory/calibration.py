@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.theory.checks import REAL, ROUNDING, checked, mean_known
+from pluralign.theory.logistic import sigmoid
 
 # --- predictions ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ def policy_prob(
         raise ValueError(f"beta must be above 0, but it is {beta}.")
     difference = checked("reward_difference", reward_difference, np.shape(reward_difference)[:2], *REAL)
     logit = difference / beta + np.asarray(log_reference_ratio, dtype=np.float64).reshape(-1, 1)
-    return ensemble_prob(0.5 * (1.0 + np.tanh(0.5 * logit)), weights)  # sigma without overflow
+    return ensemble_prob(sigmoid(logit), weights)
 
 
 # --- calibration error ----------------------------------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""Steerable answers: choose one member by number, by a preference in words, or by the user's own choices.
+
+Every function returns a ``Steering``: the member, the reason, and the probability that it is the intended one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import softmax
+
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.profiles import Profile
+from pluralign.analysis.traits import TRAITS
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
+from pluralign.votes.preferences import PreferenceSet
+
+SLIP = 0.1
+"""Share of a user's choices that are random: half of them go either way."""
+DRAWS = 4000
+"""Monte Carlo draws behind the posterior of a match by words."""
+WORDS_STREAM = 11
+"""Random stream of these draws, beside the seed."""
+SURE_ENOUGH = 0.5
+"""Posterior below which the reason mentions that other members fit nearly as well."""
+WANTED: Mapping[str, tuple[str, str]] = {
+    "length": ("long longer detailed thorough depth elaborate extensive", "short shorter brief concise terse succinct"),
+    "sentence_length": ("flowing", "crisp snappy"),
+    "structure": ("list lists bullet bullets structured steps headings organised organized", "prose paragraphs essay"),
+    "questions": ("questions question asking socratic", "unquestioning"),
+    "first_person": ("personal i we first-person", "impersonal neutral third-person"),
+    "second_person": ("addressing you direct-address", ""),
+    "hedging": ("hedged cautious careful tentative nuanced humble uncertain", "blunt unhedged direct straightforward"),
+    "certainty": ("certain confident decisive bold assertive firm", "unsure"),
+    "directives": ("actionable advice instructions commanding prescriptive practical", "open"),
+    "sentiment": ("positive optimistic cheerful upbeat hopeful", "negative critical pessimistic gloomy harsh"),
+    "formality": ("formal official professional academic", "informal casual chatty colloquial relaxed"),
+    "concreteness": ("concrete specific examples numbers facts factual evidence data", "abstract general principled"),
+    "balance": ("balanced both sides fair even-handed compromise impartial", "one-sided partisan opinionated"),
+    "warmth": ("warm kind friendly empathetic caring polite compassionate", "cool cold detached matter-of-fact"),
+    "readability": ("simple easy plain readable accessible clear", "demanding sophisticated complex scholarly"),
+    "echo": ("on-topic", "original"),
+}
+"""Words that request more or less of each trait."""
+_NEGATIONS = frozenset(["not", "no", "less", "without", "never", "fewer", "dont", "don't", "avoid", "hate", "dislike"])
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The chosen member, the reason, and how certain the choice is."""
+
+    member: int
+    why: str
+    sure: float
+    """Probability, between 0 and 1, that this is the intended member."""
+    posterior: tuple[float, ...]
+    """That probability for every member."""
+    path: tuple[tuple[float, ...], ...] = ()
+    """The posterior after each of the user's choices; the first entry is the prior (the weights)."""
+
+
+@dataclass(frozen=True)
+class ScoredChoices:
+    """Pairs that the user voted on, with the members' rewards of both responses."""
+
+    votes: PreferenceSet
+    reward_a: FloatArray
+    """``(n_pairs, k)``."""
+    reward_b: FloatArray
+    """``(n_pairs, k)``."""
+
+    @classmethod
+    def of(cls, ensemble: RewardEnsemble, votes: PreferenceSet) -> "ScoredChoices":
+        """Score the user's pairs with an ensemble."""
+        return cls(votes, *ensemble.pair_rewards(votes))
+
+
+def steer(
+    weights: FloatArray,
+    temperature: float = 1.0,
+    *,
+    member: int | None = None,
+    like: str = "",
+    choices: ScoredChoices | None = None,
+    profiles: Sequence[Profile] = (),
+    seed: int = 0,
+) -> Steering:
+    """Choose one member: by number, by words, or by the user's own choices.
+
+    Args:
+        weights: of the members, ``(k,)``.
+        temperature: β of the ensemble; used with ``choices``.
+        member: this member.
+        like: a preference in words; matched to ``profiles``.
+        choices: pairs that the user voted on.
+        profiles: the members' cards.
+        seed: of the draws behind the posterior of ``like``.
+
+    Raises:
+        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
+    """
+    if sum([member is not None, bool(like), choices is not None]) != 1:
+        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
+    if member is not None:
+        k = len(weights)
+        if not 0 <= member < k:
+            raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
+        return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
+    if choices is not None:
+        return steer_by_choices(choices, weights, temperature)
+    return steer_by_words(like, profiles, seed=seed)
+
+
+def steer_by_choices(choices: ScoredChoices, weights: FloatArray, temperature: float) -> Steering:
+    """Choose the member with the highest posterior probability given the user's choices.
+
+    With the weights as prior, and n_a of n votes for a on pair i, the posterior is
+
+      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},   q_ij = (1 − 2η) σ(Δr_ij / β) + η,
+
+    where β is the ensemble's fitted temperature and 2η (``SLIP``) the share of random choices.
+
+    Args:
+        choices: the user's pairs and the members' rewards of them.
+        weights: of the members, ``(k,)``.
+        temperature: β.
+    """
+    votes = choices.votes
+    chance = choice_probability(choices.reward_a - choices.reward_b, temperature)
+    votes_a = (votes.votes_a + 0.5 * votes.counted_ties)[:, None]
+    votes_b = (votes.votes_b + 0.5 * votes.counted_ties)[:, None]
+    log_likelihood = votes_a * np.log(chance) + votes_b * np.log1p(-chance)
+    log_prior = np.log(np.maximum(weights, 1e-300))
+    path = [softmax(log_prior + log_likelihood[:n].sum(axis=0)) for n in range(len(log_likelihood) + 1)]
+    best = int(path[-1].argmax())
+    prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
+    agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
+    why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
+    return Steering(best, why, float(path[-1][best]), tuple(path[-1].tolist()), tuple(tuple(p.tolist()) for p in path))
+
+
+def choice_probability(difference: FloatArray, temperature: float) -> FloatArray:
+    """Return the probability that a user who shares a member's preferences chooses response a.
+
+    Args:
+        difference: reward of a less reward of b, any shape.
+        temperature: β.
+
+    Example:
+        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0)
+        array([0.05, 0.5 , 0.95])
+    """
+    return np.asarray(SLIP / 2 + (1 - SLIP) * sigmoid(difference / temperature))
+
+
+def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:
+    """Choose the member whose measured leans match a preference in words.
+
+    The words are looked up in ``WANTED``, which maps words to more or less of a trait, and among the words that the
+    members' cards list as liked or disliked. A member's fit is the mean of its leans in the wanted directions. The
+    posterior is the share of random draws of all leans, within their standard errors, in which the member fits best.
+
+    Args:
+        text: such as "short, warm answers without lists".
+        profiles: the members' cards.
+        seed: of the draws.
+
+    Raises:
+        UsageError: if there are no cards, no word matches, or no member leans in the wanted direction.
+    """
+    if not profiles:
+        raise UsageError(
+            "a preference in words is matched to the members' cards, which need held-out votes; pluralign fit keeps "
+            "them in the ensemble's folder."
+        )
+    matches = _matching_leans(text, profiles)
+    if not any(matches):
+        raise UsageError(
+            f"nothing in {text!r} names a trait that the cards measure; try words such as {_vocabulary()}, "
+            "or give a few choices of your own."
+        )
+    random = np.random.default_rng([seed, WORDS_STREAM])
+    # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
+    n = len({lean.trait for leans in matches for lean, _ in leans})
+    scores = np.array([sum(sign * lean.own for lean, sign in leans) / n for leans in matches])
+    errors = np.array([sum(lean.standard_error**2 for lean, _ in leans) ** 0.5 / n for leans in matches])
+    drawn = scores + errors * random.standard_normal((DRAWS, len(scores)))
+    posterior = np.bincount(drawn.argmax(axis=1), minlength=len(scores)) / DRAWS
+    best = int(posterior.argmax())
+    if scores[best] <= 0:
+        raise UsageError(f"no member leans towards {text!r}; the nearest is {profiles[best].name!r}.")
+    why = f"“{profiles[best].name}” fits {'; '.join(_reason(lean, sign) for lean, sign in matches[best])}"
+    if posterior[best] < SURE_ENOUGH:
+        why += "; others fit nearly as well"
+    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()))
+
+
+def _matching_leans(text: str, profiles: Sequence[Profile]) -> list[list[tuple[Lean, int]]]:
+    """Return, per member, the leans that the text names, each with its wanted direction: +1 more, −1 less."""
+    wanted = wanted_traits(text)
+    words = set(re.findall(r"[\w'-]+", text.casefold()))
+    matches = []
+    for card in profiles:
+        leans = [(lean, wanted[lean.trait]) for lean in card.leans if lean.trait in wanted and np.isfinite(lean.own)]
+        leans += [(lean, 1) for lean in (*card.likes, *card.dislikes) if lean.trait in words and np.isfinite(lean.own)]
+        matches.append(leans)
+    return matches
+
+
+def _reason(lean: Lean, sign: int) -> str:
+    labels = {trait.key: trait.more if sign > 0 else trait.less for trait in TRAITS}
+    own, everyone = (1 + sign * lean.own) / 2, (1 + sign * lean.ensemble) / 2
+    return f"{labels.get(lean.trait, lean.trait)}: chosen in {own:.0%} of pairs (all members together: {everyone:.0%})"
+
+
+def wanted_traits(text: str) -> dict[str, int]:
+    """Return the traits that a text requests: +1 for more, −1 for less of each.
+
+    Example:
+        >>> wanted_traits("short, warm answers without lists")
+        {'length': -1, 'warmth': 1, 'structure': -1}
+    """
+    wanted: dict[str, int] = {}
+    for clause in re.split(r"[,.;:!?]|\bbut\b", text.casefold()):  # a negation ends with its clause
+        words = re.findall(r"[\w'-]+", clause)
+        for place, word in enumerate(words):
+            direction = -1 if _NEGATIONS & set(words[max(0, place - 2) : place]) else 1
+            for trait, (more, less) in WANTED.items():
+                if word in more.split() or word in less.split():
+                    wanted[trait] = direction * (1 if word in more.split() else -1)
+    return wanted
+
+
+def _vocabulary() -> str:
+    return ", ".join(
+        side.split()[0] for trait in ("length", "hedging", "formality", "warmth") for side in WANTED[trait]
+    )

@@ -1,0 +1,79 @@
+"""Values as JSON can hold them, and dataclasses built from JSON."""
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Value = TypeVar("Value")
+
+
+def without_nan(value: Any) -> Any:
+    """Return plain values with NaN and infinities, which JSON does not have, replaced by None.
+
+    Example:
+        >>> without_nan({"noise": float("nan"), "pairs": (1, 2.5)})
+        {'noise': None, 'pairs': [1, 2.5]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def to_json(value: Any) -> Any:
+    """Return a result as JSON can hold it: dataclasses as objects, arrays as lists, NaN as None."""
+    return without_nan(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def from_json(kind: type[Value], value: Any) -> Value:
+    """Return a dataclass built from the JSON of ``to_json``, nested dataclasses included.
+
+    Fields that the JSON lacks keep their defaults, other keys are ignored, and null for a float becomes NaN.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True)
+        ... class Score:
+        ...     brier: float
+        ...     k: int = 1
+        >>> from_json(Score, {"brier": None, "other": 3})
+        Score(brier=nan, k=1)
+    """
+    hints = get_type_hints(kind)
+    parts = {part.name for part in dataclasses.fields(kind) if part.init}  # type: ignore[arg-type]
+    return kind(**{name: _build(hints[name], item) for name, item in value.items() if name in parts})
+
+
+def _build(hint: Any, value: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        choices = [choice for choice in arguments if choice is not type(None)]
+        return _build(choices[0], value) if len(choices) == 1 else value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value)
+    if hint is float:
+        return math.nan if value is None else float(value)
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        return {key: _build(arguments[1], item) for key, item in value.items()}
+    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list):
+        return [_build(arguments[0], item) for item in value]
+    return value

@@ -1,0 +1,200 @@
+"""``FitRecord``: the typed record of a fit, with held-out figures, history, data, options and timings.
+
+Undefined figures are NaN here and null in JSON.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+
+from pluralign.core.json_values import from_json, to_json
+from pluralign.core.types import Level
+from pluralign.theory.intervals import Interval
+from pluralign.theory.reliability import Reliability
+
+NEGLIGIBLE_WEIGHT = 1e-6
+"""Members with no more weight than this are ignored."""
+CHANCE = 0.5
+"""The expected disagreement of a coin flip."""
+Settings: TypeAlias = Mapping[str, str | int | float | bool | None]
+"""Options as they were given, by name."""
+
+
+def worse_than_chance(disagreement: float, weight: float) -> bool:
+    """Whether a member that has weight disagrees with people more than a coin flip does.
+
+    No policy should be tuned to such a member.
+
+    Example:
+        >>> worse_than_chance(0.51, 0.1), worse_than_chance(0.51, 0.0), worse_than_chance(0.5, 0.1)
+        (True, False, False)
+    """
+    return disagreement > CHANCE and weight > NEGLIGIBLE_WEIGHT
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of one prediction of the vote shares."""
+
+    brier: float
+    brier_corrected: float
+    """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1). NaN if every pair has one vote."""
+    noise: float
+    log_loss: float
+    calibration_error: float
+    """Expected calibration error over ten bins of equal mass."""
+    interval: Interval
+    """95 % interval over prompts of the corrected Brier score (of the plain one if every pair has one vote)."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Figures of a baseline, and the paired difference of Brier scores (ensemble − baseline)."""
+
+    brier: float
+    brier_corrected: float
+    log_loss: float
+    k: int
+    difference: Interval
+    """Below 0 the ensemble is better."""
+    worst_disagreement: float | None
+    """Largest disagreement of a member. None if the baseline has no votes."""
+
+
+@dataclass(frozen=True)
+class MemberFigures:
+    """Figures of one member."""
+
+    weight: float
+    disagreement: float
+    regret: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures of a predictor on one set of votes."""
+
+    level: str
+    """The reading that ``test`` measures: the one an ensemble was fitted for."""
+    test: Figures
+    levels: Mapping[str, Figures]
+    """Figures of every reading. An ensemble has two: hard votes, and policies at the fitted temperature."""
+    baselines: Mapping[str, Compared]
+    members: list[MemberFigures]
+    reliability: Reliability
+    strata: Mapping[str, tuple[int, float]]
+    """Number of pairs and mean squared error, by how people split."""
+    pairs: int
+    prompts: int
+
+    def worst_disagreement(self) -> float | None:
+        """Return the largest disagreement of a member whose weight counts, or None where nothing votes."""
+        counted = [member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT]
+        return max(counted, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures with the keys of the command line's JSON."""
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """The ensemble of one size."""
+
+    k: int
+    train_brier: float
+    test_brier: float
+    test_brier_corrected: float
+    weights: list[float]
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """The votes of a fit, and how many of them were held out."""
+
+    name: str
+    fingerprint: str
+    train_pairs: int
+    train_prompts: int
+    test_pairs: int
+    test_prompts: int
+
+
+@dataclass(frozen=True)
+class BoundCost:
+    """What the bound on disagreement costs: held-out Brier score and worst member, with the bound and without."""
+
+    max_disagreement: float
+    brier: float
+    brier_without: float
+    worst: float
+    worst_without: float
+
+
+@dataclass(frozen=True)
+class PruneRecord:
+    """How an ensemble was pruned (Theorem 3)."""
+
+    k: int
+    """Members before."""
+    beta: float
+    only_far: bool
+    removed: list[int]
+    removed_weight: float
+    epsilon: float
+    bound: float
+    source: str = ""
+    """Folder of the ensemble before pruning."""
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """The record of a fit. Ensembles built by hand have an empty one."""
+
+    method: str = ""
+    level: Level = "vote"
+    k: int = 0
+    baseline_formulas: Mapping[str, str] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
+    target: str | None = None
+    """What joint members learned from: ``teacher`` or ``votes``."""
+    history: list[HistoryRow] = field(default_factory=list)
+    bound: BoundCost | None = None
+    baseline_seconds: Mapping[str, float] = field(default_factory=dict)
+    data: DataSummary | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+    """Figures on held-out prompts."""
+    tuning: Settings | None = None
+    """Options and outcome of fine-tuning, with a backbone."""
+    notes: list[str] | None = None
+    processes: int | None = None
+    seconds_members: list[float] | None = None
+    seconds: float | None = None
+    seconds_encoding: float | None = None
+    pruned: PruneRecord | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""
+        if self == FitRecord():
+            return {}
+        found: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name == "evaluation":
+                found |= value.to_json() if value else {}
+            elif value is not None or part.name in ("target", "bound"):
+                found[part.name] = to_json(value)
+        if self.pruned:
+            found["pruned"]["from"] = found["pruned"].pop("source")
+        return found
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "FitRecord":
+        """Return the record that ``to_json`` wrote, in this version or an earlier one."""
+        record = from_json(cls, {key: item for key, item in value.items() if key not in ("evaluation", "pruned")})
+        if value.get("test") and value.get("levels"):
+            record = replace(record, evaluation=from_json(Evaluation, value))
+        if pruned := value.get("pruned"):
+            record = replace(record, pruned=from_json(PruneRecord, {"source": pruned.get("from", ""), **pruned}))
+        return record

@@ -1,0 +1,202 @@
+"""A fit that fine-tunes a language model: train, read every text with it, solve the weights, judge.
+
+Training itself is in ``training.finetune``. Every process of a launch runs this; the first one writes.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.options import changed_options
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.ensemble.record import HistoryRow
+from pluralign.features.finetuned import TunedFeatures
+from pluralign.fitting.judging import TestPairs, judge
+from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
+from pluralign.fitting.selection import choose_temperature
+from pluralign.fitting.task import FitWatcher, Members
+from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
+from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
+from pluralign.training.bradley_terry import scores
+from pluralign.training.joint import VOTE_SHARE
+from pluralign.training.member_bounds import cap_disagreement, training_bound
+from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.training.pairs import MIN_PROMPTS, Pairs
+from pluralign.training.stagewise import hard_votes, solve_weights
+from pluralign.votes.preferences import PreferenceSet
+
+FROZEN_OPTIONS = ("encoder", "layer", "pooling", "precision", "surface", "members", "features")
+SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")
+"""Options that change how much is read at once, and no result: a killed run resumes with other values of them."""
+
+
+def fit_finetuned(
+    preferences: PreferenceSet,
+    options: FitOptions,
+    tuning: FinetuneOptions,
+    folder: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    watcher: FitWatcher,
+) -> RewardEnsemble:
+    """Learn an ensemble whose features are fine-tuned on the votes.
+
+    Args:
+        preferences: all votes.
+        options: how to learn; options of frozen features raise UsageError.
+        tuning: which model to fine-tune, and how.
+        folder: where unfinished work, the models and the ensemble are kept.
+        progress: called with the optimiser steps done and the total.
+        watcher: receives the progress of the fit.
+    """
+    size = _check_options(options)
+    if folder is None:
+        raise UsageError("a fine-tuned ensemble needs a folder for its models.")
+    try:
+        from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.trainer import TextPairs
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    started = time.perf_counter()
+    test_rows = held_out_rows(preferences, options)
+    texts, items = texts_of(preferences), preferences.items()
+    watcher.floor(calibration.floor(preferences.prob_a[test_rows]))
+    validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
+    learned = ~test_rows & ~validation
+    text_pairs = TextPairs(
+        texts,
+        items.a[learned],
+        items.b[learned],
+        np.asarray(preferences.prob_a[learned], dtype=np.float64),
+        preferences.prompt_index[learned],
+    )
+    checkpoints = Checkpoints(
+        folder,
+        {
+            "data": preferences.fingerprint,
+            "options": decisive_options(options),
+            "tuning": {key: value for key, value in asdict(tuning).items() if key not in SAME_RESULT_OPTIONS},
+            "version": __version__,
+        },
+        finetune.finetune_processes(),
+    )
+    bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
+    tuned = finetune.fine_tune(
+        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress,
+        watch=lambda _, member: watcher.training(member),
+    )  # fmt: skip
+
+    reading = time.perf_counter()
+    features = tuned.features(texts)
+    pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
+    train, check = pairs[~test_rows], pairs[validation]
+    test = TestPairs(preferences, test_rows, pairs[test_rows])
+    history: list[HistoryRow] = []
+    members_of_sizes = _solve_members(train, size, options.method, bound)
+    for members in members_of_sizes:
+        history.append(test.history_row(members, train, "vote"))
+        watcher.record(history[-1])
+    members = members_of_sizes[-1].unit_spread(train)
+    ensemble = RewardEnsemble(
+        LinearMembers(identity_map(tuned.features.outputs), members.theta),
+        members.weights,
+        tuned.features,
+        choose_temperature(members, check),
+    )
+    baselines = _single_reward_baselines(train, check, tuned.features)
+    ensemble, held_out = judge(ensemble, test, features, options, baselines, history)
+    now = time.perf_counter()
+    record = replace(
+        ensemble.record,
+        tuning={
+            **asdict(tuning),
+            "steps": tuned.steps,
+            "batch_size": tuned.batch_size,
+            "learning_rate": tuned.learning_rate,
+            "max_length": tuned.features.max_length,
+            "validation_pairs": len(check),
+        },
+        notes=tuned.notes,
+        processes=tuned.processes,
+        seconds_members=tuned.seconds,
+        seconds=now - started,
+        seconds_encoding=now - reading,
+    )
+    ensemble = replace(ensemble, record=record)
+    if checkpoints.processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        checkpoints.finish()
+    checkpoints.processes.wait()
+    return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
+
+
+def _check_options(options: FitOptions) -> int:
+    """Return k. Raises UsageError for options that have no meaning with a backbone."""
+    if frozen := [name for name in changed_options(options) if name in FROZEN_OPTIONS]:
+        raise UsageError(f"{frozen[0]} is an option of frozen features; leave it out with --backbone.")
+    if options.level == "policy":
+        raise UsageError("fine-tuned members are trained for votes; leave --level out, both readings are reported.")
+    if options.target != "auto":
+        raise UsageError("--target has no effect with --backbone; leave it out.")
+    if options.k == "auto":
+        raise UsageError("--k auto cannot be used with --backbone, since each size is trained anew; name a number.")
+    return int(options.k)
+
+
+def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
+    """Return the pairs of a tenth of the training prompts. The model is not trained on them."""
+    names = np.unique(prompt[~test_rows])
+    if len(names) < MIN_PROMPTS:
+        raise DataError(
+            f"there are {len(names)} training prompts, and at least {MIN_PROMPTS} are needed",
+            remedy="give votes on more prompts, so that some can be held out for validation",
+        )
+    order = np.random.default_rng([seed, 6]).permutation(names)
+    return np.isin(prompt, order[: max(1, len(names) // 10)])
+
+
+def _solve_members(train: Pairs, size: int, method: str, bound: float) -> Sequence[Members]:
+    """Return the ensembles of the history. Each member is a linear function of the model's outputs.
+
+    A stagewise member is one output. Joint members are outputs turned towards the single reward, the last output,
+    until they meet the bound on disagreement.
+    """
+    axes = np.eye(train.inputs.shape[1])
+    difference, prob_a = train.difference, train.prob_a
+    if method == "stagewise":
+        return [Members(axes[:, :j], solve_weights(difference, axes[:, :j], prob_a)[0]) for j in range(1, size + 1)]
+    reward = axes[:, size]
+    if size == 1:
+        return [Members(reward[:, None], np.ones(1))]
+    capped = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
+    theta = np.column_stack(capped)
+    target: FloatArray = (1 - VOTE_SHARE) * sigmoid(scores(difference, reward)) + VOTE_SHARE * prob_a
+    return [Members(theta, simplex_least_squares(hard_votes(difference, theta), target))]
+
+
+def _single_reward_baselines(train: Pairs, check: Pairs, features: TunedFeatures) -> dict[str, Baseline]:
+    """Return the single reward that was tuned beside the members: as it is, tempered, and with its opposite."""
+    reward = np.eye(features.outputs)[:, features.outputs - 1 if features.method == "joint" else 0]
+    z = scores(check.difference, reward)
+    errors = [calibration.brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
+    baselines = {
+        "soft_bt": {"theta": reward, "temperature": np.array(1.0)},
+        "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},
+        "pair": fit_pair(train, reward),
+    }
+    return {
+        name: Baseline(BASELINES[name], {part: np.asarray(array) for part, array in arrays.items()})
+        for name, arrays in baselines.items()
+    }

@@ -1,0 +1,143 @@
+"""A fit on frozen text features: encode each text once, learn, judge.
+
+The mathematics is in ``training``. This file prepares the features, in one process or several, and calls it.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pluralign.core.arrays import Array, Mask, Vectors
+from pluralign.core.checkpoints import UNFINISHED, Checkpoints
+from pluralign.core.distributed import Processes
+from pluralign.core.errors import UsageError
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.record import HistoryRow
+from pluralign.features import surface
+from pluralign.features.frozen import TextFeatures
+from pluralign.features.store import stored_features
+from pluralign.fitting.joint_fit import fit_joint
+from pluralign.fitting.judging import TestPairs, bound_cost, judge
+from pluralign.fitting.stagewise_fit import fit_stagewise
+from pluralign.fitting.task import FitTask, FitWatcher, Members
+from pluralign.theory import calibration
+from pluralign.training.hidden_layer import fit_hidden_layer
+from pluralign.training.options import FitOptions
+from pluralign.training.pairs import Pairs
+from pluralign.votes.preferences import PreferenceSet
+
+
+def learn(
+    preferences: PreferenceSet,
+    test_rows: Mask,
+    features: Vectors,
+    text_features: TextFeatures,
+    options: FitOptions,
+    checkpoints: Checkpoints,
+    watcher: FitWatcher,
+) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Learn an ensemble from the training pairs and judge it on the others.
+
+    Args:
+        preferences: all votes.
+        test_rows: which pairs are held out, ``(n_pairs,)``.
+        features: features of ``texts_of(preferences)``.
+        text_features: how they were made.
+        options: how to learn.
+        checkpoints: finished steps, and the processes that learn together.
+        watcher: receives the progress.
+    """
+    processes, items = checkpoints.processes, preferences.items()
+    own_texts = _texts_read(preferences, processes)
+    in_train = np.zeros(len(features), dtype=bool)
+    in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
+    inputs = fit_feature_map(features, len(surface.NAMES) if options.surface else 0, in_train, processes)
+    mapped = _map_features(inputs, features, own_texts)
+    pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index, processes)
+    if options.members == "mlp":
+        hidden, bias = fit_hidden_layer(pairs[~test_rows], seed=options.seed)
+        inputs = replace(inputs, hidden=hidden, bias=bias)
+        pairs = replace(pairs, inputs=_map_features(inputs, features, own_texts))
+    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
+    watcher.floor(calibration.floor(test.pairs.prob_a))
+
+    history: list[HistoryRow] = []
+
+    def record(members: Members) -> None:
+        history.append(test.history_row(members, train, options.level))
+        watcher.record(history[-1])
+
+    task = FitTask.start(train, options, checkpoints, watcher)
+    fitted = (fit_stagewise if options.method == "stagewise" else fit_joint)(task, record)
+    # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
+    members = fitted.members if options.level == "policy" else fitted.members.unit_spread(train)
+
+    ensemble = RewardEnsemble(LinearMembers(inputs, members.theta), members.weights, text_features, fitted.temperature)
+    ensemble, held_out = judge(ensemble, test, features, options, fitted.baselines, history, processes)
+    record_of_fit = replace(ensemble.record, target=fitted.target)
+    if fitted.unbounded is not None and record_of_fit.evaluation is not None:
+        cost = bound_cost(
+            record_of_fit.evaluation, fitted.unbounded, test.pairs, options.max_disagreement, options.level
+        )
+        record_of_fit = replace(record_of_fit, bound=cost)
+    return replace(ensemble, record=record_of_fit), held_out
+
+
+@contextmanager
+def encoded_texts(
+    preferences: PreferenceSet,
+    text_features: TextFeatures,
+    options: FitOptions,
+    folder: str | os.PathLike[str] | None,
+    processes: Processes,
+    progress: Progress | None,
+) -> Iterator[Vectors]:
+    """Yield the features of all texts: encoded now, or stored ones mapped from a file that is removed afterwards.
+
+    Each of several processes encodes its part, then all of them hold everything. Of stored features each process maps
+    only the texts it reads.
+    """
+    texts = texts_of(preferences)
+    if options.features is None:
+        own = processes.part(len(texts))
+        part = text_features(texts[own], progress)
+        if processes.count == 1:
+            yield part
+            return
+        features = np.zeros((len(texts), part.shape[1]), dtype=np.float32)
+        features[own] = part
+        yield processes.total(features)
+        return
+    if options.members == "mlp" and processes.count > 1:
+        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as scratch:
+        own = _texts_read(preferences, processes)
+        yield stored_features(options.features, texts, text_features, Path(scratch) / "features", own)
+
+
+def _texts_read(preferences: PreferenceSet, processes: Processes) -> slice:
+    """Return the range of texts whose features a process reads: its own part, and the texts compared with it."""
+    items = preferences.items()
+    own = processes.part(len(items.prompt_index))
+    other = items.b[(items.a >= own.start) & (items.a < own.stop)]
+    return slice(min(own.start, other.min(initial=own.start)), max(own.stop, other.max(initial=0) + 1))
+
+
+def _map_features(inputs: FeatureMap, features: Vectors, own_texts: slice) -> Array:
+    """Return the inputs of texts: in memory, or in a file beside features that are mapped from one."""
+    if not isinstance(features, np.memmap):
+        return inputs(features)
+    file = Path(str(features.filename)).with_name(f"inputs-{inputs.dimension}")
+    mapped = np.memmap(file, np.float32, "w+", shape=(len(features), inputs.dimension))
+    inputs(features[own_texts], mapped[own_texts])
+    return mapped

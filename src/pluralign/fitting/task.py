@@ -1,0 +1,173 @@
+"""The values that every step of a fit reads, and the members that a step returns."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.checkpoints import Arrays, Checkpoints
+from pluralign.core.types import Level
+from pluralign.ensemble.record import HistoryRow
+from pluralign.theory.logistic import sigmoid
+from pluralign.training.baselines import Baseline
+from pluralign.training.bradley_terry import scores
+from pluralign.training.member_bounds import training_bound
+from pluralign.training.options import FitOptions
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.stagewise import hard_votes
+
+MANY_PAIRS = 100_000
+"""Below this number of pairs numpy runs on one thread. More threads gain nothing on such matrices, lose much on a busy
+machine, and change the last digits of results with the number of cores."""
+AUTO_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""The numbers of members that ``--k auto`` tries."""
+
+Result = TypeVar("Result")
+
+
+class FitWatcher(Protocol):
+    """Receives the progress of a fit. ``SilentWatcher`` ignores it; the command line shows a live table."""
+
+    def encoding(self, n_texts: int) -> None:
+        """Texts are about to be encoded."""
+
+    def floor(self, brier: float) -> None:
+        """The Brier score of a perfect single deterministic reward on the test pairs."""
+
+    def choosing(self, option: str) -> None:
+        """An option is about to be chosen on validation prompts."""
+
+    def fitting_baseline(self, name: str) -> None:
+        """A baseline is about to be fitted."""
+
+    def training(self, member: str) -> None:
+        """A member is about to be fine-tuned."""
+
+    def record(self, row: HistoryRow) -> None:
+        """An ensemble of one size has been fitted and measured."""
+
+
+class SilentWatcher:
+    """Ignores the progress of a fit."""
+
+    def encoding(self, n_texts: int) -> None:
+        """Ignore it."""
+
+    def floor(self, brier: float) -> None:
+        """Ignore it."""
+
+    def choosing(self, option: str) -> None:
+        """Ignore it."""
+
+    def fitting_baseline(self, name: str) -> None:
+        """Ignore it."""
+
+    def training(self, member: str) -> None:
+        """Ignore it."""
+
+    def record(self, row: HistoryRow) -> None:
+        """Ignore it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """Linear rewards and their weights."""
+
+    theta: FloatArray
+    """One column per member, ``(d, k)``."""
+    weights: FloatArray
+    """``(k,)``, on the simplex."""
+
+    @property
+    def k(self) -> int:
+        """Number of members."""
+        return len(self.weights)
+
+    def prob_hat(self, pairs: Pairs, level: Level) -> FloatArray:
+        """Return the predicted share preferring response a, ``(n,)``: of hard votes, or of policies at β = 1."""
+        if level == "policy":
+            return np.asarray(sigmoid(scores(pairs.difference, self.theta)) @ self.weights)
+        return np.asarray(hard_votes(pairs.difference, self.theta) @ self.weights)
+
+    def unit_spread(self, pairs: Pairs) -> "Members":
+        """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread."""
+        spread = np.std(scores(pairs.difference, self.theta), axis=0)
+        return Members(self.theta / np.maximum(spread, 1e-12), self.weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """What a fit on frozen features learned from its training pairs."""
+
+    members: Members
+    temperature: float
+    """β of the policy-level reading."""
+    baselines: Mapping[str, Baseline]
+    unbounded: Members | None
+    """The same ensemble without the bound on disagreement. None where no bound was set."""
+    target: str | None = None
+    """What joint members learned from at the vote level."""
+
+
+@dataclass(frozen=True, eq=False)
+class FitTask:
+    """One fit on frozen features: its pairs, options, checkpoints and watcher."""
+
+    train: Pairs
+    folds: list[Mask]
+    """Validation folds of the training pairs. The first one serves the choices made here."""
+    options: FitOptions
+    checkpoints: Checkpoints
+    watcher: FitWatcher
+
+    @classmethod
+    def start(cls, train: Pairs, options: FitOptions, checkpoints: Checkpoints, watcher: FitWatcher) -> "FitTask":
+        """Return the task with its validation folds."""
+        return cls(train, validation_folds(train.prompt, options.seed), options, checkpoints, watcher)
+
+    @cached_property
+    def learn(self) -> Pairs:
+        """Training pairs without the validation prompts."""
+        return self.train[~self.folds[0]]
+
+    @cached_property
+    def check(self) -> Pairs:
+        """Training pairs of the validation prompts."""
+        return self.train[self.folds[0]]
+
+    @property
+    def bound(self) -> float:
+        """The largest disagreement that a member may have on training pairs."""
+        return training_bound(self.options.max_disagreement, len(np.unique(self.train.prompt)))
+
+    @property
+    def largest_size(self) -> int:
+        """The number of members asked for, or the largest that ``auto`` tries."""
+        return AUTO_SIZES[-1] if self.options.k == "auto" else int(self.options.k)
+
+    def keep(self, name: str, fit: Callable[[], Mapping[int, Members]]) -> dict[int, Members]:
+        """Return the ensembles that ``fit`` returns by size, read from the checkpoint if it was finished before."""
+
+        def compute() -> Arrays:
+            fitted = fit().items()
+            return {f"{k}/{part}": array for k, members in fitted for part, array in vars(members).items()}
+
+        arrays = self.checkpoints.arrays(name, compute)
+        sizes = sorted({int(key.partition("/")[0]) for key in arrays})
+        return {k: Members(arrays[f"{k}/theta"], arrays[f"{k}/weights"]) for k in sizes}
+
+    def in_parallel(self, fits: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Return the results of independent fits, run on one core each.
+
+        They run one after the other where numpy already uses all cores, and where several processes learn together,
+        because their sums must be taken in the same order.
+        """
+        if self.options.level == "policy" or len(self.train) >= MANY_PAIRS or self.train.processes.count > 1:
+            return [fit() for fit in fits]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(lambda fit: fit(), fits))
