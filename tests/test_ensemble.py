@@ -24,7 +24,7 @@ from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]

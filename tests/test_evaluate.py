@@ -30,7 +30,7 @@ from pluralign.evaluation.sources import load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pluralign.votes.preferences import PreferenceSet, concatenate
     from pluralign.votes.prompts import Message
     from pluralign.votes.summary import Inspection, inspect
-    from pluralign.votes.town_hall import TownHall, town_hall
+    from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 _HOMES = {
     "Answer": "answering.answer",
@@ -68,7 +68,7 @@ _HOMES = {
     "SamplingOptions": "models.options",
     "ServerModel": "models.remote",
     "Tournament": "analysis.tournament",
-    "TownHall": "votes.town_hall",
+    "TownHall": "votes.town_hall.townhall",
     "TuneOptions": "policies.options",
     "Tuning": "policies.tune",
     "UsageError": "core.errors",
@@ -94,7 +94,7 @@ _HOMES = {
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
     "serve": "server.app",
-    "town_hall": "votes.town_hall",
+    "town_hall": "votes.town_hall.townhall",
     "tune": "policies.tune",
 }
 

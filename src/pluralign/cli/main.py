@@ -45,7 +45,9 @@ from pluralign.core.version import __version__
 from pluralign.features.options import EncodeOptions
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.policies.options import TuneOptions
+from pluralign.publishing.figures import save_figures
 from pluralign.scale.options import EngineOptions
+from pluralign.server.limits import Limits
 from pluralign.server.options import ServeOptions
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.options import LoadOptions
@@ -440,7 +442,7 @@ def report(
     with working("Drawing"):
         commands = [_fit_command(loaded.facts, ensemble), ["pluralign", *sys.argv[1:]]]
         reporting.report(loaded, found, output, commands=commands)
-        drawn = reporting.save_figures(reporting.draw_figures(found), figures) if figures else []
+        drawn = save_figures(reporting.draw_figures(found), figures) if figures else []
     if as_json:
         print_json({"report": str(output), "figures": list(map(str, drawn)), "study": found.to_json()})
     else:
@@ -786,7 +788,7 @@ def serve(
             ready=ready,
             evidence=load_held_out(ensemble) if (ensemble / REWARDS_FILE).is_file() else None,
             name=known_as,
-            limits=serving.Limits.of(serve_options, remote_options),
+            limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),
             n=n,
             seed=serve_options.seed,
@@ -878,7 +880,7 @@ def demo(
     from pluralign.experiments.demo_story import walk_through
     from pluralign.votes.summary import inspect as inspect_votes
     from pluralign.votes.summary import inspect_truth
-    from pluralign.votes.town_hall import town_hall
+    from pluralign.votes.town_hall.townhall import town_hall
 
     with working(f"Asking the town about {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)

@@ -27,7 +27,7 @@ from pluralign.evaluation.comparison import comparison, standing
 from pluralign.experiments.demo_story import Story
 from pluralign.theory.guarantees import outlier_weight_bound
 from pluralign.votes.summary import Inspection, Truth
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 EXAMPLE_TEXT_LENGTH = 400
 BAR_WIDTH = 40

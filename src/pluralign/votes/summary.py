@@ -9,7 +9,7 @@ from pluralign.theory import calibration
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.theory.reliability import strata
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 HISTOGRAM_BINS = 10
 
