@@ -10,7 +10,8 @@ import pytest
 from conftest import run, run_in_terminal
 
 from pluralign.analysis.tournament import Tournament, load_tournament, rankings
-from pluralign.cli.views import rankings_page, show
+from pluralign.cli.console import show
+from pluralign.cli.views.rankings import rankings_page
 from pluralign.core.errors import DataError
 
 DRINKS: dict[str, Any] = {
