@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from pluralign.core.distributed import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.fit import _texts_read, fit
+from pluralign.fitting.fit import fit
+from pluralign.fitting.frozen import _texts_read
 from pluralign.training import pairs
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet

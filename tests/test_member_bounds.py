@@ -23,7 +23,8 @@ def disagreement_of(theta: np.ndarray, difference: np.ndarray, prob_a: np.ndarra
     return float(np.max(disagreement(hard_votes(difference, theta[:, None]), prob_a)))
 
 
-@given(st.floats(0.3, np.pi), st.floats(0.08, 0.9), st.floats(0.01, 100), st.floats(0.01, 100))
+# Not π itself: a member exactly opposite to the anchor cancels to rounding noise half-way.
+@given(st.floats(0.3, np.pi - 1e-3), st.floats(0.08, 0.9), st.floats(0.01, 100), st.floats(0.01, 100))
 def test_member_moves_no_further_than_needed(angle: float, bound: float, scale: float, anchor_scale: float) -> None:
     difference, prob_a, anchor = first_feature_votes()
     member = scale * np.array([np.cos(angle), np.sin(angle)])

@@ -27,7 +27,7 @@ def some_members(seed: int = 0, k: int = 4, hidden: bool = False) -> LinearMembe
     return LinearMembers(inputs, rng.standard_normal((9 if hidden else 6, k)))
 
 
-def test_mapped_features_have_mean_nought_and_unit_spread_and_surface_ones_more() -> None:
+def test_mapped_features_have_mean_zero_and_unit_spread_times_the_surface_gain() -> None:
     features = some_features()
     inputs = fit_feature_map(features, n_surface=2)(features)
     assert inputs.dtype == np.float32
@@ -42,7 +42,7 @@ def test_scaling_is_learned_from_the_features_it_was_fitted_to() -> None:
     np.testing.assert_allclose(other, (features[:5] - features.mean(axis=0)) / features.std(axis=0) + 2, atol=1e-3)
 
 
-def test_one_odd_text_is_clipped() -> None:
+def test_outliers_are_clipped() -> None:
     features = some_features()
     scaling = fit_feature_map(features, n_surface=1)
     odd = scaling(np.full((1, 6), 1e9, dtype=np.float32))[0]
@@ -51,7 +51,7 @@ def test_one_odd_text_is_clipped() -> None:
 
 
 @pytest.mark.parametrize("n_surface", [0, 3])
-def test_a_feature_that_never_varies_says_nothing_even_where_it_does(n_surface: int) -> None:
+def test_a_feature_constant_in_training_is_ignored_elsewhere(n_surface: int) -> None:
     features = some_features()
     features[:, [1, 5]] = 7.0
     scaling = fit_feature_map(features, n_surface)
@@ -71,7 +71,7 @@ def test_a_reward_is_linear_in_inputs_and_in_the_hidden_layer() -> None:
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_members_come_back_from_their_arrays(hidden: bool) -> None:
+def test_members_round_trip_through_their_arrays(hidden: bool) -> None:
     members, features = some_members(hidden=hidden), some_features(2)
     file, arrays = io.BytesIO(), dict(members.arrays())
     np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_a_constant_added_to_a_reward_changes_no_vote(seed: int, constant: float
     np.testing.assert_array_equal(votes_from_rewards(rewards[:20] + constant, rewards[20:] + constant), votes)
 
 
-def test_features_scaled_in_blocks_are_those_scaled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_in_blocks_equals_scaling_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     features = rng.standard_normal((500, 4)).astype(np.float32) * [1, 2, 3, 0] + 5
     used = rng.random(500) < 0.7

@@ -60,7 +60,7 @@ def difference_of(subject: Predictor) -> list[float]:
 # --- finding --------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_stands_for_what_is_there(tmp_path: Path) -> None:
+def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path / "ensemble")
     (tmp_path / "model").mkdir()
     config = {"architectures": ["BertForSequenceClassification"]}
@@ -84,7 +84,7 @@ def test_an_unknown_name_raises_data_error(name: str, words: str) -> None:
         find_predictor(name)
 
 
-def test_a_hub_id_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_id_raises_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route")
 
@@ -138,7 +138,7 @@ def test_scores_of_texts_are_matched_by_text_in_every_format(tmp_path: Path, wri
 
 @pytest.mark.parametrize("write", [as_jsonl, as_csv, as_parquet])
 @pytest.mark.parametrize("name", ["prob_hat", "prob"])
-def test_probabilities_of_pairs_turn_with_the_pair(tmp_path: Path, write: Callable[..., Path], name: str) -> None:
+def test_probabilities_are_mirrored_for_reversed_pairs(tmp_path: Path, write: Callable[..., Path], name: str) -> None:
     shares = [0.75, 0.5, 0.25, 0.125]
     rows = pair_rows(name, shares)
     for row in rows[::2]:  # some pairs the other way round
@@ -173,7 +173,7 @@ def test_a_chat_prompt_is_matched_as_its_messages(write_jsonl: WriteLines) -> No
         load_predictor(write_jsonl([row | {"prompt": "tea ?"}]), pair)
 
 
-def test_what_compare_prints_is_matched_by_order(write_jsonl: WriteLines) -> None:
+def test_output_of_compare_is_matched_by_order(write_jsonl: WriteLines) -> None:
     shares = [0.1, 0.2, 0.3, 0.4]
     path = write_jsonl([{"votes": [1, 0], "prob_hat": share, "prob_policy": 0.5} for share in shares])
     assert load_predictor(path, votes(dropped={"tie votes": 3})).prob_hat == pytest.approx(shares)
@@ -208,14 +208,14 @@ def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> N
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_bad_row_is_named(write_jsonl: WriteLines, change: dict[str, Any], words: str) -> None:
+def test_a_bad_row_is_named_by_number(write_jsonl: WriteLines, change: dict[str, Any], words: str) -> None:
     rows = score_rows()
     rows[1] |= change
     with pytest.raises(DataError, match=words):
         load_predictor(write_jsonl(rows), votes())
 
 
-def test_a_share_outside_0_to_1_and_unknown_columns_are_refused(write_jsonl: WriteLines, tmp_path: Path) -> None:
+def test_shares_outside_0_to_1_and_unknown_columns_are_rejected(write_jsonl: WriteLines, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 3: prob_hat is 1\.5, not between 0 and 1; give a probability"):
         load_predictor(write_jsonl(pair_rows("prob_hat", [0.5, 0.5, 1.5, 0.5])), votes())
     with pytest.raises(DataError, match=r"its columns are prompt, answer; give rows \{prompt, response, score\}"):
@@ -230,7 +230,7 @@ def test_a_share_outside_0_to_1_and_unknown_columns_are_refused(write_jsonl: Wri
 
 
 @pytest.mark.slow
-def test_a_reward_model_is_read_in_three_ways(tmp_path: Path) -> None:
+def test_a_reward_model_has_three_readings(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "reward")
     subject = load_predictor(folder, votes())
     texts = list(SCORES)
@@ -243,7 +243,7 @@ def test_a_reward_model_is_read_in_three_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_rewards_are_weighted_as_the_configuration_says(tmp_path: Path) -> None:
+def test_several_rewards_use_the_weights_of_the_configuration(tmp_path: Path) -> None:
     equal = load_predictor(write_bert(tmp_path / "equal", 3), votes())
     assert equal.weights == pytest.approx([1 / 3] * 3)
     assert equal.note == "3 rewards, read as members of equal weight"
@@ -260,7 +260,7 @@ def test_several_rewards_are_weighted_as_the_configuration_says(tmp_path: Path) 
 # --- temperature ----------------------------------------------------------------------------------------------------
 
 
-def test_a_temperature_undoes_a_wrong_scale() -> None:
+def test_the_temperature_corrects_a_wrong_scale() -> None:
     random = np.random.default_rng(0)
     true = random.normal(size=400)
     shares = np.array([sigma(z) for z in true])
@@ -289,7 +289,7 @@ def test_the_scale_of_a_reward_does_not_matter_to_its_tempered_reading(scale: fl
     np.testing.assert_allclose(scaled.readings["tempered"], subject.readings["tempered"], atol=1e-9)
 
 
-def test_one_prompt_leaves_nothing_to_choose_a_temperature_by() -> None:
+def test_one_prompt_has_no_tempered_reading() -> None:
     subject = reward_predictor("r", "scores", np.ones((2, 1)), np.ones(1), votes()[:2])
     assert set(subject.readings) == {"vote", "policy"}
     same = reward_predictor("r", "scores", np.zeros((4, 1)), np.ones(1), votes())

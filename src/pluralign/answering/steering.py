@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import softmax
 
-from pluralign.analysis.profiles import Lean, Profile
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError

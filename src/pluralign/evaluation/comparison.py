@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from pluralign.ensemble.record import Evaluation
 from pluralign.evaluation.results import FullEvaluation
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval
 from pluralign.training.baselines import BASELINE_NAMES
 
 READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}

@@ -13,7 +13,7 @@ from scipy.cluster.vq import kmeans2
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.theory import calibration
+from pluralign.theory.reliability import strata
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -101,7 +101,7 @@ def group_labels(grouping: str, preferences: PreferenceSet, *, seed: int = 0) ->
         return topics(preferences.prompts.tolist(), seed=seed)[preferences.prompt_index]
     if grouping == "strata":
         labels = np.empty(len(preferences), dtype=object)
-        for name, mask in calibration.strata(preferences.prob_a).items():
+        for name, mask in strata(preferences.prob_a).items():
             labels[mask] = name
         return labels
     check_grouping(grouping, preferences)

@@ -16,7 +16,8 @@ from scipy import sparse
 from pluralign.core.arrays import FloatArray
 from pluralign.evaluation.groupings import group_labels, pair_lengths
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 
 ENOUGH_PROMPTS = 20
@@ -91,9 +92,9 @@ def judge_groups(
                 prompts=len(np.unique(prompt)),
                 brier=float(error[rows].mean()),
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
-                interval=calibration.clustered_interval(values, prompt, seed=seed),
-                residual=calibration.clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
-                calibration_error=calibration.expected_calibration_error(prob_hat[rows], p[rows]),
+                interval=clustered_interval(values, prompt, seed=seed),
+                residual=clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
+                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
             if group.prompts >= ENOUGH_PROMPTS:
@@ -102,7 +103,7 @@ def judge_groups(
         return found, None
     height, grouping, name, values, prompt = max(candidates, key=lambda candidate: candidate[0])
     m = len(candidates)
-    interval = calibration.clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
+    interval = clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
     return found, WorstGroup(grouping, name, height, interval, m)
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
 from pluralign.evaluation.groups import SIMULATIONS, simulated_shares
-from pluralign.theory import calibration
+from pluralign.theory.reliability import by_stratum
 
 SIMULATED_PAIRS = 1_000_000
 
@@ -31,7 +31,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return the observed and predicted share of the majority's side for each of ``calibration.strata``.
+    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
 
     Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
     pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.
@@ -44,10 +44,10 @@ def majority_shares(
     random = np.random.default_rng([seed, 7])
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
     drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
-    were_right = calibration.by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
-    predicted = calibration.by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
-    people = calibration.by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
-    certain = calibration.by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
+    were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
+    predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
+    people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
+    certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
     return {
         name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
         for name, (count, mean) in people.items()

@@ -10,6 +10,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, Figures, MemberFigures
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor
 from pluralign.theory import calibration
+from pluralign.theory.intervals import clustered_interval, paired_difference
+from pluralign.theory.reliability import by_stratum, expected_calibration_error, reliability
 from pluralign.training.baselines import Baseline
 from pluralign.training.pairs import Differences
 from pluralign.votes.preferences import PreferenceSet
@@ -89,8 +91,8 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
             name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
         },
         members=members,
-        reliability=calibration.reliability(prediction, p),
-        strata=calibration.by_stratum(calibration.squared_error(prediction, p), p),
+        reliability=reliability(prediction, p),
+        strata=by_stratum(calibration.squared_error(prediction, p), p),
         pairs=len(preferences),
         prompts=len(preferences.prompts),
     )
@@ -106,8 +108,8 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
         brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
         noise=calibration.noise(p, n, ties),
         log_loss=calibration.log_loss(prediction, p),
-        calibration_error=calibration.expected_calibration_error(prediction, p),
-        interval=calibration.clustered_interval(values, preferences.prompt_index),
+        calibration_error=expected_calibration_error(prediction, p),
+        interval=clustered_interval(values, preferences.prompt_index),
     )
 
 
@@ -122,6 +124,6 @@ def compare(
         brier_corrected=calibration.brier_corrected(share, p, n, ties),
         log_loss=calibration.log_loss(share, p),
         k=k,
-        difference=calibration.paired_difference(ours, theirs, preferences.prompt_index),
+        difference=paired_difference(ours, theirs, preferences.prompt_index),
         worst_disagreement=worst,
     )

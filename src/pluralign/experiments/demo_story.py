@@ -18,7 +18,7 @@ from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 STORY: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

@@ -19,7 +19,7 @@ from pluralign.core.options import changed_options
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
-from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.fitting.judging import TestPairs, judge
@@ -110,7 +110,7 @@ def fit_finetuned(
         watcher.record(history[-1])
     members = members_of_sizes[-1].unit_spread(train)
     ensemble = RewardEnsemble(
-        LinearMembers(as_they_are(tuned.features.outputs), members.theta),
+        LinearMembers(identity_map(tuned.features.outputs), members.theta),
         members.weights,
         tuned.features,
         choose_temperature(members, check),

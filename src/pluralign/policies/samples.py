@@ -16,7 +16,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.models.causal import LocalModel, token_log_probs
 from pluralign.models.options import SamplingOptions
-from pluralign.theory.calibration import Interval, clustered_interval
+from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import PromptLike
 
 Ids: TypeAlias = list[int]
