@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign.analysis import profiles
-from pluralign.analysis.leans import adjusted_mean, within
-from pluralign.analysis.profiles import NOTHING, Profile, member_profiles
+from pluralign.analysis import leans
+from pluralign.analysis.leans import adjusted_mean, sample_prompts
+from pluralign.analysis.profiles import NO_CLAIMS, Profile, member_profiles
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes
@@ -28,7 +28,7 @@ def town() -> TownHall:
 
 @pytest.fixture(autouse=True)
 def traits_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "trait_values", lambda *texts: _traits(*map(tuple, texts)))
+    monkeypatch.setattr(leans, "trait_values", lambda *texts: _traits(*map(tuple, texts)))
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def cards_of(*rewards: Rewards) -> list[Profile]:
 
 @pytest.mark.parametrize(
     ("liked", "claim"),
-    [("length", "longer answers"), ("hedging", "hedged claims"), ("list", "lists"), ("warmth", "a warm manner"),
+    [("length", "longer answers"), ("hedging", "hedged claims"), ("list", "lists"), ("warmth", "a warm tone"),
      ("formality", "formal wording"), ("question_back", "asking questions"), ("compromise", "weighing both sides")],
 )  # fmt: skip
 def test_a_member_made_to_like_something_is_named_for_it(liked: str, claim: str) -> None:
@@ -108,14 +108,14 @@ def test_members_that_vote_at_random_get_no_claims() -> None:
 
 def test_a_random_member_among_lovers_of_length_only_cares_less() -> None:
     *_, indifferent = cards_of(feature("length", 1), feature("length", 2), noise(0))
-    assert indifferent.name.startswith("Cares less for longer answers")
-    assert indifferent.description.startswith("Longer answers: it sides with that in 5")
+    assert indifferent.name.startswith("Cares less about longer answers")
+    assert indifferent.description.startswith("Longer answers: preferred in 5")
 
 
 def test_members_alike_are_told_apart_by_number() -> None:
-    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NOTHING} (member {j})" for j in (0, 1)]
+    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NO_CLAIMS} (member {j})" for j in (0, 1)]
     (alone,) = cards_of(feature("length"))
-    assert alone.name == NOTHING
+    assert alone.name == NO_CLAIMS
     assert alone.leans[0].own == pytest.approx(alone.leans[0].ensemble)
     assert alone.distinguishing == ()
 
@@ -214,10 +214,10 @@ def test_the_score_statistic_is_standard_normal_without_an_effect() -> None:
 def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
     rewards = np.stack([feature("length"), noise(1)], axis=1)
     whole, weights = HeldOutVotes(town().preferences, rewards), [0.7, 0.3]
-    sample = within(whole, 100_000)
+    sample = sample_prompts(whole, 100_000)
     assert 10 < len(sample.preferences.prompts) < len(whole.preferences.prompts)
     found, of_sample, of_all = (
-        member_profiles(weights, whole, most_characters=100_000),
+        member_profiles(weights, whole, max_characters=100_000),
         member_profiles(weights, sample),
         member_profiles(weights, whole),
     )
@@ -230,12 +230,12 @@ def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
 def test_a_sample_has_whole_prompts_and_is_the_same_each_time() -> None:
     votes = town().preferences
     whole = HeldOutVotes(votes, np.stack([noise(1)], axis=1))
-    sample = within(whole, 50_000).preferences
-    assert sample == within(whole, 50_000).preferences
+    sample = sample_prompts(whole, 50_000).preferences
+    assert sample == sample_prompts(whole, 50_000).preferences
     drawn = set(sample.prompts)
     assert len(sample) == sum(votes.prompts[p] in drawn for p in votes.prompt_index)
     items = sample.items()
     read = sum(len(sample.prompts[p]) for p in items.prompt_index) + sum(map(len, sample.responses))
     assert 40_000 < read <= 50_000
-    assert len(within(whole, 1).preferences.prompts) == 1
-    assert within(whole, 10**9) is whole
+    assert len(sample_prompts(whole, 1).preferences.prompts) == 1
+    assert sample_prompts(whole, 10**9) is whole

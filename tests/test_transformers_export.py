@@ -383,7 +383,7 @@ def test_text_from_data_is_not_markup_on_a_card(joint: Path, tmp_path: Path) -> 
 
 
 def test_escaping_leaves_plain_words_alone() -> None:
-    assert escaped("Prefers longer answers, is drawn to “tax”") == "Prefers longer answers, is drawn to “tax”"
+    assert escaped("Prefers longer answers, likes mentions of “tax”") == "Prefers longer answers, likes mentions of “tax”"
     assert "\n" not in escaped("a\n# b\n---\nc: d")
 
 
