@@ -156,9 +156,13 @@ def rankings(
         weights=decomposition.weights.tolist(),
         size_at_most=int(known.sum()) + 1,
         nearest=decomposition.nearest.tolist(),
-        certificate=proof and NamedCertificate(**vars(proof), in_words=in_words(proof, tournament.alternatives)),
+        certificate=_named(proof, tournament.alternatives) if proof else None,
         sample=None if k is None else _sample(decomposition, known, k, seed),
     )
+
+
+def _named(certificate: ViolatedInequality, names: Sequence[str]) -> NamedCertificate:
+    return NamedCertificate(**vars(certificate), in_words=in_words(certificate, names))
 
 
 def _sample(decomposition: Decomposition, known: Mask, k: int, seed: int) -> RankingSample:

@@ -224,9 +224,7 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     place.mkdir(exist_ok=True)
     size, free = sum(part.numel() for part in model.parameters()) * BYTES[dtype], shutil.disk_usage(place).free
     if size > free:
-        raise UsageError(
-            f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free; free disk space."
-        )
+        raise UsageError(f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free.")
     # Long inputs are truncated at the beginning of the prompt, as in the fit of the ensemble.
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved

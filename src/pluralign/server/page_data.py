@@ -102,7 +102,11 @@ def showcase(
     }
     if evidence is not None:
         profiles = cards(ensemble, evidence) if profiles is None else profiles
-        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), sample_prompts(evidence, READ_CHARACTERS)
+        people, share, read = (
+            evidence.preferences,
+            evidence.prob_hat(ensemble),
+            sample_prompts(evidence, READ_CHARACTERS),
+        )
         counted, (groups, worst) = inspect(people), judge_groups(share, people, DEFAULT_GROUPINGS)
         shown |= {
             "votes": {
