@@ -16,8 +16,8 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments.rehearsal import write_prism, write_tiny_model
 from pluralign.models import causal
 from pluralign.models.causal import LocalModel
+from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
-from pluralign.models.remote import CutOff
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
@@ -39,7 +39,7 @@ class Script:
     name = "script"
     prepared = False
 
-    def __init__(self, *rounds: Sequence[str], refuse: str = "") -> None:
+    def __init__(self, *rounds: Sequence[str | Completion], refuse: str = "") -> None:
         self.rounds, self.refuse = rounds, refuse
         self.asked: list[tuple[PromptLike, int, int]] = []
         self.turns: dict[PromptLike, int] = {}
@@ -47,14 +47,15 @@ class Script:
     def prepare(self) -> None:
         self.prepared = True
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         assert self.prepared
         if prompt == self.refuse:
             raise DataError("this prompt is refused")
         self.asked.append((prompt, n, seed))
         turn = self.turns.setdefault(prompt, 0)
         self.turns[prompt] += 1
-        return list(self.rounds[min(turn, len(self.rounds) - 1)])[:n]
+        responses = self.rounds[min(turn, len(self.rounds) - 1)][:n]
+        return [Completion(one) if isinstance(one, str) else one for one in responses]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -102,7 +103,8 @@ def test_samples_follow_the_models_probabilities_at_the_temperature(model: str) 
     with torch.no_grad():
         expected = torch.softmax(network(ids).logits[0, -1] / 0.05, dim=-1)
     n = 1500
-    said = LocalModel(model).sample("tea ?", n, SamplingOptions(temperature=0.05, max_new_tokens=1), seed=5)
+    options = SamplingOptions(temperature=0.05, max_new_tokens=1)
+    said = [completion.text for completion in LocalModel(model).sample("tea ?", n, options, seed=5)]
     assert len(said) == n
     for token, share in enumerate(expected.tolist()):
         word = tokenizer.decode([token], skip_special_tokens=True)
@@ -148,7 +150,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(model: str, tmp_path: Path)
     long = "tea " * 600
     done = generate([long, "tea ?"], tmp_path / "c.jsonl", model, 2, **SHORT)
     assert [one["prompt"] for one in done.failed] == [long]
-    assert "603 tokens and 6 are to follow, but the model reads 512" in done.failed[0]["error"]
+    assert "603 tokens and the response up to 6, but the model reads 512" in done.failed[0]["error"]
     assert [one.prompt for one in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
 
 
@@ -161,16 +163,17 @@ def test_a_chat_template_that_refuses_a_prompt_costs_that_prompt(model: str, tmp
     tokenizer.chat_template = refusal + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
-    assert "chat template refuses the prompt (one turn only)" in done.failed[0]["error"]
+    assert "chat template rejects the prompt (one turn only)" in done.failed[0]["error"]
     assert done.lines == 1
 
 
 def test_a_response_is_cut_off_if_it_would_have_gone_on(model: str) -> None:
     local = LocalModel(model)
     short, long = (local.sample("tea ?", 32, SamplingOptions(max_new_tokens=n), seed=0) for n in (6, 18))
-    ended = [not isinstance(text, CutOff) for text in short]
+    ended = [completion.finish_reason == "stop" for completion in short]
+    assert [completion.cut_off for completion in short] == [not end for end in ended]
     assert 0 < sum(ended) < 32
-    goes_on = [len(more) > len(text) for text, more in zip(short, long, strict=True)]
+    goes_on = [len(more.text) > len(completion.text) for completion, more in zip(short, long, strict=True)]
     assert not any(end and more for end, more in zip(ended, goes_on, strict=True))
     assert sum(goes_on) > 0.8 * (32 - sum(ended)), "but for those that ended with the very next token"
 
@@ -181,7 +184,7 @@ def test_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
     (line,) = lines(path)
     assert line["sampled"].pop("cut_off") == 0
     path.write_text(json.dumps(line) + "\n")
-    done = generate(["tea ?", "rum ?"], path, Script([CutOff("no")]), 1)
+    done = generate(["tea ?", "rum ?"], path, Script([Completion("no", "length")]), 1)
     assert (done.resumed, done.cut_off) == (1, 1)
 
 
@@ -239,7 +242,7 @@ def test_a_finished_file_loads_no_model(tmp_path: Path) -> None:
 
 def test_a_kill_in_the_middle_keeps_the_finished_prompts(tmp_path: Path) -> None:
     class Killed(Script):
-        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
             if prompt == PROMPTS[1]:
                 raise KeyboardInterrupt
             return super().sample(prompt, n, options, seed)

@@ -21,7 +21,7 @@ from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.evaluation.evaluate import comparison
+from pluralign.evaluation.comparison import comparison
 from pluralign.server.page_data import (
     A_TIE,
     ASKED_LENGTH,

@@ -20,7 +20,7 @@ from tiny import WORDS, write_backbone
 from pluralign.cli import views as terminal
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.models.options import SamplingOptions
@@ -45,7 +45,7 @@ def ensemble_of(*features: str, weights: tuple[float, ...] = (0.75, 0.25)) -> Re
     theta = np.zeros((len(NAMES), len(features)))
     for j, name in enumerate(features):
         theta[NAMES.index(name), j] = 1.0
-    members = LinearMembers(as_they_are(len(NAMES)), theta)
+    members = LinearMembers(identity_map(len(NAMES)), theta)
     return RewardEnsemble(members, np.array(weights), TextFeatures(encoder="none"))
 
 

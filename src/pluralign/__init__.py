@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app, serve
-    from pluralign.theory.rankings import Decomposition, decompose
+    from pluralign.theory.realizability import Decomposition, decompose
     from pluralign.training.options import FinetuneOptions, FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pluralign.votes.preferences import PreferenceSet, concatenate
     from pluralign.votes.prompts import Message
     from pluralign.votes.summary import Inspection, inspect
-    from pluralign.votes.town_hall import TownHall, town_hall
+    from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 _HOMES = {
     "Answer": "answering.answer",
@@ -45,7 +45,7 @@ _HOMES = {
     "CaseStudy": "analysis.member_rankings",
     "Certificate": "analysis.certificate",
     "DataError": "core.errors",
-    "Decomposition": "theory.rankings",
+    "Decomposition": "theory.realizability",
     "Diversity": "analysis.member_rankings",
     "Evaluation": "ensemble.record",
     "Export": "publishing.transformers_export",
@@ -68,7 +68,7 @@ _HOMES = {
     "SamplingOptions": "models.options",
     "ServerModel": "models.remote",
     "Tournament": "analysis.tournament",
-    "TownHall": "votes.town_hall",
+    "TownHall": "votes.town_hall.townhall",
     "TuneOptions": "policies.options",
     "Tuning": "policies.tune",
     "UsageError": "core.errors",
@@ -77,7 +77,7 @@ _HOMES = {
     "certify": "analysis.certificate",
     "concatenate": "votes.preferences",
     "create_app": "server.app",
-    "decompose": "theory.rankings",
+    "decompose": "theory.realizability",
     "encode": "scale.jobs",
     "evaluate": "evaluation.evaluate",
     "export": "publishing.transformers_export",
@@ -94,7 +94,7 @@ _HOMES = {
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
     "serve": "server.app",
-    "town_hall": "votes.town_hall",
+    "town_hall": "votes.town_hall.townhall",
     "tune": "policies.tune",
 }
 

@@ -17,7 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.theory import calibration, guarantees
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 
 EPSILON = 0.025
@@ -318,7 +318,7 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
     people = held_out.preferences
     share = calibration.ensemble_prob(held_out.votes, ensemble.weights)
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    noise = calibration.clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
+    noise = clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)
     here = "All pairs have a single vote, so C cannot be separated from the error."
     if known:

@@ -20,9 +20,9 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
-from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
 from pluralign.votes.preferences import PreferenceSet
 
 BETA = 5.0
@@ -187,9 +187,9 @@ def plan_pruning(
         bound=guarantees.pruning_bound(epsilon, beta),
         shift=shift,
         bound_after_shift=guarantees.shifted_bound(epsilon, shift),
-        error_before=calibration.clustered_interval(errors[0], people.prompt_index),
-        error_after=calibration.clustered_interval(errors[1], people.prompt_index),
-        difference=calibration.paired_difference(errors[1], errors[0], people.prompt_index),
+        error_before=clustered_interval(errors[0], people.prompt_index),
+        error_after=clustered_interval(errors[1], people.prompt_index),
+        difference=paired_difference(errors[1], errors[0], people.prompt_index),
         disagreements=phi.tolist(),
         least_disagreement=least,
         outlier_threshold=threshold,

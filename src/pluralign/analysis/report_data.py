@@ -23,14 +23,9 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.groups import (
-    DEFAULT_GROUPINGS,
-    Group,
-    MajorityShare,
-    WorstGroup,
-    judge_groups,
-    majority_shares,
-)
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
+from pluralign.evaluation.majority import MajorityShare, majority_shares
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.summary import Inspection, inspect

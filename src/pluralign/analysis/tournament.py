@@ -21,15 +21,8 @@ from pluralign.core.errors import DataError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.theory.calibration import brier
-from pluralign.theory.rankings import (
-    MAX_ALTERNATIVES,
-    Decomposition,
-    ViolatedInequality,
-    decompose,
-    sample_rankings,
-    sampling_error,
-    tournament_of,
-)
+from pluralign.theory.rankings import MAX_ALTERNATIVES, sample_rankings, sampling_error, tournament_of
+from pluralign.theory.realizability import Decomposition, ViolatedInequality, decompose
 
 EMPTY_MARKS = {"-", "–", "—", "nan", "na", "n/a"}
 LAYOUT = "write {alternatives: [names], pairs: [[i, j, votes_i, votes_j]]} or a CSV matrix of shares"

@@ -143,7 +143,7 @@ def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray
     if not counted:
         return np.empty((0, len(KEYS)))
     columns = {key: np.array([values[key] for values in counted]) for key in counted[0]}
-    sentence_length = surface["words a sentence"] * 20
+    sentence_length = surface["words per sentence"] * 20
     columns |= {
         "length": surface["log words"],
         "sentence_length": sentence_length,

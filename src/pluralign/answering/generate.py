@@ -26,8 +26,9 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import VOTES_FILE
 from pluralign.models.causal import LocalModel
+from pluralign.models.completion import Completion
 from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
-from pluralign.models.remote import CutOff, ServerModel
+from pluralign.models.remote import ServerModel
 from pluralign.votes.builder import BadRows, RowError, check_text
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import read_prompt
@@ -57,11 +58,8 @@ class Sampler(Protocol):
         """Load or reach the model; called once, and only where something is to be sampled."""
         ...
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``.
-
-        One that was cut off at the longest length is a ``servers.CutOff``, where that is known.
-        """
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``."""
         ...
 
 
@@ -201,12 +199,12 @@ def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: Sampl
     found: dict[str, bool] = {}  # and whether it was cut off
     repeats = empty = 0
     for attempt in range(ROUNDS):
-        for said in sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt)):
-            text = said.strip()
+        for completion in sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt)):
+            text = completion.text.strip()
             empty += not text
             repeats += text in found
             if text:
-                found.setdefault(text, isinstance(said, CutOff))
+                found.setdefault(text, completion.cut_off)
         if len(found) == n:
             break
     if not found:

@@ -14,11 +14,11 @@ from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
-from pluralign.evaluation.evaluate import baseline_shares
+from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 METHODS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

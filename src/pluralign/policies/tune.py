@@ -43,7 +43,7 @@ from pluralign.models.loading import quiet_transformers, reference_folder
 from pluralign.models.options import SamplingOptions
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy, Response, Samples, best_and_worst, reward_scale, sampled_kl
-from pluralign.theory.calibration import clustered_interval
+from pluralign.theory.intervals import clustered_interval
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike, plain_prompt
 

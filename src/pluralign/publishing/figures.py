@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.theory.best_of_n import BestOfN
-from pluralign.theory.calibration import Reliability
+from pluralign.theory.reliability import Reliability
 from pluralign.votes.summary import Inspection
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"

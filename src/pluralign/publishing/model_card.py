@@ -19,8 +19,8 @@ from pluralign.core.json_values import to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison
-from pluralign.theory.calibration import Interval
+from pluralign.evaluation.comparison import comparison
+from pluralign.theory.intervals import Interval
 
 Kind = Literal["ensemble", "member", "separate"]
 """One model with all members, one model with one member, or the folder that holds one model per member."""

@@ -24,7 +24,7 @@ from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
-from pluralign.evaluation.evaluate import Verdict, comparison, verdicts
+from pluralign.evaluation.comparison import Verdict, comparison, verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 

@@ -22,10 +22,12 @@ from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison, standing, verdicts
-from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
-from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.evaluation.comparison import comparison, standing, verdicts
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import judge_groups
+from pluralign.theory.intervals import clustered_interval
+from pluralign.theory.logistic import sigmoid
+from pluralign.theory.reliability import reliability
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -167,10 +169,10 @@ def _curve(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _points(prob_hat: FloatArray, votes: PreferenceSet) -> Iterator[dict[str, Any]]:
     """The reliability curve with an interval over prompts and a few of the pairs behind each point, drawn by lot."""
-    curve, people = calibration.reliability(prob_hat, votes.prob_a), votes.prob_a
+    curve, people = reliability(prob_hat, votes.prob_a), votes.prob_a
     order = np.argsort(np.round(prob_hat, 9), kind="stable")  # bins are runs of it: whole groups of equal predictions
     for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        spread = calibration.clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
+        spread = clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
         drawn = np.random.default_rng([number, 7]).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair a prompt
         yield {
@@ -262,7 +264,7 @@ def _cut(record: dict[str, Any], *keys: str) -> dict[str, Any]:
 def _tau(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> dict[str, Any] | None:
     """How differently the members rank; nothing where no prompt has enough responses."""
     candidates, rewards = held_out_candidates(evidence)
-    return asdict(measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence)) if candidates else None
+    return asdict(measure_diversity(ensemble, candidates, rewards=rewards, held_out=evidence)) if candidates else None
 
 
 # --- what to try ----------------------------------------------------------------------------------------------------
