@@ -1,6 +1,7 @@
 """``rankings``: read a weighted tournament with named alternatives, and decompose it into rankings.
 
-This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings``.
+This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings`` and
+``theory.realizability``.
 """
 
 import csv
@@ -60,7 +61,7 @@ class RankingSample:
 
 @dataclass(frozen=True)
 class RankingResult:
-    """The result of ``pluralign rankings``; ``theory.rankings.Decomposition`` explains the figures."""
+    """The result of ``pluralign rankings``; ``theory.realizability.Decomposition`` explains the figures."""
 
     alternatives: list[str]
     pairs: int
@@ -126,7 +127,7 @@ def rankings(
     Args:
         tournament: shares and names.
         k: also draw k rankings of equal weight from the mixture (Theorem 2).
-        seed: random seed of that draw, and of the search with more than ``theory.rankings.EXACT_UP_TO`` alternatives.
+        seed: random seed of that draw, and of the local search, which is used for many alternatives.
         progress: called with the number of rounds.
 
     Example:

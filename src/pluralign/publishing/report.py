@@ -49,7 +49,7 @@ STATEMENTS = {
     "lemma_1": "Lemma 1: sampling noise of few votes",
     "theorem_2": "Theorem 2: small ensembles suffice",
     "theorem_3": "Theorem 3: outliers can be removed",
-    "theorem_4": "Theorem 4: generalization",
+    "theorem_4": "Theorem 4: generalisation from N pairs",
     "held_out": "Beyond the paper: bound from held-out prompts",
 }
 ALT_TEXTS = {
