@@ -311,9 +311,9 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
     assert done.lines == 5
-    assert [one["prompt"] for one in done.failed] == [PROMPTS[1]]
-    assert "the prompt is longer than the model" in done.failed[0]["error"]
-    assert "shorten it or lower --max-new-tokens" in done.failed[0]["error"]
+    assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
+    assert "the prompt is longer than the model" in done.failed[0].error
+    assert "shorten it or lower --max-new-tokens" in done.failed[0].error
     assert [request["n"] for request in server.asked] == [2] * 6, "this is no refusal of n"
 
 
@@ -477,7 +477,7 @@ def test_one_bad_prompt_loses_no_other_and_is_tried_again(serve: Serve, tmp_path
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.lines, [one["prompt"] for one in done.failed]) == (5, [PROMPTS[2]])
+    assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
     server.script, server.asked = counts, []
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
     assert (done.resumed, done.lines, len(server.asked)) == (5, 6, 1)

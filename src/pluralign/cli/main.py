@@ -355,7 +355,7 @@ def generate(
             prompts, output, sampler, n, sampling_options, limit=limit, concurrency=together, progress=progress
         )
     if as_json:
-        print_json(done)
+        print_json(done.to_json())
     else:
         terminal.show(terminal.generation_page(dataclasses.asdict(done), n))
     if done.failed:
