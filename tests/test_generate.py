@@ -1,26 +1,24 @@
 """Candidates from a language model: distinct responses, seeds per prompt, resuming, and prompts that fail."""
 
 import importlib
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WriteLines, run, run_in_terminal, wide
+from conftest import WriteLines, run, run_in_terminal
 
 from pluralign.answering import generate as generation
 from pluralign.answering.generate import generate, prompt_seed
-from pluralign.answering.prompt_sources import Failure, load_prompts
+from pluralign.answering.prompt_sources import Failure
 from pluralign.core.errors import DataError, UsageError
-from pluralign.experiments.rehearsal import write_prism, write_tiny_model
+from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.models import causal
 from pluralign.models.causal import LocalModel
 from pluralign.models.options import SamplingOptions
 from pluralign.models.remote import CutOff
 from pluralign.votes.candidates import load_candidates
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
@@ -276,51 +274,6 @@ def test_failed_prompts_are_listed_and_tried_again(tmp_path: Path) -> None:
     assert lines(Path(f"{path}.failed")) == [{"prompt": PROMPTS[1], "error": "this prompt is refused."}]
     assert generate(PROMPTS, path, Script(["yes"]), 1).lines == 3
     assert not Path(f"{path}.failed").exists()
-
-
-# --- prompts --------------------------------------------------------------------------------------------------------
-
-
-def test_prompts_are_read_from_prompts_candidates_and_votes(write_jsonl: WriteLines, tmp_path: Path) -> None:
-    messages = [turn._asdict() for turn in CHAT]
-    records = [
-        {"prompt": "tea ?"},
-        {"prompt": "rum ?", "responses": ["no"]},
-        wide(prompt=messages),
-        {"prompt": "tea ?"},
-    ]
-    assert load_prompts(write_jsonl(records)) == (["tea ?", "rum ?", CHAT], [])
-    (tmp_path / "p.csv").write_text("prompt,other\ntea ?,1\n")
-    assert load_prompts(tmp_path / "p.csv") == (["tea ?"], [])
-    prism = [line["opening_prompt"] for line in lines(write_prism(tmp_path / "prism") / "conversations.jsonl")]
-    assert load_prompts(f"prism:{tmp_path / 'prism'}") == (prism, [])
-    assert len(load_prompts("demo:300")[0]) == 38
-
-
-def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
-    (tmp_path / "ensemble.json").write_text("{}")
-    with pytest.raises(DataError, match="the ensemble has no held-out votes"):
-        load_prompts(tmp_path)
-    PreferenceSet.from_columns(["tea ?"], ["yes"], ["no"], [1], [2]).save(tmp_path / "held_out.parquet")
-    assert load_prompts(tmp_path) == (["tea ?"], [])
-
-
-def test_rows_without_a_prompt_are_failures_and_the_others_are_read() -> None:
-    text = b'{"prompt": "tea ?"}\n{"prompt": " "}\n{not json\n{"other": 1}\n{"prompt": "rum ?"}\n'
-    prompts, failures = load_prompts(io.BytesIO(text))
-    assert prompts == ["tea ?", "rum ?"]
-    assert [failure.row for failure in failures] == [2, 3, 4]
-    assert "row 2: the prompt is empty" in failures[0].error
-
-
-def test_a_limit_draws_the_same_prompts_in_any_order() -> None:
-    many = [f"prompt {i} ?" for i in range(40)]
-    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in many)
-    back = "\n".join(json.dumps({"prompt": prompt}) for prompt in reversed(many))
-    drawn = [load_prompts(io.BytesIO(part.encode()), limit=7)[0] for part in (text, back)]
-    assert len(drawn[0]) == 7
-    assert drawn[0] == drawn[1][::-1] == [prompt for prompt in many if prompt in drawn[0]]
-    assert load_prompts(io.BytesIO(text.encode()), limit=7, seed=1)[0] != drawn[0]
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
