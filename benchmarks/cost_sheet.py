@@ -28,8 +28,9 @@ from pluralign import load_preferences
 from pluralign.ensemble.ensemble import texts_of
 from pluralign.experiments import costs
 from pluralign.features import surface
-from pluralign.features.encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder, encode, load_encoder
-from pluralign.models.loading import smollm2_folder
+from pluralign.features.encoder import encode, load_encoder
+from pluralign.features.transformer_encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder
+from pluralign.models.bundled import smollm2_folder
 from pluralign.votes.prompts import Item, chat_messages, plain_text
 
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)

@@ -30,6 +30,7 @@ from hypothesis import strategies as st
 from pluralign import RewardEnsemble, UsageError, create_app, fit, town_hall
 from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.models.completion import Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.server.app import greeting, serve
 from pluralign.server.limits import HEADERS, Limits
@@ -75,12 +76,12 @@ class Writer:
     def prepare(self) -> None:
         pass
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         self.asked.append((prompt, n, options))
         self.go.wait(10)
         if self.error:
             raise self.error
-        return list(self.responses)[:n]
+        return [Completion(response) for response in self.responses][:n]
 
 
 class Client:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy.special import ndtr
 
 from pluralign.theory.calibration import brier, constant_half
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines
 from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
-from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, sigmoid
-from pluralign.training.differences import Differences, as_array
-from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry
+from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
 
 NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "pair", "bootstrap", "mean_variance", "mixture"]

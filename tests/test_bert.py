@@ -1,7 +1,8 @@
-"""BERTs read with torch alone against sentence-transformers, which wrote their folders."""
+"""The built-in BERT against sentence-transformers, on folders that sentence-transformers wrote."""
 
 import importlib
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,7 @@ TEXTS = ["tea, no", "yes", "", "teas . Teas . É é 茶茶" * 2, "no " * 100 + "
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Any]:
-    """Makes sentence-transformers models of one BERT, whose weights and biases are all at random."""
+    """Return a function that makes sentence-transformers models of one BERT with random weights and biases."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")
     folder = tmp_path_factory.mktemp("bert")
@@ -89,7 +90,7 @@ def test_vectors_are_those_of_sentence_transformers(
     np.testing.assert_allclose(one_by_one, whole.encode(TEXTS), atol=1e-5)
 
 
-def test_the_layout_of_older_folders_is_read_too(bert_folder: Path, tmp_path: Path) -> None:
+def test_folders_of_older_versions_are_supported(bert_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "older"
     shutil.copytree(bert_folder, folder)
     names = ("Transformer", "Pooling", "Normalize")
@@ -112,7 +113,7 @@ def test_the_layout_of_older_folders_is_read_too(bert_folder: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def both(bert_folder: Path) -> tuple[Any, Any]:
-    """The folder's reader, and its tokenizer as transformers reads it."""
+    """The reader of the folder, and the tokenizer of transformers."""
     transformers: Any = importlib.import_module("transformers")
     return reader_of(bert_folder), transformers.AutoTokenizer.from_pretrained(bert_folder, truncation_side="left")
 
@@ -146,18 +147,20 @@ def test_tokens_are_those_of_transformers(both: tuple[Any, Any], text: str) -> N
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_a_folder_that_asks_for_anything_else_is_left_to_sentence_transformers(
-    bert_folder: Path, file: str, change: dict[str, Any], tmp_path: Path
+def test_a_folder_with_unsupported_settings_needs_sentence_transformers(
+    bert_folder: Path, file: str, change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "changed"
     shutil.copytree(bert_folder, folder)
     assert reader_of(folder) is not None
     (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | change))
-    assert reader_of(folder) is None
+    with caplog.at_level(logging.INFO):
+        assert reader_of(folder) is None
+    assert "encoding with sentence-transformers (" in caplog.text
 
 
 @pytest.mark.parametrize("missing", ["modules.json", "tokenizer.json", "model.safetensors"])
-def test_a_folder_without_one_of_its_files_is_left_to_sentence_transformers(
+def test_a_folder_without_a_required_file_needs_sentence_transformers(
     bert_folder: Path, missing: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "less"
@@ -166,7 +169,7 @@ def test_a_folder_without_one_of_its_files_is_left_to_sentence_transformers(
     assert reader_of(folder) is None
 
 
-def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(bert_folder: Path, tmp_path: Path) -> None:
+def test_unknown_modules_weights_or_files_need_sentence_transformers(bert_folder: Path, tmp_path: Path) -> None:
     numpy: Any = importlib.import_module("safetensors.numpy")
     for name in ("module", "weights", "broken"):
         shutil.copytree(bert_folder, tmp_path / name)
@@ -181,7 +184,25 @@ def test_a_folder_that_is_not_understood_is_left_to_sentence_transformers(bert_f
         assert reader_of(tmp_path / name) is None, name
 
 
-def test_reading_a_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
+def test_the_log_says_that_the_built_in_bert_is_used(bert_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert reader_of(bert_folder) is not None
+    assert [record.getMessage() for record in caplog.records] == [f"{bert_folder}: encoding with the built-in BERT."]
+
+
+@pytest.mark.parametrize("error", [KeyError("words"), TypeError("None"), ValueError("shape")], ids=repr)
+def test_a_bug_in_the_built_in_bert_is_raised(
+    bert_folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("pluralign.features.bert._Layer.__init__", broken)
+    with pytest.raises(type(error)):
+        reader_of(bert_folder)
+
+
+def test_the_built_in_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
     code = (
         "import sys; from pluralign.features.encoder import load_encoder\n"
         f"vectors = load_encoder({str(bert_folder)!r}).encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"

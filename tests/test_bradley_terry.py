@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
+from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
     bradley_terry_loss,
     directions_with,
@@ -16,7 +17,6 @@ from pluralign.training.bradley_terry import (
     fit_path,
     principal_directions,
     scores,
-    sigmoid,
 )
 
 

@@ -1,4 +1,4 @@
-"""Reward models and reference models as they are: every number is what a direct pass over one text gives."""
+"""Reward models and reference models: every number equals that of a direct pass over one text."""
 
 import importlib
 import json
@@ -12,8 +12,9 @@ from test_encoder import CHAT_TEMPLATE, _tokenizer
 
 from pluralign.core.errors import DataError
 from pluralign.models import batches
-from pluralign.models.causal import response_log_prob
-from pluralign.models.classifier import model_rewards
+from pluralign.models.causal import response_log_prob, token_log_probs
+from pluralign.models.classifier import classifier_head, classifier_rewards, model_rewards
+from pluralign.models.loading import load_model
 from pluralign.votes.prompts import Item, Message
 
 SIZES = {
@@ -29,7 +30,7 @@ ITEMS: list[Item] = [
 
 
 def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
-    """A classifier of text pairs, without a chat template."""
+    """Write a classifier of text pairs, without a chat template."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
@@ -48,7 +49,7 @@ def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
 
 
 def write_llama(folder: Path, kind: str = "SequenceClassification", template: bool = True, **config: Any) -> Path:
-    """A decoder; its texts end in </s>, and it has no padding token unless ``config`` gives one."""
+    """Write a decoder; its texts end in </s>, and it has no padding token unless ``config`` gives one."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = _tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = CHAT_TEMPLATE if template else None
@@ -64,7 +65,7 @@ def write_llama(folder: Path, kind: str = "SequenceClassification", template: bo
 
 
 def alone(folder: Path, *texts: str, special: bool = True) -> Any:
-    """Logits of one text, or of one pair of texts, with nothing padded and nothing cut."""
+    """Return the logits of one text, or of one pair of texts, without padding or truncation."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -81,8 +82,8 @@ CHATS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pad", [None, 2], ids=["no padding token", "padded with what ends a text"])
-def test_a_decoder_gives_each_chat_the_reward_it_gives_it_alone(tmp_path: Path, pad: int | None) -> None:
+@pytest.mark.parametrize("pad", [None, 2], ids=["no padding token", "padded with the end token"])
+def test_a_decoder_gives_each_chat_the_same_reward_as_alone(tmp_path: Path, pad: int | None) -> None:
     folder = write_llama(tmp_path / "reward", pad_token_id=pad)
     rewards = model_rewards(folder, ITEMS)
     expected = np.stack([alone(folder, chat, special=False) for chat in CHATS])
@@ -124,27 +125,27 @@ def test_a_text_that_is_too_long_loses_the_beginning_of_the_prompt(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_batches_are_small_and_progress_ends_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_limited_and_progress_ends_at_the_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_bert(tmp_path / "reward")
     whole = model_rewards(folder, ITEMS)
     monkeypatch.setattr(batches, "BATCH_SIZE", 3)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     np.testing.assert_allclose(
-        model_rewards(folder, ITEMS, lambda done, total: told.append((done, total))), whole, atol=1e-5
+        model_rewards(folder, ITEMS, lambda done, total: reports.append((done, total))), whole, atol=1e-5
     )
-    assert told == [(3, 4), (4, 4)]
-    assert list(batches._batches([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens at once, the longest first"
+    assert reports == [(3, 4), (4, 4)]
+    assert list(batches.batch_indices([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens per batch, the longest first"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [True, False], ids=["chat", "plain"])
-def test_a_reference_gives_the_log_probability_of_response_and_end(tmp_path: Path, template: bool) -> None:
+def test_a_reference_gives_the_log_probability_of_the_response_and_its_end(tmp_path: Path, template: bool) -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     folder = write_llama(tmp_path / "reference", "CausalLM", template)
-    found = response_log_prob(folder, ITEMS[:3])
+    log_probs = response_log_prob(folder, ITEMS[:3])
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    for value, (prompt, response) in zip(found, ITEMS[:3], strict=True):
+    for value, (prompt, response) in zip(log_probs, ITEMS[:3], strict=True):
         before = f"<s>user {prompt} </s>assistant " if template else f"{prompt}\n\n"
         ids = tokenizer(before, add_special_tokens=not template)["input_ids"]
         total = 0.0
@@ -154,12 +155,41 @@ def test_a_reference_gives_the_log_probability_of_response_and_end(tmp_path: Pat
             total += logits[token] - math.log(math.fsum(map(math.exp, logits)))
             ids.append(token)
         assert value == pytest.approx(total, abs=1e-4)
-    with pytest.raises(DataError, match=r"a response has 65 tokens, and the model reads 64; leave that response out"):
+    with pytest.raises(DataError, match=r"a response has 65 tokens, but the model reads at most 64; leave"):
         response_log_prob(folder, [("tea ?", "yes " * 64)])
 
 
 @pytest.mark.slow
-def test_only_whole_reward_models_are_loaded(tmp_path: Path) -> None:
+def test_token_log_probs_do_not_depend_on_the_batch_and_follow_the_temperature(tmp_path: Path) -> None:
+    torch = importlib.import_module("torch")
+    model, _ = load_model(write_llama(tmp_path / "reference", "CausalLM"), "AutoModelForCausalLM")
+    contexts, responses = [[1, 4, 5], [1], [1, 9, 8, 7, 6]], [[6, 2], [7, 8, 9, 10, 2], [2]]
+    with torch.inference_mode():
+        batch = token_log_probs(model, contexts, responses, temperature=0.7)
+        for together, context, response in zip(batch, contexts, responses, strict=True):
+            logits = model(torch.tensor([context + response])).logits[0, len(context) - 1 : -1] / 0.7
+            expected = torch.log_softmax(logits, dim=-1)[range(len(response)), response]
+            np.testing.assert_allclose(together.numpy(), expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_rewards_do_not_change_the_padding_token_of_a_loaded_model(tmp_path: Path) -> None:
+    folder = write_llama(tmp_path / "reward")
+    model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
+    first = classifier_rewards(model, tokenizer, ITEMS, 64)
+    assert model.config.pad_token_id is None
+    np.testing.assert_array_equal(classifier_rewards(model, tokenizer, ITEMS, 64), first)
+
+
+@pytest.mark.slow
+def test_the_head_is_the_last_linear_layer_outside_the_body(tmp_path: Path) -> None:
+    for folder, name in ((write_llama(tmp_path / "llama"), "score"), (write_bert(tmp_path / "bert"), "classifier")):
+        model, _ = load_model(folder, "AutoModelForSequenceClassification")
+        assert classifier_head(model)[0] == name
+
+
+@pytest.mark.slow
+def test_only_complete_reward_models_are_loaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"neither an ensemble\.json nor a config\.json"):
         model_rewards(tmp_path, ITEMS)
     causal = write_llama(tmp_path / "causal", "CausalLM")

@@ -17,7 +17,7 @@ from pluralign import RewardEnsemble
 from pluralign.ensemble.members import FeatureMap, LinearMembers
 from pluralign.features.frozen import TextFeatures
 from pluralign.training.options import FitOptions
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}

@@ -50,7 +50,7 @@ def test_an_encoders_operations_are_those_that_torch_counts() -> None:
 
 
 def test_minilm_has_the_sizes_of_its_config() -> None:
-    from pluralign.models.loading import minilm_folder
+    from pluralign.models.bundled import minilm_folder
 
     config = json.loads((minilm_folder() / "config.json").read_text())
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pluralign.core.distributed import ALONE, PARTS, Processes, this_process
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.fit import _texts_read, fit
-from pluralign.training import differences
+from pluralign.fitting.fit import fit
+from pluralign.fitting.frozen import _texts_read
+from pluralign.training import pairs
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -77,7 +78,7 @@ def same(one: RewardEnsemble, folder: Path) -> None:
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fit small votes as large ones are: a matrix held whole sums in another order."""
-    monkeypatch.setattr(differences, "DENSE_ELEMENTS", 0)
+    monkeypatch.setattr(pairs, "DENSE_ELEMENTS", 0)
 
 
 @pytest.mark.slow

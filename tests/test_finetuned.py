@@ -16,7 +16,7 @@ from pluralign.analysis.certificate import certify
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
 from pluralign.features.finetuned import TunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
@@ -148,7 +148,9 @@ def test_other_files_in_their_place_are_refused(
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit anew"):
+    with pytest.raises(
+        DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit again"
+    ):
         RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
     shutil.rmtree(tmp_path / "town" / "backbone")
     with pytest.raises(DataError, match=r"there is no fine-tuned model in it"):
@@ -174,7 +176,7 @@ def test_what_works_on_any_ensemble_works_on_a_tuned_one(
 
 
 def test_outputs_pass_through_a_map_that_clips_nothing_and_others_still_clip() -> None:
-    members = LinearMembers(as_they_are(2), np.array([[1.0], [0.5]]))
+    members = LinearMembers(identity_map(2), np.array([[1.0], [0.5]]))
     outputs = np.array([[40.0, -8.0]], dtype=np.float32)
     np.testing.assert_array_equal(members.rewards(outputs), [[36.0]])
     np.testing.assert_array_equal(LinearMembers.from_arrays(members.arrays()).rewards(outputs), [[36.0]])

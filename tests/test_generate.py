@@ -16,8 +16,8 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.models import causal
 from pluralign.models.causal import LocalModel
+from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
-from pluralign.models.remote import CutOff
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message, PromptLike
 
@@ -38,7 +38,7 @@ class Script:
     name = "script"
     prepared = False
 
-    def __init__(self, *rounds: Sequence[str], refuse: str = "") -> None:
+    def __init__(self, *rounds: Sequence[str | Completion], refuse: str = "") -> None:
         self.rounds, self.refuse = rounds, refuse
         self.calls: list[tuple[PromptLike, int, int]] = []
         self.rounds_of: dict[PromptLike, int] = {}
@@ -46,14 +46,15 @@ class Script:
     def prepare(self) -> None:
         self.prepared = True
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         assert self.prepared
         if prompt == self.refuse:
             raise DataError("this prompt is refused")
         self.calls.append((prompt, n, seed))
         call = self.rounds_of.setdefault(prompt, 0)
         self.rounds_of[prompt] += 1
-        return list(self.rounds[min(call, len(self.rounds) - 1)])[:n]
+        responses = self.rounds[min(call, len(self.rounds) - 1)][:n]
+        return [Completion(text) if isinstance(text, str) else text for text in responses]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -101,7 +102,8 @@ def test_samples_follow_the_models_probabilities_at_the_temperature(model: str) 
     with torch.no_grad():
         expected = torch.softmax(network(ids).logits[0, -1] / 0.05, dim=-1)
     n = 1500
-    said = LocalModel(model).sample("tea ?", n, SamplingOptions(temperature=0.05, max_new_tokens=1), seed=5)
+    options = SamplingOptions(temperature=0.05, max_new_tokens=1)
+    said = [completion.text for completion in LocalModel(model).sample("tea ?", n, options, seed=5)]
     assert len(said) == n
     for token, share in enumerate(expected.tolist()):
         word = tokenizer.decode([token], skip_special_tokens=True)
@@ -147,7 +149,7 @@ def test_a_prompt_longer_than_the_context_fails_alone(model: str, tmp_path: Path
     long = "tea " * 600
     done = generate([long, "tea ?"], tmp_path / "c.jsonl", model, 2, **SHORT)
     assert [failure.prompt for failure in done.failed] == [long]
-    assert "603 tokens and 6 are to follow, but the model reads 512" in done.failed[0].error
+    assert "603 tokens and the response up to 6, but the model reads 512" in done.failed[0].error
     assert [one.prompt for one in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
 
 
@@ -160,16 +162,17 @@ def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str
     tokenizer.chat_template = refusal + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
-    assert "chat template refuses the prompt (one turn only)" in done.failed[0].error
+    assert "chat template rejects the prompt (one turn only)" in done.failed[0].error
     assert done.lines == 1
 
 
 def test_a_response_counts_as_cut_off_if_more_tokens_would_follow(model: str) -> None:
     local = LocalModel(model)
     short, long = (local.sample("tea ?", 32, SamplingOptions(max_new_tokens=n), seed=0) for n in (6, 18))
-    ended = [not isinstance(text, CutOff) for text in short]
+    ended = [completion.finish_reason == "stop" for completion in short]
+    assert [completion.cut_off for completion in short] == [not end for end in ended]
     assert 0 < sum(ended) < 32
-    goes_on = [len(more) > len(text) for text, more in zip(short, long, strict=True)]
+    goes_on = [len(more.text) > len(completion.text) for completion, more in zip(short, long, strict=True)]
     assert not any(end and more for end, more in zip(ended, goes_on, strict=True))
     assert sum(goes_on) > 0.8 * (32 - sum(ended)), "all but those whose next token is the end token"
 
@@ -180,7 +183,7 @@ def test_files_of_earlier_versions_can_be_resumed(tmp_path: Path) -> None:
     (line,) = lines(path)
     assert line["sampled"].pop("cut_off") == 0
     path.write_text(json.dumps(line) + "\n")
-    done = generate(["tea ?", "rum ?"], path, Script([CutOff("no")]), 1)
+    done = generate(["tea ?", "rum ?"], path, Script([Completion("no", "length")]), 1)
     assert (done.resumed, done.cut_off) == (1, 1)
 
 
@@ -238,7 +241,7 @@ def test_a_finished_file_does_not_load_the_model(tmp_path: Path) -> None:
 
 def test_a_killed_run_keeps_its_finished_prompts(tmp_path: Path) -> None:
     class Killed(Script):
-        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
             if prompt == PROMPTS[1]:
                 raise KeyboardInterrupt
             return super().sample(prompt, n, options, seed)

@@ -28,7 +28,8 @@ from pluralign.scale import jobs as scaling
 from pluralign.scale import shards
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.shards import EncodeTask, Transform, Worker
+from pluralign.scale.ray_engine import _cluster
+from pluralign.scale.worker import ATTEMPTS, BEGUN, EncodeTask, ScoreTask, Transform, Worker
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Message
 
@@ -52,7 +53,7 @@ def cluster() -> Iterator[None]:
         import ray
 
         options = EngineOptions("ray", workers=2)
-        with scaling._cluster(ray, options):
+        with _cluster(ray, options):
             yield
 
 
@@ -347,9 +348,9 @@ def test_a_node_that_sees_another_folder_in_its_place_writes_nothing(worker: Wor
 
 
 def test_a_shard_that_kills_every_worker_is_given_up(worker: Worker) -> None:
-    begun = worker.plan.parent / shards.BEGUN
+    begun = worker.plan.parent / BEGUN
     begun.mkdir()
-    for number in range(shards.ATTEMPTS):
+    for number in range(ATTEMPTS):
         (begun / f"part-00001.parquet.{number}").touch()
     sentence = attempt(worker, 1)
     assert sentence.startswith(str(worker.plan.parent / "texts" / "part-00001.parquet"))
@@ -470,7 +471,7 @@ def test_results_never_go_where_the_texts_are(ensemble: Path, tmp_path: Path) ->
 
 def test_another_ensemble_in_its_place_is_refused(ensemble: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not the ensemble that the work was begun with"):
-        shards.ScoreTask(ensemble, "another").prepare()
+        ScoreTask(ensemble, "another").prepare()
 
 
 # --- the command line -----------------------------------------------------------------------------------------------

@@ -10,24 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.theory.calibration import brier, constant_half, disagreement, floor
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
-from pluralign.training import joint
-from pluralign.training.bradley_terry import fit_bradley_terry, sigmoid
-from pluralign.training.differences import as_array
-from pluralign.training.joint import (
-    EXTREME_PRICE,
-    JointFit,
-    Teacher,
-    VoteGradients,
-    damp,
-    fit_joint,
-    fit_joint_sizes,
-    fit_policy_level,
-    fit_teacher,
-    policy_loss,
-)
-from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training import joint, teacher
+from pluralign.training.bradley_terry import fit_bradley_terry
+from pluralign.training.joint import DISAGREEMENT_PENALTY, JointFit, VoteGradients, fit_joint, fit_joint_sizes
+from pluralign.training.pairs import Pairs, as_array, validation_folds
+from pluralign.training.policy_level import fit_policy_level, policy_loss
 from pluralign.training.stagewise import hard_votes, stages
+from pluralign.training.teacher import Teacher, damp, fit_teacher
 
 N_TRAIN, N_TEST = 900, 600
 
@@ -117,14 +108,14 @@ def test_votes_without_a_pattern_choose_the_strongest_regularisation() -> None:
     rng = np.random.default_rng(2)
     noise = paired(rng.standard_normal((80, 40)), rng.integers(0, 2, 80).astype(float))
     chosen = fit_teacher(noise, validation_folds(noise.prompt, 0))
-    assert chosen.l2 == max(joint.TEACHER_L2_GRID)
+    assert chosen.l2 == max(teacher.TEACHER_L2_GRID)
 
 
 def test_plenty_of_votes_with_a_strong_pattern_choose_the_weakest_regularisation() -> None:
     rng = np.random.default_rng(3)
     difference = rng.standard_normal((1500, 3))
     strong = paired(difference, sigmoid(difference @ [4.0, -3.0, 1.0]))
-    assert fit_teacher(strong, validation_folds(strong.prompt, 0)).l2 == min(joint.TEACHER_L2_GRID)
+    assert fit_teacher(strong, validation_folds(strong.prompt, 0)).l2 == min(teacher.TEACHER_L2_GRID)
 
 
 @pytest.mark.parametrize("true", [0.0, 3.0])
@@ -151,7 +142,7 @@ def test_no_other_choice_of_the_grid_validates_better() -> None:
         fits = [(fold, fit_bradley_terry(d[~fold], pairs.prob_a[~fold], l2)) for fold in folds]
         return float(np.mean([np.mean((sigmoid(d[fold] @ theta) - pairs.prob_a[fold]) ** 2) for fold, theta in fits]))
 
-    errors = {(c, l2): validated(c, l2) for c in joint.DAMPING_GRID for l2 in joint.TEACHER_L2_GRID}
+    errors = {(c, l2): validated(c, l2) for c in teacher.DAMPING_GRID for l2 in teacher.TEACHER_L2_GRID}
     assert errors[chosen.damping, chosen.l2] <= min(errors.values()) + 1e-6
     assert max(errors.values()) > min(errors.values()) + 1e-3, "there is something to choose"
     theta = fit_bradley_terry(damp(difference, chosen.damping, chosen.mean_square), pairs.prob_a, chosen.l2)
@@ -331,7 +322,7 @@ def test_the_gradients_of_votes_are_those_of_finite_differences(bound: float) ->
             alpha = np.exp(logits[columns]) / np.exp(logits[columns]).sum()
             total += float(weight @ (votes @ alpha - target) ** 2)
             against = weight @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
-            total += EXTREME_PRICE / k * np.maximum(0, against - bound).sum()
+            total += DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
         return total
 
     def slopes(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:

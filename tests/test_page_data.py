@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import Message, PreferenceSet, town_hall
-from pluralign.analysis import profiles
-from pluralign.analysis.profiles import Lean, Profile
+from pluralign.analysis import leans
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.evaluation.evaluate import comparison
+from pluralign.evaluation.comparison import comparison
 from pluralign.server.page_data import (
     A_TIE,
     ASKED_LENGTH,
@@ -182,7 +183,7 @@ def test_of_many_texts_a_sample_is_read_and_the_rest_is_of_all(
         characters += sum(map(len, [*prompts, *responses]))
         return trait_values(prompts, responses)
 
-    monkeypatch.setattr(profiles, "trait_values", counted)
+    monkeypatch.setattr(leans, "trait_values", counted)
     monkeypatch.setattr("pluralign.showcase.READ_CHARACTERS", 20_000)
     some = showcase(ensemble, evidence, name="town")
     assert 10_000 < characters <= 20_000
@@ -219,7 +220,7 @@ def a_lean(trait: str = "length", own: float = 0.5, pairs: int = 400, claim: str
 def test_a_claim_is_counted_on_its_own_side() -> None:
     said = _claimed(a_lean("hedging", -0.4, claim="prefers unhedged claims"))
     assert (said["share"], said["share_of_all"], said["share_of_people"]) == pytest.approx((0.7, 0.5, 0.45))
-    less = _claimed(a_lean("length", -0.1, claim="cares less for longer answers"))
+    less = _claimed(a_lean("length", -0.1, claim="cares less about longer answers"))
     assert (less["share"], less["share_of_people"]) == pytest.approx((0.45, 0.55))
 
 
@@ -406,7 +407,7 @@ def test_a_difference_that_nobody_would_notice_is_no_reason(ensemble: RewardEnse
 
 def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
     likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
-    assert likes["why"] == ["Is drawn to “reasons” (70 % of 400 held-out pairs): only A has the word."]
+    assert likes["why"] == ["Likes mentions of “reasons” (70 % of 400 held-out pairs): only A has the word."]
     turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
     assert turns["why"] == ["Turns from “reasons” (70 % of 400 held-out pairs): only A has the word."]
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import pytest
 
 from pluralign.analysis import profiles
-from pluralign.analysis.profiles import NOTHING, Profile, adjusted_mean, member_profiles, within
+from pluralign.analysis.leans import adjusted_mean, within
+from pluralign.analysis.profiles import NOTHING, Profile, member_profiles
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall, town_hall
-from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES
+from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES, TownHall, town_hall
 
 Rewards = npt.NDArray[np.float64]
 

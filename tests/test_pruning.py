@@ -16,7 +16,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import texts_of
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
-from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.evaluation.measure import evaluate_features
 from pluralign.fitting.fit import evaluation_facts
 from pluralign.votes.preferences import PreferenceSet
 

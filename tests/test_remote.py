@@ -1,4 +1,4 @@
-"""Candidates from a server: against a real one on this machine that does what it is told, right or wrong."""
+"""Sampling from a server: a real HTTP server on this machine returns scripted replies, good and bad."""
 
 import itertools
 import json
@@ -20,7 +20,8 @@ from conftest import WriteLines, run
 from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.models import remote as servers
+from pluralign.models import remote
+from pluralign.models.completion import Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.models.remote import ServerModel, read_choices
 from pluralign.votes.candidates import load_candidates
@@ -28,19 +29,19 @@ from pluralign.votes.prompts import Message
 
 PROMPTS = [f"Question {i}?" for i in range(6)]
 SECRET = "sk-very-secret"
-AT_ONCE = {"retry-after-ms": "1"}
-"""A header that the client obeys, so that tests do not wait."""
+RETRY_AT_ONCE = {"retry-after-ms": "1"}
+"""A header that makes the client retry at once."""
 
 
 @dataclass
 class Reply:
-    """What the server sends; ``body`` is bytes or something to write as JSON."""
+    """A reply of the server; ``body`` is bytes, or a value to write as JSON."""
 
     body: Any
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     keep_back: int = 0
-    """So many bytes are announced and never sent."""
+    """Number of bytes that are announced and never sent."""
     pause: float = 0
     """Seconds between headers and body, and between its bytes."""
 
@@ -54,7 +55,7 @@ def says(*texts: Any) -> Reply:
 
 
 def fails(status: int, message: str, **more: Any) -> Reply:
-    return Reply({"error": {"message": message, **more}}, status, AT_ONCE)
+    return Reply({"error": {"message": message, **more}}, status, RETRY_AT_ONCE)
 
 
 def prompt_of(request: Request) -> str:
@@ -62,7 +63,7 @@ def prompt_of(request: Request) -> str:
 
 
 def counts(request: Request) -> Reply:
-    """As many different texts as were asked for."""
+    """Return as many different texts as were requested."""
     return says(*(f"{prompt_of(request)} {request.get('seed', 0)} {i}" for i in range(request.get("n", 1))))
 
 
@@ -73,7 +74,7 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self, script: Script, models: Reply) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.script, self.models = script, models
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.keys: list[str | None] = []
 
     @property
@@ -94,7 +95,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.server.keys.append(self.headers["authorization"])
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.asked.append(request)
+        self.server.requests.append(request)
         known = self.path == "/v1/chat/completions"
         self.send(self.server.script(request) if known else Reply(b"404 page not found", 404))
 
@@ -108,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             for byte in [body[i : i + 1] for i in range(len(body))] if reply.pause else [body]:
                 self.wfile.write(byte)
                 time.sleep(reply.pause)
-        except OSError:  # the client had enough
+        except OSError:  # the client closed the connection
             pass
         self.close_connection = True
 
@@ -138,17 +139,17 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 def sample(model: Sampler, prompt: Any = "Tea?", n: int = 3, seed: int = 5, **changes: Any) -> list[str]:
-    return model.sample(prompt, n, SamplingOptions(**changes), seed)
+    return [completion.text for completion in model.sample(prompt, n, SamplingOptions(**changes), seed)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_is_asked_for_all_responses_at_once_with_every_setting(serve: Serve) -> None:
+def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> None:
     server = serve()
     chat = (Message("system", "Be brief."), Message("user", "Tea?"))
     assert sample(server.model(), chat, temperature=1.3, top_p=0.9, max_new_tokens=17) == [
@@ -157,32 +158,34 @@ def test_a_server_is_asked_for_all_responses_at_once_with_every_setting(serve: S
         "Tea? 5 2",
     ]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tea?"}]
-    dials = {"temperature": 1.3, "top_p": 0.9, "max_tokens": 17, "n": 3, "seed": 5}
-    assert server.asked == [{"model": "parrot", "messages": messages, **dials}]
+    settings = {"temperature": 1.3, "top_p": 0.9, "max_tokens": 17, "n": 3, "seed": 5}
+    assert server.requests == [{"model": "parrot", "messages": messages, **settings}]
 
 
-def test_a_server_that_ignores_n_is_asked_one_by_one_with_other_seeds(serve: Serve) -> None:
+def test_a_server_that_ignores_n_gets_single_requests_with_different_seeds(serve: Serve) -> None:
     server = serve(lambda request: says(f"seed {request['seed']}"))
     model = server.model()
     assert sample(model) == ["seed 5", "seed 6", "seed 7"]
     sample(model)
-    assert [request.get("n") for request in server.asked] == [3, None, None, None, None, None], "it has learned"
+    assert [request.get("n") for request in server.requests] == [3, None, None, None, None, None], (
+        "the model remembers this"
+    )
 
 
-def test_a_server_that_gives_a_few_choices_is_asked_for_as_many(serve: Serve) -> None:
+def test_requests_shrink_to_the_number_of_choices_a_server_returns(serve: Serve) -> None:
     server = serve(lambda request: says(*"abcdefgh"[: min(4, request.get("n", 1))]))
     assert len(sample(server.model(), n=10)) == 10
-    assert [request.get("n", 1) for request in server.asked] == [10, 4, 2]
+    assert [request.get("n", 1) for request in server.requests] == [10, 4, 2]
 
 
-def test_more_responses_than_any_server_gives_at_once_are_asked_for_in_parts(serve: Serve) -> None:
+def test_many_responses_are_split_into_several_requests(serve: Serve) -> None:
     server = serve()
     assert len(set(sample(server.model(), n=150))) == 150
-    assert [request["n"] for request in server.asked] == [100, 50]
+    assert [request["n"] for request in server.requests] == [100, 50]
 
 
 @pytest.mark.parametrize(
-    ("dial", "refusal"),
+    ("parameter", "rejection"),
     [
         ("n", fails(400, "Only n=1 is supported")),
         ("n", fails(400, "Invalid value", param="n")),
@@ -191,38 +194,40 @@ def test_more_responses_than_any_server_gives_at_once_are_asked_for_in_parts(ser
     ],
     ids=["n", "n by name", "seed", "max_tokens"],
 )
-def test_a_dial_that_a_server_refuses_is_left_out_from_then_on(serve: Serve, dial: str, refusal: Reply) -> None:
-    server = serve(lambda request: refusal if dial in request else counts(request))
+def test_a_parameter_that_a_server_rejects_is_omitted_from_then_on(
+    serve: Serve, parameter: str, rejection: Reply
+) -> None:
+    server = serve(lambda request: rejection if parameter in request else counts(request))
     model = server.model()
-    for refused in (1, 0):
-        server.asked.clear()
+    for rejected in (1, 0):
+        server.requests.clear()
         assert len(sample(model)) == 3
-        assert len(server.asked) == refused + (3 if dial == "n" else 1)
-    assert (server.asked[-1].get("max_completion_tokens") == 256) == (dial == "max_tokens")
+        assert len(server.requests) == rejected + (3 if parameter == "n" else 1)
+    assert (server.requests[-1].get("max_completion_tokens") == 256) == (parameter == "max_tokens")
 
 
-def test_seeds_fit_into_what_servers_hold(serve: Serve) -> None:
+def test_seeds_are_below_2_to_the_31(serve: Serve) -> None:
     server = serve()
     sample(server.model(), seed=2**55 + 3)
-    assert server.asked[0]["seed"] == 3
+    assert server.requests[0]["seed"] == 3
 
 
-# --- what goes wrong ------------------------------------------------------------------------------------------------
+# --- failing prompts ------------------------------------------------------------------------------------------------
 
 
-def test_a_busy_server_is_asked_again(serve: Serve) -> None:
+def test_a_request_to_a_busy_server_is_retried(serve: Serve) -> None:
     turns = itertools.count()
     server = serve(lambda request: fails(429, "slow down") if next(turns) < 2 else counts(request))
     assert len(sample(server.model())) == 3
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, status: int) -> None:
     server = serve(lambda _: fails(status, "out of\norder"))
-    with pytest.raises(DataError, match=rf"the server answered {status} until it was given up \(out of order\); "):
+    with pytest.raises(DataError, match=rf"the server answered {status} on every attempt \(out of order\); "):
         sample(server.model())
-    assert len(server.asked) == servers.RETRIES + 1
+    assert len(server.requests) == remote.RETRIES + 1
 
 
 @pytest.mark.parametrize(
@@ -230,13 +235,13 @@ def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, statu
     [
         (
             Reply(b"<html>Hello</html>"),
-            r"answer is not JSON \(it begins with '<html>Hello</html>'\); check that",
+            r"reply is not JSON \(it begins with '<html>Hello</html>'\); check that",
         ),
-        (Reply(b'{"choices": [{"mess'), "the server's answer is not JSON"),
-        (Reply(b""), "the server's answer is not JSON"),
-        (Reply(b"[" * 200_000), "the server's answer is not JSON"),
-        (Reply(b'\xff\xfe{"choices"'), "the server's answer is not JSON"),
-        (Reply([1, 2]), "the server's answer has no choices with a message each."),
+        (Reply(b'{"choices": [{"mess'), "the server's reply is not JSON"),
+        (Reply(b""), "the server's reply is not JSON"),
+        (Reply(b"[" * 200_000), "the server's reply is not JSON"),
+        (Reply(b'\xff\xfe{"choices"'), "the server's reply is not JSON"),
+        (Reply([1, 2]), "the server's reply has no choices with a message each."),
         (Reply({"object": "chat.completion"}), "has no choices"),
         (Reply({"choices": None}), "has no choices"),
         (Reply({"choices": [{"text": "Yes."}]}), "has no choices"),
@@ -244,63 +249,63 @@ def test_a_server_that_stays_busy_or_broken_fails_the_prompt(serve: Serve, statu
         (Reply({"error": {"message": "overloaded"}}), "has no choices.*overloaded"),
         (Reply({"choices": []}), "has an empty list of choices"),
         (says(["Yes."]), "has a message whose content is not a text"),
-        (Reply({"choices": []}, 302), "refuses the prompt with 302"),
-        (fails(400, "temperature must be below 1"), r"refuses the prompt with 400 \(temperature must be below 1\)"),
-        (fails(403, "your input was flagged"), r"refuses the prompt with 403 \(your input was flagged\)"),
-        (Reply(b"<html>no</html>", 418), r"refuses the prompt with 418 \(it sent a web page\)"),
+        (Reply({"choices": []}, 302), "rejects the prompt with 302"),
+        (fails(400, "temperature must be below 1"), r"rejects the prompt with 400 \(temperature must be below 1\)"),
+        (fails(403, "your input was flagged"), r"rejects the prompt with 403 \(your input was flagged\)"),
+        (Reply(b"<html>no</html>", 418), r"rejects the prompt with 418 \(it sent a web page\)"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_nonsense_fails_the_prompt_in_one_sentence(serve: Serve, reply: Reply, sentence: str) -> None:
+def test_an_unusable_reply_fails_the_prompt_with_one_sentence(serve: Serve, reply: Reply, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         sample(serve(lambda _: reply).model())
 
 
-def test_an_absent_text_is_empty_and_a_broken_one_is_mended(serve: Serve) -> None:
+def test_a_missing_text_is_empty_and_a_broken_one_is_repaired(serve: Serve) -> None:
     assert sample(serve(lambda _: says(None, "", "half \ud83d a pair")).model()) == ["", "", "half ? a pair"]
-    assert read_choices(b'{"choices": [{"message": {"refusal": "No."}}]}') == [""]
+    assert read_choices(b'{"choices": [{"message": {"refusal": "No."}}]}') == [Completion("")]
 
 
-def test_an_answer_cut_in_the_middle_is_asked_for_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "RETRIES", 1)
+def test_a_truncated_reply_is_requested_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "RETRIES", 1)
     turns = itertools.count()
     cut = Reply(says("Yes, because").body, keep_back=20)
     server = serve(lambda request: cut if next(turns) != 1 else counts(request))
     model = server.model()
     assert len(sample(model)) == 3
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
     turns = itertools.count(5)
-    with pytest.raises(DataError, match="the server broke off each of its answers"):
+    with pytest.raises(DataError, match="the server closed the connection on every attempt"):
         sample(model)
 
 
-def test_a_server_that_keeps_silent_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "RETRIES", 1)
+def test_a_silent_server_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "RETRIES", 1)
     server = serve(lambda _: time.sleep(1.2) or says("late"))  # type: ignore[func-returns-value]
-    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 tries; allow a longer --timeout"):
+    with pytest.raises(DataError, match=r"did not answer within 0\.2 s, in any of 2 attempts; use a longer --timeout"):
         sample(server.model(timeout=0.2))
 
 
-def test_a_server_that_sends_byte_by_byte_is_given_up_in_time(serve: Serve) -> None:
+def test_a_server_that_sends_byte_by_byte_times_out(serve: Serve) -> None:
     model = serve(lambda _: Reply(says("Yes.").body, pause=0.05)).model(timeout=0.3)
     began = time.monotonic()
-    with pytest.raises(DataError, match=r"had not finished its answer after 0\.3 s"):
+    with pytest.raises(DataError, match=r"did not finish its reply within 0\.3 s"):
         sample(model)
     assert time.monotonic() - began < 1.5
 
 
-def test_an_endless_answer_is_not_read_to_its_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "MOST_BYTES", 2**20)
+def test_an_endless_reply_is_not_read_to_its_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MAX_BYTES", 2**20)
     for status in (200, 418):
         server = serve(lambda _, status=status: Reply(b" " * 2**21, status))
-        with pytest.raises(DataError, match="the server's answer is longer than 1 MB"):
+        with pytest.raises(DataError, match="the server's reply is longer than 1 MB"):
             sample(server.model())
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        fails(400, "The maximum context length is 512 tokens, n came", code="context_length_exceeded"),
+        fails(400, "The maximum context length is 512 tokens, n given", code="context_length_exceeded"),
         fails(400, "the request exceeds the available context size"),
         fails(400, "Prompt is too long"),
         fails(413, "payload"),
@@ -312,51 +317,53 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
-    assert "the prompt is longer than the model" in done.failed[0].error
-    assert "shorten it or lower --max-new-tokens" in done.failed[0].error
-    assert [request["n"] for request in server.asked] == [2] * 6, "this is no refusal of n"
+    assert "the prompt is too long for the model" in done.failed[0].error
+    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
+    assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
-# --- what ends the work ---------------------------------------------------------------------------------------------
+# --- errors that end a run ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("reply", "sentence"),
     [
-        (fails(401, "bad key"), r"refuses a request without a key \(bad key\); put a valid key into an environment"),
-        (fails(403, "no access to this region"), r"refuses a request without a key \(no access"),
-        (fails(429, "pay first", code="insufficient_quota"), r"refuses a request without a key \(pay first\)"),
+        (fails(401, "bad key"), r"rejects a request without a key \(bad key\); put a valid key into an environment"),
+        (fails(403, "no access to this region"), r"rejects a request without a key \(no access"),
+        (fails(429, "pay first", code="insufficient_quota"), r"rejects a request without a key \(pay first\)"),
         (fails(404, "no such model"), "has no model 'parot'; did you mean 'parrot'?"),
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_would_fail_every_prompt_ends_the_work_at_once(
+def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
     serve: Serve, tmp_path: Path, reply: Reply, sentence: str
 ) -> None:
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):
             generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot"), 2, concurrency=concurrency)
-        assert len({prompt_of(request) for request in server.asked}) <= concurrency
+        assert len({prompt_of(request) for request in server.requests}) <= concurrency
 
 
-def test_a_wrong_address_is_told_from_an_unknown_model(serve: Serve) -> None:
+def test_a_wrong_address_is_distinguished_from_an_unknown_model(serve: Serve) -> None:
     server = serve(models=Reply(b"<html>Welcome</html>"))
     model = ServerModel("parrot", RemoteOptions(base_url=server.url.removesuffix("/v1")))
     model.prepare()
-    with pytest.raises(UsageError, match=r"does not know chat completions of parrot .*; most base URLs end in /v1"):
+    with pytest.raises(UsageError, match=r"has no chat completions for parrot .*most base URLs end in /v1"):
         sample(model)
 
 
-def test_a_refused_key_is_told_before_anything_is_asked(serve: Serve) -> None:
+def test_a_rejected_key_is_reported_before_sampling(serve: Serve) -> None:
     server = serve(models=fails(401, "who are you?"))
-    with pytest.raises(UsageError, match=r"refuses a request without a key \(who are you\?\)"):
+    with pytest.raises(UsageError, match=r"rejects a request without a key \(who are you\?\)"):
         server.model().prepare()
     for silent in (fails(403, "you may not list"), fails(404, "no list"), Reply({"data": [3]}), Reply(b"hello")):
         serve(models=silent).model().prepare()
 
 
-def test_an_absent_server_is_one_sentence_at_once(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence(
+    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
+) -> None:
     server = serve()
     server.shutdown()
     server.server_close()
@@ -369,10 +376,10 @@ def test_an_absent_server_is_one_sentence_at_once(serve: Serve, tmp_path: Path, 
     assert not (tmp_path / "c.jsonl").exists()
 
 
-def test_a_server_that_goes_away_ends_the_work_and_keeps_what_is_finished(
+def test_a_server_that_goes_down_ends_the_run_and_keeps_finished_prompts(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servers, "RETRIES", 0)
+    monkeypatch.setattr(remote, "RETRIES", 0)
     server = serve()
 
     def script(request: Request) -> Reply:
@@ -388,7 +395,7 @@ def test_a_server_that_goes_away_ends_the_work_and_keeps_what_is_finished(
     assert [line["prompt"] for line in lines(tmp_path / "c.jsonl")] == PROMPTS[:2]
 
 
-def test_the_client_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_openai_client_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[server\]'"):
         ServerModel("parrot", RemoteOptions(base_url="http://localhost:1/v1")).prepare()
@@ -416,9 +423,9 @@ def test_the_key_does_not_follow_to_another_server(serve: Serve, monkeypatch: py
 
 
 @pytest.mark.parametrize("value", ["", "sk-\x00", "sk-é"])
-def test_a_key_that_cannot_be_one_is_not_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_an_invalid_key_is_not_sent(serve: Serve, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"OTHER_KEY": value})
-    with pytest.raises(UsageError, match="the environment variable OTHER_KEY holds") as caught:
+    with pytest.raises(UsageError, match="the environment variable OTHER_KEY has") as caught:
         serve().model(api_key_env="OTHER_KEY").prepare()
     assert "sk-" not in str(caught.value)
 
@@ -435,18 +442,18 @@ def test_the_key_is_never_shown_even_if_the_server_repeats_it(
     assert SECRET not in done.stdout + done.stderr + Path(f"{path}.failed").read_text()
     assert "\x1b" not in done.stdout
     server.script = lambda _: fails(401, f"Incorrect key {SECRET}")
-    with pytest.raises(UsageError, match=r"refuses the key in OPENAI_API_KEY \(Incorrect key \[key\]\)"):
+    with pytest.raises(UsageError, match=r"rejects the key in OPENAI_API_KEY \(Incorrect key \[key\]\)"):
         sample(server.model())
 
 
 # --- many prompts ---------------------------------------------------------------------------------------------------
 
 
-def test_prompts_are_asked_at_the_same_time_and_written_in_their_order(serve: Serve, tmp_path: Path) -> None:
+def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serve, tmp_path: Path) -> None:
     meeting = threading.Barrier(3, timeout=10)
 
     def script(request: Request) -> Reply:
-        meeting.wait()  # breaks, and with it the test, unless three requests are there together
+        meeting.wait()  # fails the test unless three requests arrive together
         time.sleep(0.05 * (5 - PROMPTS.index(prompt_of(request))))
         return counts(request)
 
@@ -459,12 +466,16 @@ def test_prompts_are_asked_at_the_same_time_and_written_in_their_order(serve: Se
     assert path.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
 
 
-def test_threads_that_meet_the_same_refusals_together_all_go_on(serve: Serve, tmp_path: Path) -> None:
+def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serve, tmp_path: Path) -> None:
     meeting = threading.Barrier(3, timeout=10)
 
     def script(request: Request) -> Reply:
-        for dial, words in (("max_tokens", "use max_completion_tokens"), ("seed", "no seed"), ("n", "n must be 1")):
-            if dial in request:
+        for parameter, words in (
+            ("max_tokens", "use max_completion_tokens"),
+            ("seed", "no seed"),
+            ("n", "n must be 1"),
+        ):
+            if parameter in request:
                 meeting.wait()
                 return fails(400, words)
         return says(f"{time.monotonic_ns()}")
@@ -473,18 +484,18 @@ def test_threads_that_meet_the_same_refusals_together_all_go_on(serve: Serve, tm
     assert (done.lines, done.failed) == (3, [])
 
 
-def test_one_bad_prompt_loses_no_other_and_is_tried_again(serve: Serve, tmp_path: Path) -> None:
+def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(serve: Serve, tmp_path: Path) -> None:
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
     assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
-    server.script, server.asked = counts, []
+    server.script, server.requests = counts, []
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.resumed, done.lines, len(server.asked)) == (5, 6, 1)
+    assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
 
-def test_an_interrupted_run_keeps_what_is_finished_and_is_gone_on_with(serve: Serve, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_finished_prompts_and_resumes(serve: Serve, tmp_path: Path) -> None:
     interrupted = threading.Event()
 
     def script(request: Request) -> Reply:
@@ -501,7 +512,7 @@ def test_an_interrupted_run_keeps_what_is_finished_and_is_gone_on_with(serve: Se
         generate(PROMPTS, path, server.model(), 2, concurrency=2, progress=interrupt)
     interrupted.set()
     time.sleep(0.3)
-    assert len(server.asked) <= 4, "nothing new was begun"
+    assert len(server.requests) <= 4, "no further requests were sent"
     assert len(lines(path)) == 2
     done = generate(PROMPTS, path, server.model(), 2, concurrency=2)
     assert (done.resumed, done.lines) == (2, 6)
@@ -529,7 +540,7 @@ def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, wr
     assert [line["prompt"] for line in lines(path)] == PROMPTS[:1]
 
 
-def test_a_file_of_another_server_or_model_is_not_gone_on_with(serve: Serve, tmp_path: Path) -> None:
+def test_a_file_of_another_server_or_model_does_not_resume(serve: Serve, tmp_path: Path) -> None:
     one, other = serve(), serve()
     generate(PROMPTS[:1], tmp_path / "c.jsonl", one.model(), 2)
     for model in (other.model(), one.model("raven")):
@@ -537,7 +548,7 @@ def test_a_file_of_another_server_or_model_is_not_gone_on_with(serve: Serve, tmp
             generate(PROMPTS, tmp_path / "c.jsonl", model, 2)
 
 
-def test_repeats_and_empty_texts_of_a_server_are_left_out_and_counted(serve: Serve, tmp_path: Path) -> None:
+def test_repeated_and_empty_texts_are_dropped_and_counted(serve: Serve, tmp_path: Path) -> None:
     rounds = iter([says("Yes.", " Yes. ", None, "No."), says("Rum.", "Tea.")])
     done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 4)
     assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["Yes.", "No.", "Rum.", "Tea."]
@@ -545,7 +556,7 @@ def test_repeats_and_empty_texts_of_a_server_are_left_out_and_counted(serve: Ser
 
 
 def cut(*texts: str, reason: object = "length") -> Reply:
-    """Texts of which the first was not ended by the model."""
+    """Return texts; the first has another finish reason than ``stop``."""
     reasons = [reason, *["stop"] * (len(texts) - 1)]
     choices = [{"message": {"content": text}, "finish_reason": why} for text, why in zip(texts, reasons, strict=True)]
     return Reply({"choices": choices})
@@ -554,7 +565,7 @@ def cut(*texts: str, reason: object = "length") -> Reply:
 @pytest.mark.parametrize(
     ("reason", "counted"), [("length", 2), ("stop", 0), ("content_filter", 0), (None, 0), (["length"], 0)]
 )
-def test_responses_that_a_server_cut_off_are_kept_and_counted(
+def test_responses_cut_off_by_the_server_are_kept_and_counted(
     serve: Serve, tmp_path: Path, reason: object, counted: int
 ) -> None:
     server = serve(lambda request: cut(f"{prompt_of(request)} and", "No.", reason=reason))
@@ -564,21 +575,19 @@ def test_responses_that_a_server_cut_off_are_kept_and_counted(
     assert [line["responses"][0] for line in lines(tmp_path / "c.jsonl")] == ["Tea? and", "Rum? and"]
 
 
-def test_a_cut_off_response_that_is_left_out_is_not_counted(serve: Serve, tmp_path: Path) -> None:
+def test_a_dropped_response_does_not_count_as_cut_off(serve: Serve, tmp_path: Path) -> None:
     rounds = iter([cut("", "No."), cut("No."), cut("Yes"), cut("Yes")])
     done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 2)
     assert (done.responses, done.empty, done.repeats, done.cut_off) == (2, 1, 1, 1)
 
 
-def test_the_command_tells_of_responses_that_were_cut_off(
-    serve: Serve, write_jsonl: WriteLines, tmp_path: Path
-) -> None:
+def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jsonl: WriteLines, tmp_path: Path) -> None:
     server = serve(lambda _: cut("Yes, and", "No."))
     path, out = write_jsonl([{"prompt": "Tea?"}]), tmp_path / "c.jsonl"
-    asked: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
-    done = run(*asked, "--json")
+    command: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
+    done = run(*command, "--json")
     assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
-    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*asked).stdout
+    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*command).stdout
 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
@@ -591,15 +600,15 @@ def test_the_command_tells_of_responses_that_were_cut_off(
         ({"base_url": "ftp://localhost/v1"}, "the base URL must look like"),
         ({"base_url": "http://[::1/v1"}, "the base URL must look like"),
         ({"base_url": "http://host:99999/v1"}, "the base URL must look like"),
-        ({"base_url": "http://ann:secret@localhost/v1"}, "must not hold a password"),
-        ({"base_url": "http://localhost/v1?key=secret"}, "must not hold a password"),
+        ({"base_url": "http://ann:secret@localhost/v1"}, "must not contain a password"),
+        ({"base_url": "http://localhost/v1?key=secret"}, "must not contain a password"),
         ({"base_url": "http://localhost/v1", "concurrency": 0}, "concurrency must be from 1 to 256, not 0."),
         ({"base_url": "http://localhost/v1", "timeout": 0}, "timeout must be above 0 and at most 86,400 seconds"),
-        ({"concurrency": 4}, "concurrency is about a server: name one with --base-url."),
+        ({"concurrency": 4}, "--concurrency requires --base-url."),
     ],
     ids=str,
 )
-def test_bad_options_are_one_sentence(options: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_reported_in_one_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence.replace("?", r"\?")) as caught:
         RemoteOptions(**options)
     assert "secret" not in str(caught.value)
@@ -624,7 +633,7 @@ def test_generate_samples_from_a_server(serve: Serve, tmp_path: Path, write_json
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
 
-def test_answer_samples_from_a_server_and_lets_it_write(serve: Serve, folder: Path) -> None:
+def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder: Path) -> None:
     def script(request: Request) -> Reply:
         return says(*["We all want tea."] * 4) if request["model"] == "raven" else says("Yes.", "", " Yes. ", "Never.")
 
@@ -636,15 +645,15 @@ def test_answer_samples_from_a_server_and_lets_it_write(serve: Serve, folder: Pa
     assert done.stderr == "note: parrot gave 2 different responses, not 8.\n"
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
-    written = next(request for request in server.asked if request["model"] == "raven")
+    written = next(request for request in server.requests if request["model"] == "raven")
     assert "People were asked: Tea?" in prompt_of(written)
     assert facts["answers"][0]["text"] in prompt_of(written)
-    assert (server.asked[0]["temperature"], written["temperature"]) == (1.2, 0.7)
+    assert (server.requests[0]["temperature"], written["temperature"]) == (1.2, 0.7)
 
 
-def test_a_prompt_too_long_for_the_server_has_no_answer(serve: Serve, folder: Path) -> None:
+def test_answer_fails_if_the_prompt_is_too_long_for_the_server(serve: Serve, folder: Path) -> None:
     server = serve(lambda _: fails(400, "maximum context length is 10 tokens"))
     done = run("answer", folder, "Tea?", "--model", "parrot", "--base-url", server.url)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("pluralign: the prompt is longer than the model")
+    assert done.stderr.startswith("pluralign: the prompt is too long for the model")
     assert done.stderr.count("\n") == 1

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from pluralign.theory.calibration import disagreement
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
-from pluralign.training.bradley_terry import fit_bradley_terry, sigmoid
+from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.options import Loss, Variant
 from pluralign.training.stagewise import Stage, fit_member, hard_votes, solve_weights, squared_loss, stages
 

@@ -10,7 +10,8 @@ import pytest
 from conftest import run, run_in_terminal
 
 from pluralign.analysis.tournament import Tournament, load_tournament, rankings
-from pluralign.cli.views import rankings_page, show
+from pluralign.cli.console import show
+from pluralign.cli.views.rankings import rankings_page
 from pluralign.core.errors import DataError
 
 DRINKS: dict[str, Any] = {
@@ -200,7 +201,7 @@ def test_the_page_shows_the_heaviest_rankings_and_counts_the_others(tmp_path: Pa
 def test_many_alternatives_are_not_decided_without_proof(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pluralign.rankings.EXACT_UP_TO", 5)
+    monkeypatch.setattr("pluralign.theory.realizability.EXACT_UP_TO", 5)
     shares = np.full((6, 6), np.nan)  # the fence of test_rankings
     for i, j in itertools.product(range(3), range(3)):
         shares[3 + j, i] = 0.5 if i == j else 1.0

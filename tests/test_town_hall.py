@@ -4,9 +4,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pluralign.votes.town_hall import TownHall, answers, candidates, town_hall
 from pluralign.votes.town_hall import issues as word_material
-from pluralign.votes.town_hall.townhall import FEATURES, TASTES
+from pluralign.votes.town_hall.townhall import FEATURES, TASTES, TownHall, answers, candidates, town_hall
 from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, write_response
 
 

@@ -12,7 +12,7 @@ from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnaly
 from pluralign.analysis import traits
 from pluralign.analysis.traits import KEYS, TRAITS, trait_values
 from pluralign.core.errors import MissingExtraError
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 PROMPT = "Should the town build a bridge?"
 MORE_AND_LESS = {

@@ -20,7 +20,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
-from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.fit import evaluation_facts
@@ -78,7 +78,7 @@ def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[
     described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
     features = TunedFeatures(**described, folder=folder).identified()
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
-    ensemble = RewardEnsemble(LinearMembers(as_they_are(outputs), np.eye(outputs)[:, kept]), weights, features)
+    ensemble = RewardEnsemble(LinearMembers(identity_map(outputs), np.eye(outputs)[:, kept]), weights, features)
     ensemble.save(folder)
     return ensemble
 
@@ -414,7 +414,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         export(joint, tmp_path / "file")
     features = TextFeatures("hashing", surface=False)
-    frozen = RewardEnsemble(LinearMembers(as_they_are(1024), np.zeros((1024, 1))), np.ones(1), features)
+    frozen = RewardEnsemble(LinearMembers(identity_map(1024), np.zeros((1024, 1))), np.ones(1), features)
     frozen.save(tmp_path / "frozen")
     with pytest.raises(UsageError, match=r"frozen features \(encoder hashing\).* fit with --backbone"):
         export(tmp_path / "frozen", tmp_path / "out")

@@ -4,7 +4,7 @@ import importlib
 import io
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import WORDS, write_backbone
 
-from pluralign.cli import views as terminal
+from pluralign.cli.views.policies import tuning_page
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.policies import tune as tune_module
@@ -45,7 +45,7 @@ def ensemble_of(*features: str, weights: tuple[float, ...] = (0.75, 0.25)) -> Re
     theta = np.zeros((len(NAMES), len(features)))
     for j, name in enumerate(features):
         theta[NAMES.index(name), j] = 1.0
-    members = LinearMembers(as_they_are(len(NAMES)), theta)
+    members = LinearMembers(identity_map(len(NAMES)), theta)
     return RewardEnsemble(members, np.array(weights), TextFeatures(encoder="none"))
 
 
@@ -250,25 +250,25 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
     assert facts["seconds"] > 0
 
 
-def shown(facts: dict[str, Any]) -> str:
+def shown(tuning: Tuning) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=150, highlight=False)
-    for part in terminal.tuning_page(facts):
+    for part in tuning_page(tuning):
         console.print(part, markup=False)
     return stream.getvalue()
 
 
-def test_the_page_reports_a_reward_that_did_not_go_up(tuned: Tuning) -> None:
-    assert "did not go up" not in shown(asdict(tuned))
+def test_the_page_reports_a_reward_that_did_not_improve(tuned: Tuning) -> None:
+    assert "did not improve" not in shown(tuned)
     flat = replace(tuned.members[1], interval=(-0.1, 0.3), improved=False, samples=[])
-    page = shown(asdict(replace(tuned, members=[tuned.members[0], flat])))
-    assert "The reward of member 1 did not go up" in page
+    page = shown(replace(tuned, members=[tuned.members[0], flat]))
+    assert "The reward of member 1 did not improve significantly" in page
     assert "The reward of member 0" not in page
 
 
 def test_texts_on_the_page_cannot_move_the_cursor(tuned: Tuning) -> None:
     sample = ExampleAnswer("tea\x1b[2J", "[red]no[/red]", "a\r\nb" + "x" * 2000, 0.0, 0.0)
-    page = shown(asdict(replace(tuned, members=[replace(tuned.members[0], samples=[sample])], matrix=[[0.0]])))
+    page = shown(replace(tuned, members=[replace(tuned.members[0], samples=[sample])], matrix=[[0.0]]))
     assert "\x1b" not in page
     assert "[red]no[/red]" in page
     assert "x" * 500 not in page.replace("\n", "").replace("│", "").replace(" ", "")

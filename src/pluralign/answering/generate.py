@@ -25,8 +25,9 @@ from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.models.causal import LocalModel
+from pluralign.models.completion import Completion
 from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
-from pluralign.models.remote import CutOff, ServerModel
+from pluralign.models.remote import ServerModel
 from pluralign.votes.builder import RowError
 from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -51,10 +52,8 @@ class Sampler(Protocol):
         """Load the model or reach its server. Called once, and only if there is something to sample."""
         ...
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         """Return n sampled responses, which may repeat each other.
-
-        A response that was cut off at the maximum length is a ``CutOff``, if the sampler knows.
 
         Raises:
             DataError: this prompt cannot be answered.
@@ -99,12 +98,13 @@ def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: Sampl
     cut_off: dict[str, bool] = {}  # by distinct response
     repeats = empty = 0
     for attempt in range(ROUNDS):
-        for response in sampler.sample(prompt, n - len(cut_off), options, prompt_seed(prompt, options.seed, attempt)):
-            text = response.strip()
+        seed = prompt_seed(prompt, options.seed, attempt)
+        for completion in sampler.sample(prompt, n - len(cut_off), options, seed):
+            text = completion.text.strip()
             empty += not text
             repeats += text in cut_off
             if text:
-                cut_off.setdefault(text, isinstance(response, CutOff))
+                cut_off.setdefault(text, completion.cut_off)
         if len(cut_off) == n:
             break
     if not cut_off:

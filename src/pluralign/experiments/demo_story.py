@@ -14,11 +14,11 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
-from pluralign.evaluation.evaluate import baseline_shares
+from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 STORY: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},

@@ -21,8 +21,7 @@ from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import atomic_write
 from pluralign.models.loading import quiet_transformers
 from pluralign.votes.paper_sets import PERSONALLLM_RATERS
-from pluralign.votes.town_hall import town_hall
-from pluralign.votes.town_hall.townhall import answers
+from pluralign.votes.town_hall.townhall import answers, town_hall
 
 Row: TypeAlias = dict[str, Any]
 Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]

@@ -1,13 +1,16 @@
-"""BERT sentence encoders, read with torch alone: most encoders are BERTs (MiniLM, BGE, E5, GTE), and so is the default.
+"""BERT sentence encoders with torch alone. Most sentence encoders are BERTs: MiniLM (the default), BGE, E5, GTE.
 
-Decided here: which folders are read this way, and how their weights are multiplied. Reading texts is most of what a fit
-costs, importing transformers and sentence-transformers most of what a single comparison costs; here both cost less.
-Tokens of all texts stand one after the other without padding, one set of arrays serves all layers, attention goes text
-by text, and weights lie the way products read them fastest. Vectors are sentence-transformers' own, to 1e-6.
+Decided here: which folders are supported, and how the layers are computed. Encoding takes most of the time of a fit.
+Importing transformers and sentence-transformers takes most of the time of a single comparison. This module reduces
+both. The tokens of all texts are concatenated without padding, one set of buffers serves all layers, attention runs per
+text, and weights are stored in the order in which products read them fastest. Vectors equal those of
+sentence-transformers to 1e-6.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,89 +28,165 @@ BODY = {
     "is_decoder": False,
     "output_hidden_states": False,
 }
+"""Supported values in ``config.json``; a key may be absent."""
 TRANSFORMER = {
     "do_lower_case": False,
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
 }
+"""Supported values in ``sentence_bert_config.json``."""
 WHOLE = {"default_prompt_name": None, "truncate_dim": None}
-"""What a folder says or leaves out: of the model, of the module around it, of all modules together."""
+"""Supported values in ``config_sentence_transformers.json``."""
+NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Settings of ``tokenizer_config.json``, and their names in the normalizer of ``tokenizer.json``."""
+
+logger = logging.getLogger("pluralign")
+
+
+class UnsupportedError(Exception):
+    """The folder needs something that this module does not compute. sentence-transformers must read it."""
+
+
+@dataclass(frozen=True)
+class BertSettings:
+    """Settings of a supported folder."""
+
+    layers: int
+    heads: int
+    layer_norm_eps: float
+    max_tokens: int
+    first_token: bool
+    """Whether the vector of a text is the state of its first token; else the mean over its tokens."""
+    unit_length: bool
+    """Whether vectors are scaled to length 1."""
 
 
 def bert_reader(folder: Path, *, half: bool = False) -> "BertReader | None":
-    """Return a reader of the folder, or None where it holds anything but a BERT with mean or first-token pooling.
+    """Load the BERT in a folder, or return None if sentence-transformers must read the folder. Logs which one it is.
 
     Args:
-        folder: of a model.
-        half: whether layers multiply in bfloat16.
+        folder: a model folder.
+        half: whether layers run in bfloat16.
     """
     try:
-        settings = _settings(folder)
-        return BertReader(folder, settings, torch.bfloat16 if half else torch.float32) if settings else None
-    except (KeyError, TypeError, ValueError):  # files of another form, weights under other names
+        reader = load_bert(folder, torch.bfloat16 if half else torch.float32)
+    except UnsupportedError as reason:
+        logger.info("%s: encoding with sentence-transformers (%s).", folder, reason)
         return None
+    logger.info("%s: encoding with the built-in BERT.", folder)
+    return reader
 
 
-def _settings(folder: Path) -> dict[str, Any] | None:
-    """Return what a BERT is read with, or None where the folder asks for anything that is not done here."""
+def load_bert(folder: Path, dtype: torch.dtype) -> "BertReader":
+    """Load a BERT with mean or first-token pooling from a sentence-transformers folder.
 
-    def read(name: str) -> Any:
-        return json.loads((folder / name).read_text()) if (folder / name).is_file() else {}
+    Raises:
+        UnsupportedError: the folder holds another model, or asks for other steps.
+    """
+    settings = read_settings(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        weights = _Weights({name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()})  # noqa: SIM118
+    return BertReader(settings, tokenizer, weights)
 
-    if not all((folder / name).is_file() for name in ("modules.json", "tokenizer.json", "model.safetensors")):
-        return None
-    body, transformer = read("config.json"), read("sentence_bert_config.json")
-    whole, tokenizer = read("config_sentence_transformers.json"), read("tokenizer_config.json")
-    pieces = read("tokenizer.json")
+
+def read_settings(folder: Path) -> BertSettings:
+    """Return the settings of a folder. Raises UnsupportedError if the folder asks for anything else."""
+    for name in ("modules.json", "tokenizer.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise UnsupportedError(f"there is no {name}")
+    body, whole = _read(folder, "config.json"), _read(folder, "config_sentence_transformers.json")
+    transformer, tokenizer = _read(folder, "sentence_bert_config.json"), _read(folder, "tokenizer_config.json")
+    pieces = _read(folder, "tokenizer.json")
     if not pieces.get("post_processor"):  # it gives even an empty text its first and last token
-        return None
-    # What is done to letters also stands in the tokenizer's configuration, which wins in transformers.
-    letters = pieces.get("normalizer") or {}
-    names = {
-        "do_lower_case": "lowercase",
-        "strip_accents": "strip_accents",
-        "tokenize_chinese_chars": "handle_chinese_chars",
-    }
-    said = {name: letters.get(own) for name, own in names.items()}
-    for found, wanted in ((body, BODY), (transformer, TRANSFORMER), (whole, WHOLE), (tokenizer, said)):
-        if any(found.get(name, value) != value for name, value in wanted.items()):
-            return None
-    modules = read("modules.json")
-    kinds = [module["type"].rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        return None
-    pooling = read(f"{modules[1]['path']}/config.json")
-    old = [
-        name.removeprefix("pooling_mode_") for name, on in pooling.items() if name.startswith("pooling_mode_") and on
-    ]
-    mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(" ".join(old), pooling.get("pooling_mode"))
+        raise UnsupportedError("tokenizer.json has no post_processor")
+    # The configuration of the tokenizer also sets the normalizer, and has priority in transformers.
+    normalizer = pieces.get("normalizer") or {}
+    same = {name: normalizer.get(own) for name, own in NORMALIZER.items()}
+    for values, supported in ((body, BODY), (transformer, TRANSFORMER), (whole, WHOLE), (tokenizer, same)):
+        for name, value in supported.items():
+            if values.get(name, value) != value:
+                raise UnsupportedError(f"{name} is {values[name]!r}")
+    modules = _read(folder, "modules.json", list)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(modules) != len(kinds):
+        raise UnsupportedError(f"the modules are {', '.join(kinds)}")
+    return BertSettings(
+        layers=int(_number(body, "num_hidden_layers")),
+        heads=int(_number(body, "num_attention_heads")),
+        layer_norm_eps=_number(body, "layer_norm_eps"),
+        max_tokens=_max_tokens(body, transformer, tokenizer),
+        first_token=_pooling(_read(folder, f"{modules[1].get('path')}/config.json")) == "cls",
+        unit_length="Normalize" in kinds,
+    )
+
+
+def _pooling(config: dict[str, Any]) -> str:
+    """Return ``mean`` or ``cls``. Older folders have one flag per mode instead of ``pooling_mode``."""
+    prefix = "pooling_mode_"
+    flags = [name.removeprefix(prefix) for name, on in config.items() if name.startswith(prefix) and on]
+    mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(" ".join(flags), config.get("pooling_mode"))
     if mode not in ("mean", "cls"):
-        return None
-    limits = (body["max_position_embeddings"], transformer.get("max_seq_length") or tokenizer.get("model_max_length"))
-    most = min(int(limit) for limit in limits if limit)
-    return {**body, "first_token": mode == "cls", "unit": "Normalize" in kinds, "most": most}
+        raise UnsupportedError(f"the pooling is {' '.join(flags) or mode}")
+    return str(mode)
+
+
+def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: dict[str, Any]) -> int:
+    limits = [_number(body, "max_position_embeddings")]
+    for config, name in ((transformer, "max_seq_length"), (tokenizer, "model_max_length")):
+        if config.get(name):
+            limits.append(_number(config, name))
+            break
+    return int(min(limits))
+
+
+def _read(folder: Path, name: str, kind: type = dict) -> Any:
+    """Return the JSON of a file; a missing file is empty."""
+    if not (folder / name).is_file():
+        return kind()
+    try:
+        value = json.loads((folder / name).read_text())
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        raise UnsupportedError(f"{name} is not a JSON {kind.__name__}")
+    return value
+
+
+def _number(config: dict[str, Any], name: str) -> float:
+    value = config.get(name)
+    if not isinstance(value, int | float):
+        raise UnsupportedError(f"{name} is {value!r}")
+    return value
+
+
+class _Weights(dict[str, Tensor]):
+    """Weights by name."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise UnsupportedError(f"model.safetensors has no {name}")
 
 
 class BertReader:
-    """A BERT with mean or first-token pooling, from a folder that sentence-transformers wrote."""
+    """A BERT with mean or first-token pooling, and its tokenizer."""
 
     device = torch.device("cpu")
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], dtype: torch.dtype) -> None:
-        self.first_token, self.unit = settings["first_token"], settings["unit"]
-        self.heads, self.eps = settings["num_attention_heads"], settings["layer_norm_eps"]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.tokenizer.no_padding()
-        # The response is last, and the prompt the same for both sides: what is too long is cut from the left.
-        self.tokenizer.enable_truncation(settings["most"], direction="left")
-        with safe_open(folder / "model.safetensors", "pt") as file:
-            weights = {name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118
+    def __init__(self, settings: BertSettings, tokenizer: Tokenizer, weights: _Weights) -> None:
+        self.settings, self.tokenizer = settings, tokenizer
+        tokenizer.no_padding()
+        # The response comes last, and the prompt is the same for both sides of a pair: long texts are cut on the left.
+        tokenizer.enable_truncation(settings.max_tokens, direction="left")
         embeddings = "embeddings.{}_embeddings.weight".format
-        self.words, self.positions = weights[embeddings("word")], weights[embeddings("position")]
-        self.positions = self.positions + weights[embeddings("token_type")][0]
+        self.words = weights[embeddings("word")]
+        self.positions = weights[embeddings("position")] + weights[embeddings("token_type")][0]
         self.first_norm = _norm(weights, "embeddings")
-        self.layers = [_Layer(weights, f"encoder.layer.{number}.") for number in range(settings["num_hidden_layers"])]
+        self.layers = [_Layer(weights, f"encoder.layer.{number}.") for number in range(settings.layers)]
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return each text's token ids."""
@@ -115,21 +194,22 @@ class BertReader:
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Return one vector for each text's tokens, ``(n_texts, width)``."""
+        """Return one vector per text from its token ids, ``(n_texts, width)``."""
         lengths = [len(ids) for ids in tokens]
         rows = [slice(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
         states = self.words[torch.tensor([token for ids in tokens for token in ids])]
         states += self.positions[torch.cat([torch.arange(length) for length in lengths])]
         states = self._normal(states, self.first_norm)
         n, width = states.shape
+        heads = self.settings.heads
         projected, inner = states.new_empty(n, 3 * width), states.new_empty(n, self.layers[0].up.shape[1])
         context, result = torch.empty_like(states), torch.empty_like(states)
         for layer in self.layers:
             torch.mm(states, layer.projection, out=projected).add_(layer.projection_bias)
             for of_text in rows:
-                parts = projected[of_text].view(1, -1, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+                parts = projected[of_text].view(1, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
                 attended = scaled_dot_product_attention(parts[0], parts[1], parts[2])
-                context[of_text].view(-1, self.heads, width // self.heads).copy_(attended[0].transpose(0, 1))
+                context[of_text].view(-1, heads, width // heads).copy_(attended[0].transpose(0, 1))
             torch.mm(context, layer.out, out=result).add_(layer.out_bias).add_(states)
             states = self._normal(result, layer.after_attention)
             torch.mm(states, layer.up, out=inner).add_(layer.up_bias)
@@ -137,17 +217,17 @@ class BertReader:
             torch.mm(inner, layer.down, out=result).add_(layer.down_bias).add_(states)
             states = self._normal(result, layer.after_inner)
         texts = [states[of_text].float() for of_text in rows]
-        vectors = torch.stack([text[0] if self.first_token else text.mean(0) for text in texts])
-        return normalize(vectors, dim=1) if self.unit else vectors
+        vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
+        return normalize(vectors, dim=1) if self.settings.unit_length else vectors
 
     def _normal(self, states: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
-        return layer_norm(states, states.shape[1:], *norm, self.eps)
+        return layer_norm(states, states.shape[1:], *norm, self.settings.layer_norm_eps)
 
 
 class _Layer:
-    """One layer's weights, transposed; those of queries, keys and values as one matrix."""
+    """The weights of one layer, transposed. Queries, keys and values share one matrix."""
 
-    def __init__(self, weights: dict[str, Tensor], prefix: str) -> None:
+    def __init__(self, weights: _Weights, prefix: str) -> None:
         names = [f"{prefix}attention.self.{part}" for part in ("query", "key", "value")]
         self.projection = torch.cat([weights[f"{name}.weight"] for name in names]).t().contiguous()
         self.projection_bias = torch.cat([weights[f"{name}.bias"] for name in names])
@@ -158,5 +238,5 @@ class _Layer:
         self.after_inner = _norm(weights, f"{prefix}output")
 
 
-def _norm(weights: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+def _norm(weights: _Weights, name: str) -> tuple[Tensor, Tensor]:
     return weights[f"{name}.LayerNorm.weight"], weights[f"{name}.LayerNorm.bias"]

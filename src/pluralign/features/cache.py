@@ -1,7 +1,7 @@
-"""Vectors on disk, so that no text is encoded twice: one SQLite file per encoder.
+"""Vector cache on disk: one SQLite file per encoder, so that no text is encoded twice.
 
-SQLite brings what a cache needs and is easy to get wrong: writers that wait for each other, and a file that is whole
-after a kill. A vector's key is a hash of its text, so equal texts share one.
+SQLite lets several processes write in turn, and its file stays consistent when a process is killed. The key of a vector
+is a hash of its text, so equal texts share one vector.
 """
 
 import hashlib
@@ -17,11 +17,12 @@ from pluralign.core.errors import DataError
 from pluralign.core.files import cache_folder
 
 WAIT_SECONDS = 120.0
-_KEYS_A_QUERY = 30_000
+"""How long a process waits while another one writes."""
+_KEYS_PER_QUERY = 30_000
 
 
 class VectorCache:
-    """Vectors of one encoder by the texts they encode; several processes may read and write at once."""
+    """Vectors of one encoder, by text. Several processes may read and write at the same time."""
 
     def __init__(self, encoder: str, folder: Path | None = None) -> None:
         self.encoder = encoder
@@ -29,25 +30,25 @@ class VectorCache:
 
     @property
     def path(self) -> Path:
-        """The file: named by the encoder's identity, so that two encoders never share vectors."""
+        """The file. Its name depends on the encoder's identity, so encoders never share vectors."""
         name = hashlib.sha256(self.encoder.encode()).hexdigest()[:32]
         return (self.folder or cache_folder()) / f"vectors-{name}.sqlite"
 
     def get(self, texts: Sequence[str]) -> list[Vectors | None]:
-        """Return each text's vector, or None where it is not there yet."""
+        """Return the vector of each text, or None if it is not cached."""
         if not self.path.exists():
             return [None] * len(texts)
         keys = [vector_key(text) for text in texts]
-        found: dict[bytes, bytes] = {}
+        stored: dict[bytes, bytes] = {}
         with closing(self._connect()) as connection:
-            for start in range(0, len(keys), _KEYS_A_QUERY):
-                part = keys[start : start + _KEYS_A_QUERY]
+            for start in range(0, len(keys), _KEYS_PER_QUERY):
+                part = keys[start : start + _KEYS_PER_QUERY]
                 marks = ",".join("?" * len(part))
-                found.update(connection.execute(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", part))  # noqa: S608
-        return [np.frombuffer(found[key], dtype=np.float32) if key in found else None for key in keys]
+                stored.update(connection.execute(f"SELECT key, vector FROM vectors WHERE key IN ({marks})", part))  # noqa: S608
+        return [np.frombuffer(stored[key], dtype=np.float32) if key in stored else None for key in keys]
 
     def put(self, texts: Iterable[str], vectors: Vectors) -> None:
-        """Store vectors, all of them or, when killed, none."""
+        """Store vectors in one transaction: if the process is killed, none of them is stored."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = [(vector_key(text), vector.astype("<f4").tobytes()) for text, vector in zip(texts, vectors, strict=True)]
         with closing(self._connect()) as connection, connection:
@@ -67,9 +68,9 @@ class VectorCache:
 
     def _unusable(self, error: sqlite3.Error) -> DataError:
         remedy = "remove the file, or set PLURALIGN_CACHE to another folder"
-        return DataError(f"the cache of vectors cannot be used ({error})", file=str(self.path), remedy=remedy)
+        return DataError(f"the vector cache cannot be used ({error})", file=str(self.path), remedy=remedy)
 
 
 def vector_key(text: str) -> bytes:
-    """Return the 16 bytes that a text's vector is kept under, here and in a folder of features."""
+    """Return the 16-byte key of a text's vector, in the cache and in stored features."""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,8 +1,8 @@
-"""Fine-tuned backbones as features: what they give a text is their outputs, and members are linear in these.
+"""Fine-tuned backbones as features: the features of a text are the models' outputs, and members are linear in them.
 
-Decided here: their form on disk, that a changed file is refused, and how many models are in memory at once. A joint
-ensemble is one model with several outputs and reads each text once. The members of a stagewise one are models with one
-output each; as LoRA adapters they share one base in memory. How they are trained is decided in ``finetune``.
+Decided here: the files on disk, that changed files are rejected, and how many models are in memory. A joint ensemble is
+one model with several outputs and reads each text once. A stagewise ensemble is one model with one output per member.
+As LoRA adapters, its members share one base in memory. ``training.finetune`` trains the models.
 """
 
 import hashlib
@@ -16,19 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
+from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.classifier import classifier_rewards
-from pluralign.models.loading import minilm_folder, model_folder, quiet_transformers, smollm2_folder
+from pluralign.models.loading import file_sha256, model_folder, quiet_transformers
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
 KIND = "backbone"
+"""Kind of these features in an ensemble's JSON."""
 KEEP_BYTES = 8_000_000_000
-"""Whole models of a stagewise ensemble stay in memory together up to this; larger ones are loaded in turn."""
+"""Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,20 @@ class TunedFeatures:
     """One or several fine-tuned models, whose outputs are the features."""
 
     base: str
-    """The model they were tuned from, as it was named."""
+    """Name of the base model, as it was given."""
     method: Method
-    """``joint``: one model with all outputs. ``stagewise``: one model an output."""
+    """``joint``: one model with all outputs. ``stagewise``: one model per output."""
     lora: bool
     outputs: int
     max_length: int
-    """Longer texts lose the beginning of the prompt, in tokens."""
+    """Maximum number of tokens per text; longer texts lose the beginning of the prompt."""
     identity: tuple[str, ...] = ()
-    """Hash of each model's files; others in their place are refused."""
+    """Hash of each model's files. Other files in their place are rejected."""
     folder: Path = field(default=Path(), compare=False)
-    """The ensemble's folder, which holds the models."""
+    """The folder of the ensemble, which holds the models."""
 
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> npt.NDArray[np.float32]:
-        """Return ``(n_items, outputs)`` features; a text that was read before comes from the cache of vectors."""
+    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> Vectors:
+        """Return ``(n_items, outputs)`` features. Texts that were read before come from the vector cache."""
         parts = self.parts()
 
         def report(position: int) -> Progress | None:
@@ -62,23 +64,23 @@ class TunedFeatures:
         )
 
     def parts(self) -> list["Backbone"]:
-        """Return the models, which are loaded when they first meet a new text."""
+        """Return the models as encoders. Each is loaded when it first encodes a text that is not cached."""
         models = _models_of(self)
         return [
             Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
         ]
 
     def described(self) -> dict[str, Any]:
-        """Return what an ensemble's JSON says of them."""
+        """Return these features as an ensemble's JSON holds them."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "folder"}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
     def identified(self) -> "TunedFeatures":
-        """Return them with the hashes of their files as these are now."""
+        """Return these features with the hashes of their current files."""
         return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
 
     def save(self, folder: Path) -> None:
-        """Put the models into another ensemble's folder, whole or not at all; no bytes are copied where links do."""
+        """Put the models into another ensemble's folder, all of them or none. Files are hard-linked if possible."""
         source, target = self.folder / BACKBONE_FOLDER, folder / BACKBONE_FOLDER
         if source.resolve() == target.resolve():
             return
@@ -93,7 +95,12 @@ class TunedFeatures:
 
 
 def tuned_features(described: Mapping[str, Any], folder: Path) -> TunedFeatures:
-    """Return the features that an ensemble's JSON describes; their models lie in its folder."""
+    """Return the features that an ensemble's JSON describes.
+
+    Args:
+        described: the JSON object, as ``TunedFeatures.described`` returns it.
+        folder: the folder of the ensemble, which holds the models.
+    """
     known = {one.name for one in fields(TunedFeatures)}
     own = {name: value for name, value in described.items() if name in known}
     return TunedFeatures(**{**own, "identity": tuple(described["identity"]), "folder": folder})
@@ -108,12 +115,15 @@ def model_folders(features: TunedFeatures) -> list[Path]:
 
 
 def backbone_folder(name: str) -> Path:
-    """Return the folder of a model to tune: ``smollm2`` or ``minilm`` from their wheels, a local one, or a hub id's."""
+    """Return the folder of a base model: ``smollm2`` or ``minilm`` from their wheels, a local folder, or a hub id."""
     if name == "smollm2":
         return smollm2_folder()
     if name == "minilm":
         return minilm_folder()
     return model_folder(name, "check the name and the network, or give a local folder, smollm2 or minilm")
+
+
+# --- models in memory -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,25 +134,25 @@ class Backbone:
     identity: str
     models: "_Models"
 
-    def encode(self, items: Sequence[Item]) -> npt.NDArray[np.float32]:
-        """Return its outputs, ``(n_items, outputs)``."""
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return the outputs of the model, ``(n_items, outputs)``."""
         model, tokenizer = self.models.get(self.folder, self.identity)
         limit = self.models.features.max_length
         return np.asarray(classifier_rewards(model, tokenizer, items, limit), dtype=np.float32)
 
 
 class _Models:
-    """The models of one ensemble that are in memory: one base with all adapters, or whole models as far as they fit."""
+    """The models of one ensemble in memory: one base with all adapters, or as many whole models as fit."""
 
     def __init__(self, features: TunedFeatures) -> None:
         self.features = features
         self.loaded: dict[Path, tuple[Any, Any]] = {}
 
     def get(self, folder: Path, identity: str) -> tuple[Any, Any]:
-        """Return a model, ready to be used, and its tokenizer."""
+        """Return a model, ready for use, and its tokenizer."""
         outputs = self.features.outputs if self.features.method == "joint" else 1
         if folder not in self.loaded:
-            _check(folder, identity, self.features)
+            _check_files(folder, identity, self.features)
             if self.features.lora and self.loaded:
                 model, tokenizer = next(iter(self.loaded.values()))
                 model.load_adapter(folder, adapter_name=folder.name)
@@ -165,34 +175,25 @@ _latest: list[_Models] = []
 
 
 def _models_of(features: TunedFeatures) -> _Models:
-    """Return the models in memory of an ensemble; those of any other are let go."""
+    """Return the models of an ensemble, and release those of any other ensemble."""
     if not _latest or (_latest[0].features, _latest[0].features.folder) != (features, features.folder):
         _latest[:] = [_Models(features)]
     return _latest[0]
 
 
 def forget_models() -> None:
-    """Let go of every model in memory."""
+    """Release all models."""
     _latest.clear()
 
 
-def _check(folder: Path, identity: str, features: TunedFeatures) -> None:
-    remedy = "copy the folder again, or fit anew"
-    if not (folder / ("adapter_config.json" if features.lora else "config.json")).is_file():
-        raise DataError("there is no fine-tuned model in it", file=str(folder), remedy=remedy)
-    if model_identity(folder, features) != identity:
-        what = "it, or the model under its adapter," if features.lora else "it"
-        raise DataError(f"{what} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
-
-
 def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") -> tuple[Any, Any]:
-    """Return a fine-tuned model on the best device, and its tokenizer, cutting texts from the left.
+    """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
     Args:
         folder: a whole transformers folder, or a peft adapter with the head among its ``modules_to_save``.
         base: the model under an adapter.
-        outputs: how many outputs the head has.
-        adapter: what the adapter is called in memory.
+        outputs: number of outputs of the head.
+        adapter: name of the adapter in memory.
     """
     try:
         import torch
@@ -211,14 +212,10 @@ def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") 
             model: Any = load(source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted)
             if adapted:
                 model = _with_adapter(model, folder, adapter)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-    ) as error:  # what transformers and peft raise for foreign folders
+    # What transformers and peft raise for unsuitable folders.
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        remedy = "copy the ensemble's folder again, or fit anew"
+        remedy = "copy the ensemble's folder again, or fit again"
         raise DataError(f"transformers cannot load it ({reason})", file=str(folder), remedy=remedy) from error
     tokenizer.truncation_side = "left"
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
@@ -235,19 +232,27 @@ def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
 # --- hashes and files -----------------------------------------------------------------------------------------------
 
 
+def _check_files(folder: Path, identity: str, features: TunedFeatures) -> None:
+    remedy = "copy the folder again, or fit again"
+    if not (folder / ("adapter_config.json" if features.lora else "config.json")).is_file():
+        raise DataError("there is no fine-tuned model in it", file=str(folder), remedy=remedy)
+    if model_identity(folder, features) != identity:
+        changed = "the adapter or its base model" if features.lora else "the model"
+        raise DataError(f"{changed} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+
+
 def model_identity(folder: Path, features: TunedFeatures) -> str:
-    """Hash everything that a model's outputs depend on; of a base under an adapter, what can be read in no time."""
+    """Return a hash of everything that a model's outputs depend on. A base model under an adapter is hashed quickly."""
     digest = hashlib.sha256(f"tuned {features.max_length}".encode())
     for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):
-        with path.open("rb") as stream:
-            digest.update(f"{path.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}".encode())
+        digest.update(f"{path.name} {file_sha256(path)}".encode())
     if features.lora:
-        digest.update(_base_print(backbone_folder(features.base)).encode())
+        digest.update(_base_hash(backbone_folder(features.base)).encode())
     return digest.hexdigest()
 
 
-def _base_print(folder: Path) -> str:
-    """Hash a base model without reading gigabytes: its configuration, and names, shapes and size of its weights."""
+def _base_hash(folder: Path) -> str:
+    """Hash a base model without reading gigabytes: its configuration, and names, shapes and sizes of its weights."""
     digest = hashlib.sha256()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     digest.update(json.dumps(config, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""The options of frozen text features, shared by ``fit`` and ``encode``."""
+"""Options of frozen text features, shared by ``fit`` and ``encode``."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -22,7 +22,7 @@ class EncodeOptions:
     pooling: Pooling = field(default="mean", metadata={"help": "Decoder: mean over tokens, or the last token."})
     precision: Precision = field(
         default="float32",
-        metadata={"help": "Precision of the encoder. auto: bfloat16 where it is faster and its vectors agree."},
+        metadata={"help": "Precision of the encoder. auto: bfloat16 if it is faster and the vectors agree."},
     )
     surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
 

@@ -1,7 +1,8 @@
-"""Half the bits where that is faster and says the same: which encoders multiply in bfloat16.
+"""Precision of encoders: bfloat16 halves the memory traffic where the machine supports it.
 
-Decided here: what ``auto`` means, and that bfloat16 never ends a process of ours. A CPU may claim bfloat16 and die of
-it (docs/performance.md), so it is tried in a child process first: ``python -m pluralign.features.precision``.
+Decided here: what ``auto`` means, and that bfloat16 never ends this process. A CPU may report bfloat16 support and
+still raise SIGILL (docs/performance.md), so a child process tries bfloat16 first:
+``python -m pluralign.features.precision``.
 """
 
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
-from pluralign.features.encoder import Encoder, ModelEncoder
-from pluralign.features.options import Precision
+from pluralign.features.encoder import Encoder
+from pluralign.features.options import Pooling, Precision
+from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.votes.prompts import Item
 
 MIN_SPEEDUP = 1.2
@@ -31,7 +33,7 @@ MIN_AGREEMENT = 0.999
 """At .999 a text has moved by a twentieth of its distance from the others; bfloat16 moves MiniLM's by a fiftieth."""
 TRIAL_SECONDS = 300
 TOKENS = 1024
-"""What a core reads at once: see ``encoders.CORE_CHARACTERS``."""
+"""Tokens per batch of one core: see ``cores.CORE_CHARACTERS``."""
 ROUNDS = 7
 
 logger = logging.getLogger("pluralign")
@@ -39,99 +41,115 @@ logger = logging.getLogger("pluralign")
 
 @dataclass(frozen=True)
 class Trial:
-    """What was seen of bfloat16 before the child process ended."""
+    """Results of a trial of bfloat16, as far as the child process got."""
 
     works: bool = False
+    """Whether a bfloat16 product succeeded."""
     speedup: float = 0.0
     """Seconds of a layer in float32 over those in bfloat16."""
     agreement: float = 0.0
-    """Of the vectors of a few texts: see ``agreement``."""
-    ended: str = ""
-    """How the child process ended, unless it came to its end."""
+    """Agreement of the vectors of a few texts: see ``agreement``."""
+    failure: str = ""
+    """Why the child process ended early; empty if it finished."""
 
     @property
-    def objection(self) -> str:
-        """Why ``auto`` is not bfloat16; empty where it is.
+    def reason_against(self) -> str:
+        """Why ``auto`` does not choose bfloat16; empty if it does.
 
         Example:
-            >>> Trial(works=True, speedup=0.6).objection
-            'a layer of its shape is 0.60 × as fast in bfloat16, and 1.2 × is wanted'
+            >>> Trial(works=True, speedup=0.6).reason_against
+            'a layer of this shape is 0.60 × as fast in bfloat16 as in float32, below 1.2 ×'
         """
         if not self.works:
-            return f"a bfloat16 product does not work here ({self.ended})"
-        if self.ended:
-            return f"the trial of bfloat16 ended early ({self.ended})"
+            return f"bfloat16 does not work on this machine ({self.failure})"
+        if self.failure:
+            return f"the trial of bfloat16 ended early ({self.failure})"
         if not self.speedup >= MIN_SPEEDUP:
-            return f"a layer of its shape is {self.speedup:.2f} × as fast in bfloat16, and {MIN_SPEEDUP} × is wanted"
-        if not self.agreement >= MIN_AGREEMENT:  # not a number is no agreement
-            return f"vectors in bfloat16 agree to {self.agreement:.4f}, and {MIN_AGREEMENT} is wanted"
+            return (
+                f"a layer of this shape is {self.speedup:.2f} × as fast in bfloat16 as in float32, "
+                f"below {MIN_SPEEDUP} ×"
+            )
+        if not self.agreement >= MIN_AGREEMENT:  # also for NaN
+            return f"the agreement of bfloat16 vectors is {self.agreement:.4f}, below {MIN_AGREEMENT}"
         return ""
 
 
-def in_precision(encoder: Encoder | None, asked: Precision) -> Encoder | None:
-    """Return an encoder in the precision that is asked for; one without a model has no choice."""
-    if not isinstance(encoder, ModelEncoder) or choose_precision(encoder, asked) == "float32":
+def in_precision(encoder: Encoder | None, requested: Precision) -> Encoder | None:
+    """Return an encoder in the requested precision. Encoders without a model are always in float32."""
+    if not isinstance(encoder, ModelEncoder) or choose_precision(encoder, requested) == "float32":
         return encoder
     identity = f"{encoder.identity}/bfloat16"
-    return TriedEncoder(encoder.folder, identity, encoder.layer, encoder.pooling, encoder.sha256, half=True)
+    return Bfloat16Encoder(encoder.folder, identity, encoder.layer, encoder.pooling, encoder.sha256, half=True)
 
 
-def choose_precision(encoder: ModelEncoder, asked: Precision) -> Precision:
-    """Return ``asked``, or for ``auto`` bfloat16 where it is clearly faster on this machine and the vectors agree."""
-    if asked != "auto":
-        return asked
-    objection = try_bfloat16(encoder).objection
-    if objection:
-        logger.warning("texts are read in float32: %s.", objection)
-    return "float32" if objection else "bfloat16"
+def choose_precision(encoder: ModelEncoder, requested: Precision) -> Precision:
+    """Return the requested precision. ``auto`` becomes bfloat16 if it is clearly faster here and the vectors agree."""
+    if requested != "auto":
+        return requested
+    reason = try_bfloat16(encoder).reason_against
+    if reason:
+        logger.warning("texts are encoded in float32: %s.", reason)
+    return "float32" if reason else "bfloat16"
 
 
-class TriedEncoder(ModelEncoder):
-    """An encoder in bfloat16 that refuses to read where this would end the process."""
+class Bfloat16Encoder(ModelEncoder):
+    """An encoder in bfloat16. It raises UsageError on a CPU where bfloat16 would end the process."""
 
     def load_model(self) -> Any:
-        """Return its model, which multiplies nothing before a child process has."""
+        """Load the model, after a child process has tried a bfloat16 product."""
         model = super().load_model()
-        if model.device.type == "cpu" and not (trial := try_bfloat16(self, only_a_product=True)).works:
+        if model.device.type == "cpu" and not (trial := try_bfloat16(self, product_only=True)).works:
             raise UsageError(
-                f"this CPU cannot multiply in bfloat16 ({trial.ended}): use --precision float32 or auto; an ensemble "
+                f"this CPU cannot multiply in bfloat16 ({trial.failure}): use --precision float32 or auto; an ensemble "
                 "that was fitted in bfloat16 needs another machine."
             )
         return model
 
 
-@cache
-def try_bfloat16(encoder: ModelEncoder, *, only_a_product: bool = False) -> Trial:
-    """Return what a child process finds of bfloat16 on this machine: a product, its speed, then the encoder's vectors.
+@dataclass(frozen=True)
+class TrialTask:
+    """Input of the child process."""
 
-    Where an earlier part speaks against bfloat16 the later ones are left out, and no model is loaded.
+    folder: str
+    layer: int | None
+    pooling: Pooling
+    shape: tuple[int, int]
+    """Hidden size and intermediate size of a layer."""
+    product_only: bool = False
+    """Whether to try a single product and nothing else."""
+
+
+@cache
+def try_bfloat16(encoder: ModelEncoder, *, product_only: bool = False) -> Trial:
+    """Try bfloat16 on this machine in a child process: a product, then its speed, then the encoder's vectors.
+
+    The trial stops at the first result that rules bfloat16 out, so a model is loaded only if it is needed.
     """
-    dials = {"folder": str(encoder.folder.absolute()), "layer": encoder.layer, "pooling": encoder.pooling}
-    task = {**dials, "shape": encoder.layer_shape, "only_a_product": only_a_product}
-    command = [sys.executable, "-P", "-m", "pluralign.features.precision", json.dumps(task)]
-    ended = ""
+    task = TrialTask(str(encoder.folder.absolute()), encoder.layer, encoder.pooling, encoder.layer_shape, product_only)
+    command = [sys.executable, "-P", "-m", "pluralign.features.precision", json.dumps(asdict(task))]
+    failure = ""
     try:
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=TRIAL_SECONDS)  # noqa: S603
-        output = done.stdout
-        if done.returncode < 0:
-            ended = f"signal {signal.Signals(-done.returncode).name}"
-        elif done.returncode:
-            ended = (done.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
-    except subprocess.TimeoutExpired as late:
-        output, ended = late.stdout or b"", f"more than {TRIAL_SECONDS} seconds"
+        child = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=TRIAL_SECONDS)  # noqa: S603
+        output = child.stdout
+        if child.returncode < 0:
+            failure = f"signal {signal.Signals(-child.returncode).name}"
+        elif child.returncode:
+            failure = (child.stderr.decode(errors="replace").strip().splitlines() or ["no message"])[-1]
+    except subprocess.TimeoutExpired as timeout:
+        output, failure = timeout.stdout or b"", f"more than {TRIAL_SECONDS} seconds"
     except OSError as error:
-        output, ended = b"", str(error)
-    found: dict[str, Any] = {}
+        output, failure = b"", str(error)
+    results: dict[str, Any] = {}
     for line in output.splitlines():
-        if line.startswith(b"{"):  # libraries may print, too
-            found |= json.loads(line)
-    return Trial(**found, ended=ended)
+        if line.startswith(b"{"):  # libraries may print as well
+            results |= json.loads(line)
+    return Trial(**results | {"failure": failure})
 
 
 def agreement(exact: Vectors, half: Vectors) -> float:
-    """Return the least cosine between the two vectors of a text, both taken from the mean of all texts.
+    """Return the smallest cosine between the two vectors of a text, both centred on the mean of all texts.
 
-    Members compare texts, and a decoder's vectors have most of their length in common: plain cosines see only that.
+    Members compare texts. Vectors of a decoder share most of their length, so plain cosines would see only that.
 
     Example:
         >>> same = np.array([[9, 1], [9, -1]], dtype=np.float32)
@@ -147,34 +165,33 @@ def agreement(exact: Vectors, half: Vectors) -> float:
 # --- in the child process -------------------------------------------------------------------------------------------
 
 
-def findings(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield fields of a ``Trial``, each as soon as it is known: the next step may end the process."""
+def run_trial(task: TrialTask) -> Iterator[Trial]:
+    """Yield the trial after each step, because the next step may end the process."""
     import torch
 
     if torch.cuda.is_available():
         speedup = math.inf if torch.cuda.is_bf16_supported(including_emulation=False) else 0.0
     else:
-        width, inner = task["shape"]
+        width, inner = task.shape
         layers = [torch.nn.Linear(width, inner, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
         _seconds(layers[1])
-        yield {"works": True}
-        if task["only_a_product"]:
+        yield Trial(works=True)
+        if task.product_only:
             return
         speedup = statistics.median(_seconds(layers[0]) / _seconds(layers[1]) for _ in range(ROUNDS))
-    yield {"works": True, "speedup": speedup}
+    yield Trial(works=True, speedup=speedup)
     if speedup >= MIN_SPEEDUP:
         exact, half = (
-            ModelEncoder(Path(task["folder"]), "", task["layer"], task["pooling"], half=half).encode(_texts())
+            ModelEncoder(Path(task.folder), "", task.layer, task.pooling, half=half).encode(_texts())
             for half in (False, True)
         )
-        yield {"agreement": agreement(exact, half)}
+        yield Trial(works=True, speedup=speedup, agreement=agreement(exact, half))
 
 
 def _seconds(layer: Any) -> float:
-    """Return how long one core takes to put a batch through a layer."""
+    """Return the time that one batch takes in a layer."""
     import torch
 
-    torch.set_num_threads(1)
     device = "mps" if torch.backends.mps.is_available() else "cpu"
     inputs = torch.ones(TOKENS, layer.in_features, dtype=layer.weight.dtype, device=device)
     with torch.inference_mode():
@@ -186,7 +203,7 @@ def _seconds(layer: Any) -> float:
 
 def _texts() -> Sequence[Item]:
     """Return a few texts of different lengths."""
-    from pluralign.votes.town_hall import town_hall
+    from pluralign.votes.town_hall.townhall import town_hall
 
     votes = town_hall(24).preferences
     items = votes.items()
@@ -195,6 +212,13 @@ def _texts() -> Sequence[Item]:
     ]
 
 
+def _main() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # each core encodes by itself; this process does nothing else
+    for trial in run_trial(TrialTask(**json.loads(sys.argv[1]))):
+        print(json.dumps(asdict(trial)), flush=True)
+
+
 if __name__ == "__main__":
-    for finding in findings(json.loads(sys.argv[1])):
-        print(json.dumps(finding), flush=True)
+    _main()

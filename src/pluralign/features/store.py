@@ -1,12 +1,13 @@
-"""Features on disk, written by ``pluralign encode``: Parquet shards of keys and vectors, and what made them.
+"""Stored features: a folder that ``pluralign encode`` wrote, with Parquet shards of keys and vectors.
 
-Decided here: the form of a folder of features, and how the vectors of given texts are found in it without holding all
-of them in memory. Who writes the shards, and on how many machines, is decided in ``scaling``.
+Decided here: the layout of the folder, and how the vectors of given texts are read without holding all of them in
+memory. ``scale`` writes the shards.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.features.cache import vector_key
 from pluralign.features.frozen import TextFeatures
+from pluralign.features.options import Pooling, Precision
 from pluralign.votes.prompts import Item, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
@@ -29,16 +31,77 @@ FORMAT = "pluralign-features"
 FORMAT_VERSION = 1
 KEY_BYTES = 16
 SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
-"""How ``pyarrow`` writes a shard: a byte that changes later is noticed when it is read."""
+"""Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
+
+
+@dataclass(frozen=True)
+class FeaturesFile:
+    """Contents of ``features.json``: the encoder and the shape of the stored features."""
+
+    rows: int
+    shards: int
+    dimension: int
+    encoder: str
+    layer: int | None
+    pooling: Pooling
+    surface: bool
+    identity: str
+    precision: Precision = "float32"
+    """Files of earlier versions have none; their vectors are in float32."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the job that wrote the features: see ``scale.run.Job``."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file."""
+        names = ("encoder", "layer", "pooling", "precision", "surface", "identity")
+        return {
+            **{name: getattr(self, name) for name in ("rows", "shards", "dimension")},
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **{name: getattr(self, name) for name in names},
+            "settings": dict(self.settings),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
+        """Read the JSON object of the file. Raises TypeError if a value is missing."""
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+
+
+def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
+    """Read ``features.json`` in a folder. Raises DataError if it is missing or not ours."""
+    path = Path(folder) / FEATURES_FILE
+    if not path.is_file():
+        unfinished = Path(folder).is_dir() and any(Path(folder).iterdir())
+        remedy = "run the same pluralign encode again to finish it" if unfinished else "check the path"
+        raise DataError(f"there is no {FEATURES_FILE} in it", file=str(folder), remedy=remedy)
+    unknown = DataError(
+        "it does not describe features", file=str(path), remedy="name a folder that pluralign encode wrote"
+    )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise unknown from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise unknown
+    if values["format_version"] > FORMAT_VERSION:
+        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    try:
+        return FeaturesFile.from_json(values)
+    except TypeError:
+        raise unknown from None
+
+
+# --- keys and shards ------------------------------------------------------------------------------------------------
 
 
 def item_keys(items: Iterable[Item]) -> Keys:
-    """Return the key of each text, ``(n_items,)``: the 16 bytes that the cache of vectors has it under."""
+    """Return the key of each text, ``(n_items,)``: the same 16 bytes as in the vector cache."""
     return np.frombuffer(b"".join(vector_key(text_key(*item)) for item in items), dtype=f"S{KEY_BYTES}")
 
 
 def shard_table(items: Sequence[Item], vectors: Vectors) -> pa.Table:
-    """Return what one shard of ``vectors/`` holds: a row a text, with its key and its vector.
+    """Return the contents of one shard: one row per text, with its key and its vector.
 
     Example:
         >>> shard_table([("Tea?", "Yes.")], np.ones((1, 3), np.float32)).schema.types
@@ -49,23 +112,17 @@ def shard_table(items: Sequence[Item], vectors: Vectors) -> pa.Table:
     return pa.table({"key": keys, "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])})
 
 
-def read_features_file(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what ``features.json`` says, checked to be ours."""
-    path = Path(folder) / FEATURES_FILE
-    if not path.is_file():
-        half_done = Path(folder).is_dir() and any(Path(folder).iterdir())
-        remedy = "run the same pluralign encode again to its end" if half_done else "check the path"
-        raise DataError(f"there is no {FEATURES_FILE} in it", file=str(folder), remedy=remedy)
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        facts = None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        remedy = "name a folder that pluralign encode wrote"
-        raise DataError("it does not describe features", file=str(path), remedy=remedy)
-    if facts["format_version"] > FORMAT_VERSION:
-        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
-    return facts
+def shard_name(number: int) -> str:
+    """Return the file name of a shard.
+
+    Example:
+        >>> shard_name(7)
+        'part-00007.parquet'
+    """
+    return f"part-{number:05d}.parquet"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def stored_features(
@@ -77,24 +134,24 @@ def stored_features(
 ) -> Vectors:
     """Return the features of texts from a folder that ``pluralign encode`` wrote, ``(n_items, dimension)``.
 
-    Shards are read one after the other, so that beside the result only one of them is in memory.
+    Shards are read one by one, so only the result and one shard are in memory.
 
     Args:
-        folder: what ``pluralign encode -o`` named.
-        items: the texts wanted, in the order wanted; a text may be there twice.
-        text_features: what the features must have been made with.
-        scratch: a file for the result, which is then mapped to memory and read from disk as it is used.
-        only: the items that this process needs; the rows of others stay zero, and take no room on disk.
+        folder: the folder given to ``pluralign encode -o``.
+        items: the texts, in the order of the result; a text may occur twice.
+        text_features: the features must have been made with these settings.
+        scratch: a file for the result, which is then a memory map and is read from disk when it is used.
+        only: the items that this process needs. The rows of other items stay zero, and take no space on disk.
 
     Example:
         >>> stored_features("nowhere", [("Tea?", "Yes.")], TextFeatures("hashing"))
         Traceback (most recent call last):
-        pluralign.errors.DataError: nowhere: there is no features.json in it; check the path.
+        pluralign.core.errors.DataError: nowhere: there is no features.json in it; check the path.
     """
     folder = Path(folder)
-    facts = read_features_file(folder)
-    _refuse_other_features(folder, facts, text_features)
-    shape = len(items), int(facts["dimension"])
+    stored = read_features_file(folder)
+    _check_same_features(folder, stored, text_features)
+    shape = len(items), stored.dimension
     if scratch is None or not len(items):
         features = np.zeros(shape, dtype=np.float32)
     else:
@@ -105,10 +162,10 @@ def stored_features(
     order = np.argsort(wanted, kind="stable")
     ordered = wanted[order]
     missing = np.ones(len(wanted), dtype=bool)
-    for keys, vectors in _shards(folder, facts):
+    for keys, vectors in _read_shards(folder, stored.shards):
         left, right = np.searchsorted(ordered, keys, "left"), np.searchsorted(ordered, keys, "right")
         count = right - left
-        # Row r of the shard is wanted at order[left[r]], …, order[right[r] - 1]: these ranges one after the other.
+        # Row r of the shard belongs to order[left[r]], …, order[right[r] - 1]: concatenate these ranges.
         places = order[np.repeat(left - np.cumsum(count) + count, count) + np.arange(count.sum())]
         features[first + places] = np.repeat(vectors, count, axis=0)
         missing[places] = False
@@ -118,43 +175,34 @@ def stored_features(
     return features
 
 
-def _refuse_other_features(folder: Path, facts: dict[str, Any], text_features: TextFeatures) -> None:
+def _check_same_features(folder: Path, stored: FeaturesFile, text_features: TextFeatures) -> None:
     encoder = text_features.load_checked()
     identity = encoder.identity if encoder else ""
-    if identity != facts["identity"]:
-        theirs = " ".join(str(facts[name]) for name in ("encoder", "layer", "pooling") if facts[name] is not None)
+    if identity != stored.identity:
+        settings = (stored.encoder, stored.layer, stored.pooling)
+        theirs = " ".join(str(setting) for setting in settings if setting is not None)
         raise DataError(
-            f"its vectors are those of {theirs} ({facts['identity'] or 'no encoder'}), not of {text_features.encoder} "
+            f"its vectors are those of {theirs} ({stored.identity or 'no encoder'}), not of {text_features.encoder} "
             f"({identity or 'no encoder'})",
             file=str(folder),
-            remedy="name the same encoder, layer, pooling and precision, or encode anew",
+            remedy="use the same encoder, layer, pooling and precision, or encode again",
         )
-    if text_features.surface != facts["surface"]:
-        has = "has" if facts["surface"] else "lacks"
-        remedy = f"use --{'' if facts['surface'] else 'no-'}surface here too, or encode anew"
+    if text_features.surface != stored.surface:
+        has = "has" if stored.surface else "lacks"
+        remedy = f"use --{'' if stored.surface else 'no-'}surface here too, or encode again"
         raise DataError(f"it {has} surface features", file=str(folder), remedy=remedy)
 
 
-def _shards(folder: Path, facts: dict[str, Any]) -> Iterator[tuple[Keys, Vectors]]:
-    """Yield the keys and vectors of each shard; a shard that is damaged or not there is a ``DataError``."""
-    for number in range(facts["shards"]):
+def _read_shards(folder: Path, shards: int) -> Iterator[tuple[Keys, Vectors]]:
+    """Yield the keys and vectors of each shard. Raises DataError if a shard is damaged or missing."""
+    for number in range(shards):
         path = folder / VECTORS_FOLDER / shard_name(number)
         try:
             table = pq.read_table(path, columns=["key", "vector"], page_checksum_verification=True)
             keys, vectors = table["key"].combine_chunks(), table["vector"].combine_chunks()
         except (OSError, KeyError, pa.ArrowException) as error:
             problem = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
-            raise DataError(problem, file=str(path), remedy="copy the whole folder again, or encode anew") from None
+            raise DataError(problem, file=str(path), remedy="copy the whole folder again, or encode again") from None
         if len(table):
-            found = np.frombuffer(keys.buffers()[1], dtype=f"S{KEY_BYTES}")[keys.offset : keys.offset + len(keys)]
-            yield found, vectors.flatten().to_numpy().reshape(len(table), -1)
-
-
-def shard_name(number: int) -> str:
-    """Return the file name of a shard.
-
-    Example:
-        >>> shard_name(7)
-        'part-00007.parquet'
-    """
-    return f"part-{number:05d}.parquet"
+            own = np.frombuffer(keys.buffers()[1], dtype=f"S{KEY_BYTES}")[keys.offset : keys.offset + len(keys)]
+            yield own, vectors.flatten().to_numpy().reshape(len(table), -1)

@@ -1,6 +1,6 @@
-"""Surface features: what a reader sees of a response before reading it. Cheap, and they carry real signal.
+"""Surface features: length, punctuation and structure of a response. They are cheap and predictive.
 
-Decided here: which twenty numbers describe a text. They are of the response alone; nothing is learned.
+Decided here: which twenty numbers describe a text. They depend on the response alone; nothing is learned.
 """
 
 import math
@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
+
+from pluralign.core.arrays import Vectors
 
 NAMES = (
     "log characters",
     "log words",
     "log sentences",
-    "letters a word",
-    "words a sentence",
+    "letters per word",
+    "words per sentence",
     "commas",
     "full stops",
     "question marks",
@@ -48,7 +49,7 @@ _HEDGING = frozenset(
 )
 
 
-def surface_features(texts: Iterable[str]) -> npt.NDArray[np.float32]:
+def surface_features(texts: Iterable[str]) -> Vectors:
     """Return ``(n_texts, len(NAMES))`` surface features.
 
     Example:

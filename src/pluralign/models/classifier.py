@@ -1,4 +1,4 @@
-"""Rewards of pretrained sequence classifiers, exactly as each text alone would get."""
+"""Rewards of pretrained sequence classifiers, equal to those of each text alone."""
 
 import json
 from collections.abc import Sequence
@@ -8,16 +8,20 @@ from typing import Any
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.models.batches import Tokens, _in_batches, padded
+from pluralign.models.batches import Tokens, in_batches, padded
 from pluralign.models.loading import load_model, longest_text
 from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
 
 WEIGHTS_KEY = "pluralign_weights"
-"""Where the configuration of a model with several rewards holds their weights."""
+"""Key of the members' weights in the configuration of a model with several rewards."""
 
 
 def reward_model_config(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a sequence classifier; anything else would get a head of random numbers."""
+    """Return the configuration of a sequence classifier.
+
+    Raises:
+        DataError: the folder holds another kind of model; transformers would give it a head of random weights.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise DataError(
@@ -37,16 +41,16 @@ def reward_model_config(folder: Path) -> dict[str, Any]:
 
 
 def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
-    """Return the rewards that a sequence classifier gives each (prompt, response), ``(n_items, n_labels)``.
+    """Return the rewards of a sequence classifier for each (prompt, response), ``(n_items, n_labels)``.
 
-    A chat goes through the tokenizer's own template. Without one, prompt and response are the two texts of a pair, or
-    one text with an empty line between where the tokenizer has no separator. Texts that are too long lose the beginning
-    of the prompt.
+    The chat template of the tokenizer formats each text. Without a template, prompt and response are the two texts of a
+    pair, or one text with an empty line between them if the tokenizer has no separator. Texts that are too long lose
+    the beginning of the prompt.
 
     Args:
         folder: a transformers folder with a …ForSequenceClassification model.
         items: prompts with responses.
-        progress: called with items done and in all.
+        progress: called with the number of items done and the total.
     """
     reward_model_config(folder)
     model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
@@ -56,23 +60,50 @@ def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None
 def classifier_rewards(
     model: Any, tokenizer: Any, items: Sequence[Item], limit: int, progress: Progress | None = None
 ) -> FloatArray:
-    """Return what ``model_rewards`` does, of a sequence classifier that is loaded and texts of at most some tokens."""
+    """Return the rewards of a loaded sequence classifier, ``(n_items, n_labels)``. See ``model_rewards``.
+
+    Args:
+        model: the classifier.
+        tokenizer: its tokenizer, which must truncate on the left.
+        items: prompts with responses.
+        limit: maximum number of tokens per text.
+        progress: called with the number of items done and the total.
+    """
     texts = [classifier_tokens(tokenizer, item, limit) for item in items]
     own_pad = model.config.get_text_config().pad_token_id
 
     def rewards(batch: Sequence[int]) -> Any:
-        # Decoders score the last token that is not padding. Where they name no padding, that is the last token, so any
-        # id that these texts do not use will do.
+        # Decoders score the last token that is not padding. For a decoder without a padding token this must be the last
+        # token of the text, so any id that these texts do not use can pad them.
         used = {token for index in batch for token in texts[index]["input_ids"]}
         pad = own_pad if own_pad is not None else next(token for token in range(len(used) + 1) if token not in used)
         model.config.get_text_config().pad_token_id = pad
         return model(**padded([texts[index] for index in batch], pad, model.device)).logits.float()
 
-    return _in_batches(texts, rewards, progress)
+    try:
+        return in_batches(texts, rewards, progress)
+    finally:
+        model.config.get_text_config().pad_token_id = own_pad
+
+
+def classifier_head(model: Any) -> tuple[str, Any]:
+    """Return the name and the layer of a sequence classifier's head: the last linear layer outside the body.
+
+    It is ``score`` in decoders, ``classifier`` or the like in encoders. The model may be wrapped by peft.
+    """
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = [
+        (str(name), layer)
+        for name, layer in inner.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
+    ]
+    return layers[-1]
 
 
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
-    """Return what a sequence classifier reads of a prompt with a response: at most ``limit`` ids and masks."""
+    """Return the tokens that a sequence classifier reads for a prompt and its response, at most ``limit``."""
     prompt, response = item
     if tokenizer.chat_template:
         text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)

@@ -1,4 +1,4 @@
-"""How responses are sampled from a language model, here or behind a server."""
+"""Options of sampling from a language model, in this process or behind a server."""
 
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -7,9 +7,8 @@ from pluralign.core.errors import UsageError
 from pluralign.core.options import changed_options
 
 MAX_CONCURRENCY = 256
-
-
 MAX_TIMEOUT = 24 * 3600
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +16,13 @@ class SamplingOptions:
     """How responses are sampled from a language model."""
 
     temperature: float = field(
-        default=1.2, metadata={"help": "Above 1 responses differ more than the model was trained to make them."}
+        default=1.2, metadata={"help": "Sampling temperature; values above 1 give more diverse responses."}
     )
     top_p: float = field(
-        default=1.0, metadata={"help": "Sample from the likeliest tokens that make up this share; 1 leaves none out."}
+        default=1.0, metadata={"help": "Sample from the likeliest tokens with this total probability; 1: all tokens."}
     )
-    max_new_tokens: int = field(default=256, metadata={"help": "Longest response, in tokens."})
-    seed: int = field(default=0, metadata={"help": "Seed of everything random; each prompt has its own from it."})
+    max_new_tokens: int = field(default=256, metadata={"help": "Maximum length of a response, in tokens."})
+    seed: int = field(default=0, metadata={"help": "Random seed; each prompt derives its own seed from it."})
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature <= 10:
@@ -38,22 +37,24 @@ class SamplingOptions:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """Which server's model is sampled from, and how patiently."""
+    """Which server to sample from, and its limits."""
 
     base_url: str = field(
         default="",
-        metadata={"help": "Sample from this server, which speaks OpenAI's chat completions: http://localhost:8000/v1."},
+        metadata={
+            "help": "Sample from this server of OpenAI's chat completions API, such as http://localhost:8000/v1."
+        },
     )
     api_key_env: str = field(
         default="OPENAI_API_KEY",
-        metadata={"help": "Server: environment variable with the key that is sent to it; it may be unset."},
+        metadata={"help": "Server: environment variable with the API key; it may be unset."},
     )
-    concurrency: int = field(default=8, metadata={"help": "Server: prompts asked at the same time."})
-    timeout: float = field(default=300.0, metadata={"help": "Server: seconds that an answer may take."})
+    concurrency: int = field(default=8, metadata={"help": "Server: maximum number of concurrent requests."})
+    timeout: float = field(default=300.0, metadata={"help": "Server: timeout per response, in seconds."})
 
     def __post_init__(self) -> None:
         if not self.base_url and (changed := changed_options(self)):
-            raise UsageError(f"{changed[0]} is about a server: name one with --base-url.")
+            raise UsageError(f"--{changed[0].replace('_', '-')} requires --base-url.")
         if not 1 <= self.concurrency <= MAX_CONCURRENCY:
             raise UsageError(f"concurrency must be from 1 to {MAX_CONCURRENCY}, not {self.concurrency}.")
         if not 0 < self.timeout <= MAX_TIMEOUT:
@@ -63,7 +64,7 @@ class RemoteOptions:
 
 
 def _checked_url(url: str) -> str:
-    """Return a server's address without a slash at its end; nothing secret is in it, since it is kept with results."""
+    """Return the URL without a slash at its end. It is stored with results, so it must not contain secrets."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -73,7 +74,7 @@ def _checked_url(url: str) -> str:
         raise UsageError("the base URL must look like http://localhost:8000/v1 or https://api.example.com/v1.")
     if parts.username is not None or parts.query or parts.fragment:
         raise UsageError(
-            "the base URL must not hold a password or anything after ? or #; a key goes into the environment variable "
-            "that --api-key-env names."
+            "the base URL must not contain a password, a query (?) or a fragment (#); put the API key into the "
+            "environment variable that --api-key-env names."
         )
     return url.rstrip("/")

@@ -1,9 +1,9 @@
-"""Candidates from a server that speaks OpenAI's chat completions: vLLM, Ollama, llama.cpp, a hosted model.
+"""Language models behind a server of OpenAI's chat completions API: vLLM, Ollama, llama.cpp or a hosted model.
 
-Decided here: what is asked of a server, which of its refusals are got round, and which sentence each failure becomes.
-What a prompt fails by is a ``DataError`` and costs that prompt; what every prompt would fail by is a ``UsageError`` and
-ends the work. Requests are tried again by the ``openai`` client: its waits double, vary by chance and obey a server's
-Retry-After. The key never leaves this module but to the server.
+Decided here: the request, the errors that are retried with other parameters, and the sentence for each failure. A
+failure of one prompt is a ``DataError`` and costs only that prompt. A failure that every prompt would meet is a
+``UsageError`` and ends the run. The ``openai`` client retries requests, with random, doubling waits, and obeys a
+server's Retry-After. The API key is sent to the server and appears nowhere else.
 """
 
 import json
@@ -15,159 +15,178 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from pluralign.models.completion import Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.votes.prompts import Prompt, PromptLike
 
 RETRIES = 5
-"""How often a request is tried again that timed out, was cut off, or met a busy (429) or broken (5xx) server."""
+"""How often the client repeats a request that timed out, lost its connection, or met a busy (429) or failing (5xx)
+server."""
 CONNECT_SECONDS = 10.0
 REACH_SECONDS = 30.0
-"""Most time for the list of models, by which a server is known to be there."""
-CHOICES_AT_ONCE = 100
-"""Most responses asked for in one request; a server that gives fewer is asked for as many as it gave."""
-MOST_BYTES = 2**25
-"""Longest answer that is read: 100 responses of 80,000 characters each."""
+"""Timeout for the list of models, which shows that the server is reachable."""
+MAX_CHOICES = 100
+"""Maximum number of responses per request. If a server returns fewer, later requests ask for that number."""
+MAX_BYTES = 2**25
+"""Maximum size of a reply: 100 responses of 80,000 characters each."""
 SEEDS = 2**31
-"""Seeds are below this, which every server can hold."""
+"""Seeds are below this number, which every server accepts."""
 NO_KEY = "none"
-"""Sent where there is no key: servers that ask for none ignore it, and the client insists on one."""
+"""Sent instead of an API key. The client requires a key; servers without authentication ignore it."""
 
 _TOO_LONG = re.compile(r"context.{0,10}(length|window|size)|(prompt|input|request|message)s? (is|are) too (long|large)")
 _ABOUT_N = re.compile(r"(?<!\\)\bn\b|multiple|only one")
 _ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
 
 
-class CutOff(str):
-    """A response that stops where it became too long, and not where its writer would have ended it."""
-
-    __slots__ = ()
-
-
 class ServerModel:
-    """A model behind a server; several threads may sample from it at once."""
+    """A model behind a server. Several threads may sample from it at the same time."""
 
     def __init__(self, model: str, options: RemoteOptions) -> None:
         self.model, self.options = model, options
         self._client: Any = None
         self._lock = threading.Lock()
-        # What the server has taught us so far.
-        self._at_once = CHOICES_AT_ONCE
+        # Learned from the server's replies.
+        self._max_choices = MAX_CHOICES
         self._takes_seed = True
-        self._limit = "max_tokens"
+        self._length_parameter = "max_tokens"
 
     @property
     def name(self) -> str:
-        """The model with its server, so that a file of candidates is gone on with only from the same."""
+        """The model and its server. A candidates file resumes only with the same name."""
         return f"{self.model} at {self.options.base_url}"
 
     def prepare(self) -> None:
-        """Reach the server, or say at once that nobody answers or that the key is refused."""
+        """Reach the server. Raises UsageError if it does not answer or rejects the API key."""
         self._models()
 
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
-        """Return n responses, some perhaps empty, some perhaps ``CutOff`` at the longest length."""
-        texts: list[str] = []
-        while len(texts) < n:
-            wanted = min(n - len(texts), self._at_once)
-            said = self._ask(prompt, wanted, options, (seed + len(texts)) % SEEDS)
-            if len(said) < wanted:
-                self._at_once = min(len(said), self._at_once)
-            texts += said[:wanted]
-        return texts
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses; their texts may be empty.
 
-    def _ask(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[str]:
+        Raises:
+            DataError: the server does not answer this prompt.
+            UsageError: the server would not answer any prompt.
+        """
+        completions: list[Completion] = []
+        while len(completions) < n:
+            requested = min(n - len(completions), self._max_choices)
+            choices = self._request(prompt, requested, options, (seed + len(completions)) % SEEDS)
+            if len(choices) < requested:
+                self._max_choices = min(len(choices), self._max_choices)
+            completions += choices[:requested]
+        return completions
+
+    def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         client, openai = self._connected(), _openai(self.options)
-        request = self._request(prompt, n, options, seed)
+        parameters = self._parameters(prompt, n, options, seed)
         try:
-            answer = client.chat.completions.with_raw_response.create(**request)
+            reply = client.chat.completions.with_raw_response.create(**parameters)
         except openai.APIStatusError as error:
-            if error.status_code in (400, 422) and self._gives_way(error.body, request):
-                return self._ask(prompt, min(n, self._at_once), options, seed)
+            if error.status_code in (400, 422) and self._drop_rejected_parameter(error.body, parameters):
+                return self._request(prompt, min(n, self._max_choices), options, seed)
             raise self._failure(error) from None
         except openai.APITimeoutError:
-            problem = f"the server did not answer within {self.options.timeout:g} s, in any of {RETRIES + 1} tries"
-            raise DataError(problem, remedy="allow a longer --timeout, or ask for less") from None
+            problem = f"the server did not answer within {self.options.timeout:g} s, in any of {RETRIES + 1} attempts"
+            raise DataError(problem, remedy="use a longer --timeout, or request fewer or shorter responses") from None
         except openai.APIConnectionError:
-            self._models()  # ends the work if nobody is there any more
-            raise DataError("the server broke off each of its answers", remedy="see its own log") from None
-        return read_choices(answer.content, self._clean)
+            self._models()  # raises UsageError if the server is gone
+            raise DataError(
+                "the server closed the connection on every attempt", remedy="see the server's log"
+            ) from None
+        return read_choices(reply.content, self._clean)
 
-    def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
-        request: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
-        request |= {"temperature": options.temperature, self._limit: options.max_new_tokens}
+    def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
+        parameters: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
+        parameters |= {"temperature": options.temperature, self._length_parameter: options.max_new_tokens}
         if options.top_p < 1:
-            request["top_p"] = options.top_p
+            parameters["top_p"] = options.top_p
         if n > 1:
-            request["n"] = n
+            parameters["n"] = n
         if self._takes_seed:
-            request["seed"] = seed
-        return request
+            parameters["seed"] = seed
+        return parameters
 
-    def _gives_way(self, body: object, request: Mapping[str, Any]) -> bool:
-        """Learn from a refusal what this server does not take; say whether to ask again without it."""
-        said = json.dumps(body).lower()
-        if _TOO_LONG.search(said):
+    def _drop_rejected_parameter(self, body: object, parameters: Mapping[str, Any]) -> bool:
+        """Learn from an error which parameter the server rejects. Return whether to retry without it."""
+        message = json.dumps(body).lower()
+        if _TOO_LONG.search(message):
             return False
-        if "max_tokens" in request and "max_completion_tokens" in said:
-            self._limit = "max_completion_tokens"
-        elif "seed" in request and re.search(r"\bseed\b", said):
+        if "max_tokens" in parameters and "max_completion_tokens" in message:
+            self._length_parameter = "max_completion_tokens"
+        elif "seed" in parameters and re.search(r"\bseed\b", message):
             self._takes_seed = False
-        elif "n" in request and _ABOUT_N.search(said):
-            self._at_once = 1
+        elif "n" in parameters and _ABOUT_N.search(message):
+            self._max_choices = 1
         else:
             return False
         return True
 
+    # --- errors -----------------------------------------------------------------------------------------------------
+
     def _failure(self, error: Any) -> DataError | UsageError:
         status, reason = error.status_code, self._reason(error.body)
-        at = self.options.base_url
         if status == 404:
-            return self._nothing_there(reason)
+            return self._not_found(reason)
         if status in (401, 402) or error.code == "insufficient_quota":
-            return self._refused(reason)
+            return self._rejected_key(reason)
         if status == 403 and not _ABOUT_CONTENT.search(reason.lower()):
-            return self._refused(reason)
+            return self._rejected_key(reason)
         if status == 413 or (status in (400, 422) and _TOO_LONG.search(json.dumps(error.body).lower())):
-            remedy = "shorten it or lower --max-new-tokens"
-            return DataError(f"the prompt is longer than the model at {at} reads ({reason})", remedy=remedy)
+            problem = f"the prompt is too long for the model at {self.options.base_url} ({reason})"
+            return DataError(problem, remedy="shorten the prompt or lower --max-new-tokens")
         if status == 429 or status >= 500:
-            remedy = "lower --concurrency, or try again later" if status == 429 else "see its own log"
-            return DataError(f"the server answered {status} until it was given up ({reason})", remedy=remedy)
-        return DataError(f"the server refuses the prompt with {status} ({reason})")
+            remedy = "lower --concurrency, or try again later" if status == 429 else "see the server's log"
+            return DataError(f"the server answered {status} on every attempt ({reason})", remedy=remedy)
+        return DataError(f"the server rejects the prompt with {status} ({reason})")
 
-    def _refused(self, reason: str) -> UsageError:
+    def _rejected_key(self, reason: str) -> UsageError:
         sent = f"the key in {self.options.api_key_env}" if self._key() != NO_KEY else "a request without a key"
         return UsageError(
-            f"the server at {self.options.base_url} refuses {sent} ({reason}); "
+            f"the server at {self.options.base_url} rejects {sent} ({reason}); "
             "put a valid key into an environment variable and name it with --api-key-env."
         )
 
-    def _nothing_there(self, reason: str) -> UsageError:
+    def _not_found(self, reason: str) -> UsageError:
         known = self._models()
         if known and self.model not in known:
             hint = self._clean(did_you_mean(self.model, known))
             return UsageError(f"the server at {self.options.base_url} has no model {self.model!r}; {hint}.")
         return UsageError(
-            f"the server at {self.options.base_url} does not know chat completions of {self.model} ({reason}); "
-            "most base URLs end in /v1."
+            f"the server at {self.options.base_url} has no chat completions for {self.model} ({reason}); "
+            "check --base-url: most base URLs end in /v1."
         )
 
     def _models(self) -> list[str]:
-        """The models that the server lists, none where it does not say; a ``UsageError`` where nobody answers."""
+        """Return the models that the server lists, or nothing if it has no list. Raises UsageError if it is down."""
         openai = _openai(self.options)
         client = self._connected().with_options(timeout=REACH_SECONDS, max_retries=1)
         try:
             listed = json.loads(client.models.with_raw_response.list().content)
             return [str(one["id"]) for one in listed["data"]]
         except openai.AuthenticationError as error:
-            raise self._refused(self._reason(error.body)) from None
+            raise self._rejected_key(self._reason(error.body)) from None
         except openai.APIConnectionError as error:
-            why = self._clean(str(error.__cause__ or "")) or "no reason is known"
+            reason = self._clean(str(error.__cause__ or "")) or "unknown reason"
             raise UsageError(
-                f"no server answers at {self.options.base_url} ({why}); start it, or check --base-url."
+                f"no server answers at {self.options.base_url} ({reason}); start it, or check --base-url."
             ) from None
         except (openai.APIStatusError, ValueError, RecursionError, KeyError, TypeError):  # DataError is a ValueError
             return []
+
+    def _reason(self, body: object) -> str:
+        """Return the server's error message on one line."""
+        message = body
+        while isinstance(message, Mapping):
+            fields = [message[name] for name in ("message", "error", "detail") if message.get(name)]
+            message = fields[0] if fields else "no reason given"
+        text = self._clean(str(message or "no reason given"))
+        return "it sent a web page" if text.startswith("<") else text
+
+    def _clean(self, text: str) -> str:
+        """Return one short line, without the API key and without control characters."""
+        key = self._key()
+        text = text.replace(key, "[key]") if key != NO_KEY else text
+        return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:200]
 
     # --- the client and its key -------------------------------------------------------------------------------------
 
@@ -180,7 +199,9 @@ class ServerModel:
                     base_url=self.options.base_url,
                     timeout=openai.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
                     max_retries=RETRIES,
-                    http_client=openai.DefaultHttpxClient(event_hooks={"response": [_bound(self.options.timeout)]}),
+                    http_client=openai.DefaultHttpxClient(
+                        event_hooks={"response": [_limit_body(self.options.timeout)]}
+                    ),
                 )
             return self._client
 
@@ -188,54 +209,44 @@ class ServerModel:
         variable = self.options.api_key_env
         key = os.environ.get(variable, "").strip()
         if not key and variable != RemoteOptions.api_key_env:
-            raise UsageError(f"the environment variable {variable} holds no key; set it, or leave --api-key-env out.")
+            raise UsageError(f"the environment variable {variable} has no key; set it, or leave --api-key-env out.")
         if not (key.isascii() and key.isprintable()):
-            raise UsageError(f"the environment variable {variable} holds characters that no key can have.")
+            raise UsageError(f"the environment variable {variable} has characters that no key can have; correct it.")
         return key or NO_KEY
 
-    def _reason(self, body: object) -> str:
-        """What a server says of an error, in one line."""
-        said = body
-        while isinstance(said, Mapping):
-            said = next((said[name] for name in ("message", "error", "detail") if said.get(name)), "no reason given")
-        text = self._clean(str(said or "no reason given"))
-        return "it sent a web page" if text.startswith("<") else text
 
-    def _clean(self, text: str) -> str:
-        """One short line without the key and without characters that steer terminals."""
-        key = self._key()
-        text = text.replace(key, "[key]") if key != NO_KEY else text
-        return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:200]
+def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[Completion]:
+    """Return the responses in a server's reply, at least one. A missing text is read as an empty one.
 
-
-def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[str]:
-    """Return the texts in a server's answer, at least one; an absent text is an empty one.
-
-    A text whose ``finish_reason`` is ``length`` is a ``CutOff``.
+    Args:
+        body: JSON of a chat completion.
+        clean: removes secrets and control characters from quotes in error messages.
 
     Example:
-        >>> read_choices(b'{"choices": [{"message": {"content": "Yes."}}, {"message": {"content": null}}]}')
-        ['Yes.', '']
+        >>> read_choices(b'{"choices": [{"message": {"content": "Yes, and"}, "finish_reason": "length"}]}')
+        [Completion(text='Yes, and', finish_reason='length')]
     """
     try:
-        answer = json.loads(body)
+        reply = json.loads(body)
     except (ValueError, RecursionError):
         start = clean(body[:40].decode(errors="replace"))
-        remedy = "check that --base-url is the address of an API, mostly ending in /v1"
-        raise DataError(f"the server's answer is not JSON (it begins with {start!r})", remedy=remedy) from None
+        remedy = "check that --base-url is the address of an API; most end in /v1"
+        raise DataError(f"the server's reply is not JSON (it begins with {start!r})", remedy=remedy) from None
     try:
-        texts = [choice["message"].get("content") for choice in answer["choices"]]
-        kinds = [CutOff if choice.get("finish_reason") == "length" else str for choice in answer["choices"]]
+        choices = [(choice["message"].get("content"), choice.get("finish_reason")) for choice in reply["choices"]]
     except (KeyError, TypeError, AttributeError):
-        said = answer.get("error") if isinstance(answer, Mapping) else None
-        reason = f" ({clean(json.dumps(said, ensure_ascii=False))})" if said else ""
-        raise DataError(f"the server's answer has no choices with a message each{reason}") from None
-    if not texts:
-        raise DataError("the server's answer has an empty list of choices")
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise DataError("the server's answer has a message whose content is not a text")
-    sound = [(text or "").encode(errors="replace").decode() for text in texts]  # half a surrogate pair is no text
-    return [kind(text) for kind, text in zip(kinds, sound, strict=True)]
+        error = reply.get("error") if isinstance(reply, Mapping) else None
+        reason = f" ({clean(json.dumps(error, ensure_ascii=False))})" if error else ""
+        raise DataError(f"the server's reply has no choices with a message each{reason}") from None
+    if not choices:
+        raise DataError("the server's reply has an empty list of choices")
+    if not all(text is None or isinstance(text, str) for text, _ in choices):
+        raise DataError("the server's reply has a message whose content is not a text")
+    return [
+        # Half a surrogate pair cannot be encoded; it becomes a question mark.
+        Completion((text or "").encode(errors="replace").decode(), reason if isinstance(reason, str) else None)
+        for text, reason in choices
+    ]
 
 
 def _openai(options: RemoteOptions) -> Any:
@@ -246,23 +257,23 @@ def _openai(options: RemoteOptions) -> Any:
     return openai
 
 
-def _bound(seconds: float) -> Callable[[Any], None]:
-    """Return a hook for responses whose bodies are read within a size and, from their beginning, a time."""
+def _limit_body(seconds: float) -> Callable[[Any], None]:
+    """Return a response hook that limits the size of a reply's body, and the time from its first byte to its last."""
 
-    def bound(response: Any) -> None:
-        whole, until = response.iter_bytes, time.monotonic() + seconds
+    def limit(response: Any) -> None:
+        read, deadline = response.iter_bytes, time.monotonic() + seconds
 
-        def bounded(chunk_size: int | None = None) -> Iterator[bytes]:
+        def limited(chunk_size: int | None = None) -> Iterator[bytes]:
             n_bytes = 0
-            for part in whole(chunk_size):
-                n_bytes += len(part)
-                if n_bytes > MOST_BYTES:
-                    raise DataError(f"the server's answer is longer than {MOST_BYTES / 2**20:g} MB")
-                if time.monotonic() > until:  # the client's own limit is for each part alone
-                    remedy = "allow a longer --timeout, or ask for less"
-                    raise DataError(f"the server had not finished its answer after {seconds:g} s", remedy=remedy)
-                yield part
+            for chunk in read(chunk_size):
+                n_bytes += len(chunk)
+                if n_bytes > MAX_BYTES:
+                    raise DataError(f"the server's reply is longer than {MAX_BYTES / 2**20:g} MB")
+                if time.monotonic() > deadline:  # the client's own timeout is per chunk
+                    remedy = "use a longer --timeout, or request fewer or shorter responses"
+                    raise DataError(f"the server did not finish its reply within {seconds:g} s", remedy=remedy)
+                yield chunk
 
-        response.iter_bytes = bounded
+        response.iter_bytes = limited
 
-    return bound
+    return limit

@@ -179,7 +179,7 @@ def run_settings(
     """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
     settings = {"model": model, "ensemble": _ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
     settings |= to_json(options)
-    del settings["micro_batch"]  # it changes the memory that is needed, not the result
+    del settings["micro_batch"]  # it changes the memory that is needed, not the method
     return settings
 
 

@@ -4,7 +4,6 @@ Here are the KL to a reference, the scale that standardises rewards, and the pai
 ``trainers`` and ``tune`` use these samples.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from pluralign.answering.generate import prompt_seed
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.models.batches import padded
-from pluralign.models.causal import LocalModel
+from pluralign.models.causal import LocalModel, token_log_probs
 from pluralign.models.options import SamplingOptions
 from pluralign.policies.options import TuneOptions
-from pluralign.theory.calibration import Interval, clustered_interval
+from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import PromptLike
 
 Ids: TypeAlias = list[int]
@@ -97,20 +95,12 @@ class Policy(LocalModel):
         """Return log π(response | context), summed over the tokens, ``(n_responses,)``."""
         import torch
 
-        model, sums = self.model, list[float]()
-        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-        # Logits of a large vocabulary take most of the memory. Keep only those of the responses.
-        keeps = "logits_to_keep" in inspect.signature(inner.forward).parameters
+        sums: list[float] = []
         with torch.inference_mode():
             for start in range(0, len(responses), at_once):
                 batch = responses[start : start + at_once]
-                texts = [{"input_ids": context + ids, "attention_mask": [1] * len(context + ids)} for ids in batch]
-                longest = max(map(len, batch))
-                kept = {"logits_to_keep": longest + 1} if keeps else {}
-                logits = model(**padded(texts, 0, model.device), **kept).logits[:, -longest - 1 :].float()
-                for row, ids in zip(torch.log_softmax(logits / temperature, dim=-1), batch, strict=True):
-                    own = row[: len(ids)].gather(1, torch.tensor(ids, device=row.device)[:, None])
-                    sums.append(float(own.double().sum()))
+                tokens = token_log_probs(self.model, [context] * len(batch), batch, temperature)
+                sums += [float(log_probs.double().sum()) for log_probs in tokens]
         return np.array(sums)
 
 

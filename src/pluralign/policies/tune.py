@@ -48,7 +48,7 @@ from pluralign.policies.samples import (
     sampled_kl,
 )
 from pluralign.policies.trainers import TrainingData, check_packages, save_adapter, train_adapter
-from pluralign.theory.calibration import clustered_interval
+from pluralign.theory.intervals import clustered_interval
 from pluralign.votes.prompts import Prompt, PromptLike
 
 BASE_FILE, SAMPLES_FOLDER = "base.jsonl", "samples"

@@ -18,7 +18,7 @@ from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison
+from pluralign.evaluation.comparison import comparison
 
 Kind = Literal["ensemble", "member", "separate"]
 """All members in one model, one member, or the folder around members in models of their own."""

@@ -23,7 +23,7 @@ from pluralign.core.files import atomic_write
 from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
-from pluralign.evaluation.evaluate import comparison, verdicts
+from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 

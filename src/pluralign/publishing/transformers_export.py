@@ -25,7 +25,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
-from pluralign.models.classifier import WEIGHTS_KEY, classifier_tokens
+from pluralign.models.classifier import WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
@@ -190,7 +190,7 @@ def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
         places, theta = [places[own]], theta[own : own + 1]
     model, tokenizer = load_tuned(places[0], features.base, len(theta))
     if features.lora:
-        refuse_without_head(places[0], _head(model.get_base_model())[0])
+        refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
     keep_outputs(model, theta)
     return model, tokenizer
@@ -270,7 +270,7 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
     """
     import torch
 
-    name, head = _head(model)
+    name, head = classifier_head(model)
     mix = torch.as_tensor(np.ascontiguousarray(theta.T), dtype=torch.float64, device=head.weight.device)
     kept = torch.nn.Linear(head.in_features, len(mix), bias=head.bias is not None, device=mix.device)
     with torch.no_grad():
@@ -279,15 +279,3 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
             kept.bias.copy_(mix @ head.bias.double())
     model.set_submodule(name, kept)
     model.num_labels = model.config.num_labels = len(mix)
-
-
-def _head(model: Any) -> tuple[str, Any]:
-    """The last linear layer outside the body: ``score`` of decoders, ``classifier`` or the like of encoders."""
-    import torch
-
-    outside = [
-        (name, layer)
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != model.base_model_prefix
-    ]
-    return outside[-1]

