@@ -253,9 +253,9 @@ def test_certify_says_of_each_theorem_whether_it_says_anything(folder: Path, tmp
         done = run("certify", folder, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert place in done.stdout
-        for name in ("Theorem 2", "Theorem 3", "Theorem 4", "Lemma 1", "Beyond the paper"):
+        for name in ("Theorem 2", "Theorem 3", "Theorem 4", "Lemma 1", "Held-out prompts"):
             assert name in done.stdout
-        assert done.stdout.count("says something here") + done.stdout.count("says nothing useful here") == 5
+        assert done.stdout.count(": informative") + done.stdout.count(": vacuous here") == 5
 
 
 @pytest.mark.parametrize(

@@ -481,7 +481,7 @@ def test_score_without_a_folder_refuses_what_is_about_folders(ensemble: Path) ->
     done = run("score", ensemble, "--engine", "ray", stdin="")
     assert (done.returncode, done.stderr) == (
         2,
-        "pluralign: --engine is about work that is kept: name a folder with -o.\n",
+        "pluralign: --engine requires -o.\n",
     )
 
 
@@ -489,7 +489,7 @@ def test_the_command_shows_what_it_wrote(ensemble: Path, write_jsonl: WriteLines
     file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
     done = run("score", ensemble, file, "-o", tmp_path / "scored")
     assert done.returncode == 0, done.stderr
-    assert "1 texts, rewards of 2 members, in 1 shards" in done.stdout
+    assert "1 texts, rewards of 2 members, 1 shards" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_prune_shows_who_went_and_what_it_cost(folder: Path, pruned: Pruning, tm
     assert f"{pruned.bound:.4f}" in shown
     assert shown.count("removed") >= len(pruned.removed)
     quiet = run("prune", folder, "-o", tmp_path / "all", "--beta", "1000").stdout
-    assert "Nothing was removed: all 6 members stay" in quiet
+    assert "Removed no member; all 6 are kept" in quiet
     assert RewardEnsemble.load(tmp_path / "all").k == 6
 
 
