@@ -10,9 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import IntArray, Mask
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.votes.options import TIE_RULES, LoadOptions, Repeats
-from pluralign.votes.preferences import CountArray, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
 logger = logging.getLogger("pluralign")
@@ -206,8 +207,8 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
 
 
 def _merge(
-    numbers: dict[str, CountArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
-) -> tuple[npt.NDArray[np.int64], dict[str, CountArray]]:
+    numbers: dict[str, IntArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
+) -> tuple[IntArray, dict[str, IntArray]]:
     """Sum the votes of each (prompt, unordered pair), oriented as its first row; return the first rows too."""
     a, b = numbers["a"], numbers["b"]
     _, texts = np.unique(np.minimum(a, b) * n_responses + np.maximum(a, b), return_inverse=True)
@@ -234,7 +235,7 @@ def _merge(
     return keep, merged | {key: values[order] for key, values in summed.items()}
 
 
-def _repeated_votes(group: npt.NDArray[np.int64], annotators: list[Any]) -> npt.NDArray[np.bool_]:
+def _repeated_votes(group: IntArray, annotators: list[Any]) -> Mask:
     repeated = np.zeros(len(group), dtype=bool)
     seen: set[tuple[int, Any]] = set()
     for position, annotator in enumerate(annotators):

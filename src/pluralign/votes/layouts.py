@@ -19,8 +19,9 @@ import numpy as np
 from pluralign.core.errors import DataError
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.storage import RESERVED_COLUMNS
 
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Iterable[tuple[int, Record]]

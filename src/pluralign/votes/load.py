@@ -17,7 +17,8 @@ from pluralign.votes.formats import dataset_records, hub_records, read_records
 from pluralign.votes.layouts import Record, read_comparisons
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet, is_saved_set
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import town_hall
 
 if TYPE_CHECKING:
