@@ -293,7 +293,7 @@ def test_the_command_writes_candidates_and_lists_failures(model: str, write_json
     code, shown, bar = run_in_terminal(*arguments)
     assert code == 1
     assert "6 responses to 2 of 2 prompts" in shown
-    assert "2 prompts were there from an earlier run" in shown
+    assert "2 prompts were finished by an earlier run" in shown
     assert "the prompt is empty" in shown
     assert "Sampling from" in bar
 
