@@ -330,13 +330,13 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
 # --- batches on several cores ---------------------------------------------------------------------------------------
 
 
-@given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), cores=st.integers(1, 8))
-def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], cores: int) -> None:
-    batches = cores.core_batches(lengths, cores)
+@given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), n_cores=st.integers(1, 8))
+def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], n_cores: int) -> None:
+    batches = cores.core_batches(lengths, n_cores)
     assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
     for rows in batches:
         padded = len(rows) * max(lengths[row] for row in rows)
-        assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / cores + 1)
+        assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / n_cores + 1)
     in_order = [lengths[row] for rows in batches for row in rows]
     assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
 

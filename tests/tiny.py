@@ -11,7 +11,7 @@ WORDS = ["tea", "rum", "yes", "no", "never", "thank", "you", "so", "well", "fine
 
 
 def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eos: bool = True, **config: Any) -> Path:
-    """A causal model of two layers, as it would come from a hub: no reward head, no padding token."""
+    """Write a causal model of two layers, as a hub would provide it: no reward head, no padding token."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     names = ["<unk>", "<s>", *(["</s>"] if eos else []), *(["<pad>"] if pad else []), *WORDS]
@@ -34,9 +34,9 @@ def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eo
 
 
 def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, Any]]:
-    """Rows of votes: six of ten people like tea, the others like rum; other words mean nothing to anybody.
+    """Return rows of votes: six of ten people prefer tea, four prefer rum; other words have no effect.
 
-    One response has tea and one has rum, perhaps the same, so shares are 0, .4, .6 or 1.
+    One response has tea and one has rum, perhaps the same one, so shares are 0, .4, .6 or 1.
     """
     rng = np.random.default_rng(seed)
     rows = []

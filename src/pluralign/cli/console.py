@@ -96,15 +96,25 @@ def is_first_process() -> bool:
 # --- log messages on stderr -----------------------------------------------------------------------------------------
 
 
+class NoteFormatter(logging.Formatter):
+    """Writes a log message as ``LEVEL: message``; warnings are notes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one message as text."""
+        level = "note" if record.levelno == logging.WARNING else record.levelname
+        return f"{level}: {super().format(record)}"
+
+
 class StderrHandler(logging.Handler):
-    """Prints log messages on stderr, warnings as notes."""
+    """Prints log messages on ``sys.stderr`` of the moment, so that a progress bar is not torn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
-        level = "note" if record.levelno == logging.WARNING else record.levelname
-        print(f"{level}: {self.format(record)}", file=sys.stderr)
+        print(self.format(record), file=sys.stderr)
 
 
 def log_to_stderr(verbose: bool) -> None:
     """Print log messages of this application on stderr: warnings and errors, or everything if ``verbose``."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[StderrHandler()])
+    handler = StderrHandler()
+    handler.setFormatter(NoteFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])

@@ -31,7 +31,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return the observed and predicted share of the majority's side for each of ``calibration.strata``.
+    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
 
     Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
     pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.

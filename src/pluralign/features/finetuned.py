@@ -19,11 +19,12 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.files import file_sha256
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.classifier import classifier_rewards
-from pluralign.models.loading import file_sha256, model_folder, quiet_transformers
+from pluralign.models.loading import model_folder, quiet_transformers
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"

@@ -49,12 +49,6 @@ def folder_identity(folder: Path) -> str:
     return f"{folder.name}-{digest.hexdigest()[:16]}"
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's contents."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 # --- loading --------------------------------------------------------------------------------------------------------
 
 
