@@ -21,6 +21,7 @@ from pluralign.analysis.report_data import ReportData
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import without_nan
+from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.evaluation.comparison import comparison, verdicts
@@ -192,7 +193,4 @@ def _cases(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _shortened(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    def short(text: str) -> str:
-        return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1].rstrip() + "…"
-
-    return {**record, **{key: short(record[key]) for key in keys}}
+    return {**record, **{key: shortened(record[key], TEXT_LENGTH) for key in keys}}
