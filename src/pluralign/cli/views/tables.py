@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.core import text as core_text
 from pluralign.theory.intervals import Interval
 
 EXAMPLE_TEXT_LENGTH = 400
@@ -89,7 +90,7 @@ def short(value: float) -> str:
 
 def shortened(text: str) -> str:
     """Return a text cut to a length that fits a panel."""
-    return text if len(text) <= EXAMPLE_TEXT_LENGTH else text[: EXAMPLE_TEXT_LENGTH - 1].rstrip() + "…"
+    return core_text.shortened(text, EXAMPLE_TEXT_LENGTH)
 
 
 def visible(text: str) -> str:
