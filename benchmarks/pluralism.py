@@ -23,8 +23,8 @@ import pluralign
 from pluralign.answering.answer import favourites, policy
 from pluralign.answering.consensus import slate
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import baselines_of
-from pluralign.theory import calibration
+from pluralign.evaluation.measure import baselines_of
+from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import RULES, choose, pairwise_support
 
@@ -158,7 +158,7 @@ def top_half(winner: int, orders: list[list[int]]) -> float:
 
 def interval(rows: list[tuple[int, float]]) -> dict[str, float]:
     """Mean and 95 % over questions."""
-    found = calibration.clustered_interval([value for _, value in rows], [question for question, _ in rows])
+    found = clustered_interval([value for _, value in rows], [question for question, _ in rows])
     return {"mean": found.mean, "low": found.low, "high": found.high, "groups": len(rows)}
 
 

@@ -36,7 +36,7 @@ from pluralign.features.encoder import Encoder, encode
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Precision
 from pluralign.features.precision import agreement
-from pluralign.fitting.fit import held_out
+from pluralign.fitting.saving import held_out_rows
 from pluralign.theory import calibration
 from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -114,7 +114,7 @@ def measure(votes: PreferenceSet, encoder: str, seeds: int) -> dict[str, Any]:
 
 def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
     """Return what one split says; all vectors are in the cache."""
-    held = votes[np.flatnonzero(held_out(votes, options))]
+    held = votes[np.flatnonzero(held_out_rows(votes, options))]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
     with patch("pluralign.ensemble.encode", nudged):
         other = pluralign.fit(votes, options)

@@ -36,8 +36,8 @@ from rich.table import Table
 
 from pluralign import RewardEnsemble, fit, town_hall
 from pluralign.scale.lines import compare
-from pluralign.server.app import serve
 from pluralign.server.limits import Limits
+from pluralign.server.run import serve
 
 ROUNDS = 3
 TIGHT = Limits(queue_texts=64, batch_texts=16)

@@ -39,9 +39,10 @@ from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
 from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.scale.lines import compare
-from pluralign.training.joint import fit_joint, fit_teacher
+from pluralign.training.joint import fit_joint
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import stages
+from pluralign.training.teacher import fit_teacher
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, plain_text
 

@@ -1,6 +1,8 @@
 """Votes and files that many tests write."""
 
+import io
 import json
+import logging
 import os
 import pty
 import shutil
@@ -107,13 +109,45 @@ def launch(*arguments: str | Path) -> "subprocess.Popen[str]":
 
 
 def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> subprocess.CompletedProcess[str]:
-    """Run ``pluralign`` as a script would and return its exit code, stdout and stderr."""
+    """Run ``pluralign`` inside this process; return its exit code, stdout and stderr.
+
+    ``run_process`` starts a process, for tests of what only a process has: a fresh interpreter, file descriptors.
+    """
+    from pluralign.cli.main import main
+
+    command, code, log = ["pluralign", *map(str, arguments)], 0, logging.getLogger()
+    level, handlers = log.level, log.handlers[:]
+    contents = {"stdin": stdin.encode() if isinstance(stdin, str) else stdin, "stdout": b"", "stderr": b""}
+    streams = {
+        name: io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", write_through=True)
+        for name, content in contents.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
+        patch.setattr(sys, "argv", command)
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        log.handlers.clear()  # those of pytest: the command adds its own
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        finally:
+            log.handlers[:] = handlers
+            log.setLevel(level)
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(command, code, out, err)
+
+
+def run_process(*arguments: str | Path, stdin: bytes | str = b"") -> subprocess.CompletedProcess[str]:
+    """Run ``pluralign`` in a process of its own, as a script would; return its exit code, stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "pluralign", *map(str, arguments)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         check=False,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1"},
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

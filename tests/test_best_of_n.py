@@ -1,4 +1,4 @@
-"""Best-of-N policies."""
+"""Best-of-N policies against enumeration, simulation and numerical integration."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ def test_the_expected_best_is_the_mean_over_all_subsets(n: int) -> None:
     assert np.allclose(expected_best(rewards, n), np.mean(subsets, axis=0))
 
 
-def test_it_is_unbiased_for_fresh_samples() -> None:
+def test_the_expected_best_is_unbiased_for_new_samples() -> None:
     random = np.random.default_rng(0)
     estimates = [float(expected_best(random.random(10), 4)) for _ in range(4000)]
     error = np.std(estimates) / len(estimates) ** 0.5
@@ -27,48 +27,48 @@ def test_many_samples_do_not_overflow() -> None:
     assert float(expected_best(np.arange(5000.0), 2500)) == pytest.approx(4998, abs=1)
 
 
-def test_more_samples_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="between 1 and the 3 samples"):
+def test_n_above_the_number_of_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 1 and the number of samples, 3, not 4"):
         expected_best([1.0, 2.0, 3.0], 4)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_kl_is_that_of_the_best_of_n_distribution(n: int) -> None:
-    # In the base's quantile u best of n has density n u^(n−1), and KL = ∫ n u^(n−1) log(n u^(n−1)) du (midpoint rule).
+def test_kl_matches_the_best_of_n_distribution(n: int) -> None:
+    # In the quantile u of the base, best-of-n has density n u^(n−1). KL = ∫ n u^(n−1) log(n u^(n−1)) du, by midpoints.
     u = (np.arange(200_000) + 0.5) / 200_000
     density = n * u ** (n - 1)
     assert best_of_n_kl(n) == pytest.approx(float(np.mean(density * np.log(density))), abs=1e-4)
     assert best_of_n_kl(n) <= math.log(n) + 1e-12
 
 
-def test_no_samples_is_refused() -> None:
+def test_n_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         best_of_n_kl(0)
 
 
-def test_a_policy_earns_in_its_own_eyes_what_the_expected_best_says() -> None:
+def test_own_reward_equals_the_expected_best() -> None:
     random = np.random.default_rng(5)
     lists = [random.standard_normal((5, 3)) * [1.0, 4.0, 0.5] + [0.0, 7.0, -2.0] for _ in range(30)]
-    found = best_of_n(lists)
-    assert found is not None
-    assert found.n == [1, 2, 3, 4, 5]
-    everything = np.concatenate(lists)
+    result = best_of_n(lists)
+    assert result is not None
+    assert result.n == [1, 2, 3, 4, 5]
+    pooled = np.concatenate(lists)
     for j in range(3):
-        for place, n in enumerate(found.n):
-            expected = np.mean([float(expected_best(one[:, j], n)) for one in lists]) - everything[:, j].mean()
-            assert found.own[j][place] == pytest.approx(expected / everything[:, j].std())
+        for index, n in enumerate(result.n):
+            expected = np.mean([float(expected_best(rewards[:, j], n)) for rewards in lists]) - pooled[:, j].mean()
+            assert result.own[j][index] == pytest.approx(expected / pooled[:, j].std())
 
 
-def test_a_copy_earns_the_same_in_the_others_eyes_and_an_opposite_loses_it() -> None:
+def test_other_members_reward_equals_own_reward_for_a_copy_and_its_negative_for_an_opposite() -> None:
     rewards = np.random.default_rng(6).standard_normal((40, 4, 1))
-    same = best_of_n([np.hstack([one, one]) for one in rewards])
-    opposed = best_of_n([np.hstack([one, -one]) for one in rewards])
+    same = best_of_n([np.hstack([r, r]) for r in rewards])
+    opposed = best_of_n([np.hstack([r, -r]) for r in rewards])
     assert same is not None
     assert opposed is not None
     assert np.allclose(same.others[0], same.own[0])
     assert np.allclose(opposed.others[0], np.negative(opposed.own[0]))
 
 
-def test_lists_of_one_response_have_no_curve() -> None:
+def test_prompts_with_one_response_give_no_result() -> None:
     assert best_of_n([np.zeros((1, 2))]) is None
     assert best_of_n([]) is None

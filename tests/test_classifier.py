@@ -13,7 +13,7 @@ from test_encoder import CHAT_TEMPLATE, _tokenizer
 from pluralign.core.errors import DataError
 from pluralign.models import batches
 from pluralign.models.causal import response_log_prob, token_log_probs
-from pluralign.models.classifier import classifier_rewards, head_name, model_rewards
+from pluralign.models.classifier import classifier_head, classifier_rewards, model_rewards
 from pluralign.models.loading import load_model
 from pluralign.votes.prompts import Item, Message
 
@@ -185,7 +185,7 @@ def test_rewards_do_not_change_the_padding_token_of_a_loaded_model(tmp_path: Pat
 def test_the_head_is_the_last_linear_layer_outside_the_body(tmp_path: Path) -> None:
     for folder, name in ((write_llama(tmp_path / "llama"), "score"), (write_bert(tmp_path / "bert"), "classifier")):
         model, _ = load_model(folder, "AutoModelForSequenceClassification")
-        assert head_name(model) == name
+        assert classifier_head(model)[0] == name
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core.distributed import ALONE, PARTS, Processes, this_process
+from pluralign.core.distributed import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.fit import _texts_read, fit
-from pluralign.training import differences
+from pluralign.fitting.fit import fit
+from pluralign.fitting.frozen import _texts_read
+from pluralign.training import pairs
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -42,6 +43,16 @@ def test_a_program_that_nothing_launched_is_alone(monkeypatch: pytest.MonkeyPatc
     array = np.arange(3)
     assert ALONE.total(array) is array
     assert ALONE.agreed(lambda: 7) == 7
+
+
+def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched_process() == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert launched_process() == Processes(4, 3)
+    assert not launched_process().first
 
 
 def test_a_process_reads_its_texts_and_those_they_are_compared_with() -> None:
@@ -77,7 +88,7 @@ def same(one: RewardEnsemble, folder: Path) -> None:
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fit small votes as large ones are: a matrix held whole sums in another order."""
-    monkeypatch.setattr(differences, "DENSE_ELEMENTS", 0)
+    monkeypatch.setattr(pairs, "DENSE_ELEMENTS", 0)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")
 HISTORY = [HistoryRow(len(weights), 0.05, 0.06, 0.02, weights) for weights in ([1.0], [0.75, 0.25], [0.5, 0.25, 0.25])]
@@ -70,14 +70,14 @@ def test_rewards_are_theta_times_the_scaled_features() -> None:
     assert repr(ensemble).startswith("RewardEnsemble(stagewise k=3, weights 0.")
 
 
-def test_a_hidden_layer_stands_beside_the_inputs() -> None:
+def test_a_hidden_layer_is_appended_to_the_inputs() -> None:
     inputs = FeatureMap(np.zeros(2), np.ones(2), np.ones(2), hidden=np.array([[1.0], [2.0]]), bias=np.array([0.5]))
     members = LinearMembers(inputs, np.array([[1.0], [0.0], [10.0]]))
     (reward,) = members.rewards(np.array([[0.1, -0.2]]))
     assert reward.tolist() == pytest.approx([0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5)], abs=1e-6)
 
 
-def test_a_feature_that_never_varies_says_nothing() -> None:
+def test_a_constant_feature_is_ignored() -> None:
     features = np.array([[1.0, 5.0], [2.0, 5.0]], dtype=np.float32)
     np.testing.assert_array_equal(fit_feature_map(features, 0)(features), [[-1, 0], [1, 0]])
     np.testing.assert_array_equal(fit_feature_map(features, 0)(np.array([[1e9, -1e9]])), [[6, 0]])
@@ -97,14 +97,14 @@ def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: Preference
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_swapping_a_and_b_turns_prob_hat_round(votes: PreferenceSet, level: Level) -> None:
+def test_swapping_a_and_b_gives_one_minus_prob_hat(votes: PreferenceSet, level: Level) -> None:
     for seed in range(5):
         ensemble = some_ensemble(seed)
         swapped = ensemble.prob_hat(votes.swapped(), level)
         np.testing.assert_allclose(swapped, 1 - ensemble.prob_hat(votes, level), atol=1e-12)
 
 
-def test_responses_with_one_reward_share_the_votes() -> None:
+def test_equal_rewards_split_the_vote() -> None:
     same_counts = PreferenceSet.from_columns(["Tea?"], ["ab cd."], ["cd ab."], [3], [2])
     ensemble = some_ensemble()
     assert ensemble.votes(same_counts).tolist() == [[0.5, 0.5, 0.5]]
@@ -138,7 +138,7 @@ def test_taking_members_in_another_order_permutes_votes_and_leaves_prob_hat(vote
     np.testing.assert_allclose(doubled.prob_hat(votes, "policy"), ensemble.prob_hat(votes, "policy"), atol=1e-12)
 
 
-def test_the_first_k_stages_have_the_weights_they_had_then(votes: PreferenceSet) -> None:
+def test_first_k_has_the_weights_of_stage_k(votes: PreferenceSet) -> None:
     ensemble = some_ensemble()
     first = ensemble.first(2)
     assert first.weights.tolist() == [0.75, 0.25]
@@ -149,7 +149,7 @@ def test_the_first_k_stages_have_the_weights_they_had_then(votes: PreferenceSet)
             ensemble.first(k)
 
 
-def test_the_members_of_a_joint_ensemble_are_only_right_together() -> None:
+def test_first_k_is_refused_for_joint_ensembles() -> None:
     with pytest.raises(UsageError, match="needs a stagewise ensemble"):
         some_ensemble(method="joint").first(1)
 
@@ -158,7 +158,7 @@ def test_the_members_of_a_joint_ensemble_are_only_right_together() -> None:
 
 
 @pytest.mark.parametrize("encoder", ["none", "hashing"])
-def test_a_loaded_ensemble_is_the_saved_one(votes: PreferenceSet, tmp_path: Path, encoder: str) -> None:
+def test_saving_and_loading_round_trips(votes: PreferenceSet, tmp_path: Path, encoder: str) -> None:
     ensemble = some_ensemble(encoder=encoder)
     ensemble.save(tmp_path / "deep" / "folder")
     loaded = RewardEnsemble.load(str(tmp_path / "deep" / "folder"))
@@ -187,7 +187,7 @@ def test_a_hidden_layer_is_saved_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).rewards(items), deep.rewards(items))
 
 
-def test_a_folder_holds_json_and_safetensors_and_nothing_that_runs_code(tmp_path: Path) -> None:
+def test_a_folder_holds_only_json_and_safetensors(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path)
     json_file, arrays_file = sorted(tmp_path.iterdir(), key=lambda path: path.suffix)
     assert json.loads(json_file.read_text(encoding="utf-8"))["facts"]["notes"] == ["Größe ½"]
@@ -213,7 +213,7 @@ def test_the_same_ensemble_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_saving_again_leaves_one_ensemble(votes: PreferenceSet, tmp_path: Path) -> None:
+def test_saving_twice_leaves_one_ensemble(votes: PreferenceSet, tmp_path: Path) -> None:
     some_ensemble(0).save(tmp_path)
     some_ensemble(1).save(tmp_path)
     some_ensemble(1).save(tmp_path)
@@ -249,13 +249,13 @@ def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), new.prob_hat(votes))
 
 
-def test_arrays_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
+def test_changed_arrays_are_rejected(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path)
     (arrays,) = tmp_path.glob("*.safetensors")
     data = bytearray(arrays.read_bytes())
     data[-1] ^= 1
     arrays.write_bytes(data)
-    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again"):
+    with pytest.raises(DataError, match=r"was changed after saving: its hash differs; copy the folder again"):
         RewardEnsemble.load(tmp_path)
     arrays.write_bytes(data[:100])
     with pytest.raises(DataError, match="hash differs"):
@@ -275,14 +275,14 @@ def test_arrays_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
         ('{"format": "pluralign-ensemble", "format_version": 99}', "newer Pluralign; upgrade"),
     ],
 )
-def test_a_description_that_is_not_ours_is_refused(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_a_foreign_description_is_rejected(tmp_path: Path, content: str | bytes, message: str) -> None:
     (tmp_path / "ensemble.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=message):
         read_description(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["format_version", "arrays", "features", "weights", "facts"])
-def test_a_description_that_lacks_a_part_is_refused(tmp_path: Path, key: str) -> None:
+def test_an_incomplete_description_is_rejected(tmp_path: Path, key: str) -> None:
     some_ensemble().save(tmp_path)
     description = json.loads((tmp_path / "ensemble.json").read_text())
     del description[key]
@@ -291,14 +291,14 @@ def test_a_description_that_lacks_a_part_is_refused(tmp_path: Path, key: str) ->
         RewardEnsemble.load(tmp_path)
 
 
-def test_a_folder_without_an_ensemble_says_where_to_look(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no ensemble\.json in it; name a folder that pluralign fit wrote"):
+def test_a_folder_without_an_ensemble_raises_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"it has no ensemble\.json; give a folder written by pluralign fit"):
         RewardEnsemble.load(tmp_path)
     with pytest.raises(DataError, match="check the path"):
         RewardEnsemble.load(tmp_path / "nowhere")
 
 
-def test_arrays_are_looked_for_beside_the_description_only(tmp_path: Path) -> None:
+def test_arrays_are_read_only_from_the_same_folder(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path / "one")
     description = json.loads((tmp_path / "one" / "ensemble.json").read_text())
     (arrays,) = (tmp_path / "one").glob("*.safetensors")

@@ -22,12 +22,15 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.evaluate import BETAS, evaluate, evaluate_features, policy_level, reference_log_ratio
-from pluralign.evaluation.predictors import Predictor, load_predictor, reward_subject
+from pluralign.evaluation.evaluate import evaluate
+from pluralign.evaluation.measure import evaluate_features
+from pluralign.evaluation.policy_level import BETAS, policy_level, reference_log_ratio
+from pluralign.evaluation.predictors import Predictor, reward_predictor
+from pluralign.evaluation.sources import load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
 
@@ -112,7 +115,7 @@ def shares_by_hand(ensemble: RewardEnsemble, votes: PreferenceSet) -> dict[str, 
     }
 
 
-def test_both_readings_are_judged_as_by_hand(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_figures_of_both_readings_match_a_direct_computation(votes: PreferenceSet, evaluation: Evaluation) -> None:
     shares = shares_by_hand(some_ensemble(), votes)
     for level, figures in evaluation.levels.items():
         assert figures.brier == pytest.approx(brier_by_hand(shares[level], votes), abs=1e-9)
@@ -130,7 +133,7 @@ def test_both_readings_are_judged_as_by_hand(votes: PreferenceSet, evaluation: E
         assert 0 <= figures.calibration_error <= 1
 
 
-def test_every_baseline_is_there_and_judged_as_by_hand(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_figures_of_every_baseline_match_a_direct_computation(votes: PreferenceSet, evaluation: Evaluation) -> None:
     shares = shares_by_hand(some_ensemble(), votes)
     assert set(evaluation.baselines) == {"floor", "constant_half", *FORMULAS}
     for name, compared in evaluation.baselines.items():
@@ -142,14 +145,14 @@ def test_every_baseline_is_there_and_judged_as_by_hand(votes: PreferenceSet, eva
     }  # fmt: skip
 
 
-def test_a_difference_is_ours_less_the_baselines_pair_by_pair(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_differences_are_paired_ensemble_minus_baseline(votes: PreferenceSet, evaluation: Evaluation) -> None:
     for name, compared in evaluation.baselines.items():
         gap = compared.difference
         assert gap.mean == pytest.approx(evaluation.test.brier - compared.brier, abs=1e-9), name
         assert gap.low < gap.mean < gap.high
 
 
-def test_an_ensemble_that_predicts_the_votes_is_ahead_of_everything(votes: PreferenceSet) -> None:
+def test_a_perfect_ensemble_beats_every_baseline(votes: PreferenceSet) -> None:
     """Turn the votes to what the ensemble says: then its error is none, and every difference is below zero."""
     ensemble = some_ensemble()
     said = np.round(4 * ensemble.prob_hat(votes)).astype(int)
@@ -163,7 +166,7 @@ def test_an_ensemble_that_predicts_the_votes_is_ahead_of_everything(votes: Prefe
     assert evaluate(ensemble, wrong).baselines["constant_half"].difference.low > 0
 
 
-def test_members_are_judged_by_how_often_they_and_people_differ(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_member_disagreement_matches_a_direct_computation(votes: PreferenceSet, evaluation: Evaluation) -> None:
     ensemble = some_ensemble()
     people = votes.prob_a.tolist()
     assert [member.weight for member in evaluation.members] == [0.5, 0.25, 0.25, 0.0]
@@ -175,7 +178,7 @@ def test_members_are_judged_by_how_often_they_and_people_differ(votes: Preferenc
         assert member.regret == pytest.approx(member.disagreement - least)
 
 
-def test_the_worst_member_of_a_baseline_is_one_that_has_weight(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_the_worst_member_ignores_negligible_weights(votes: PreferenceSet, evaluation: Evaluation) -> None:
     ensemble = some_ensemble()
     items = votes.items()
     inputs = ensemble.members.inputs(ensemble.features(texts_of(votes))).astype(float)
@@ -185,7 +188,7 @@ def test_the_worst_member_of_a_baseline_is_one_that_has_weight(votes: Preference
     assert evaluation.baselines["soft_bt"].worst_disagreement is None
 
 
-def test_the_test_figures_are_those_of_the_level_it_was_fitted_for(votes: PreferenceSet) -> None:
+def test_test_figures_use_the_fitted_level(votes: PreferenceSet) -> None:
     levels: tuple[Level, ...] = ("vote", "policy")
     found = {level: evaluate(some_ensemble(level), votes) for level in levels}
     for level, evaluation in found.items():
@@ -208,7 +211,7 @@ def test_reliability_and_strata_account_for_every_pair(votes: PreferenceSet, eva
     assert total / len(votes) == pytest.approx(evaluation.test.brier)
 
 
-def test_features_at_hand_give_the_same_evaluation(votes: PreferenceSet, evaluation: Evaluation) -> None:
+def test_given_features_give_the_same_evaluation(votes: PreferenceSet, evaluation: Evaluation) -> None:
     ensemble = some_ensemble()
     again = evaluate_features(ensemble, votes, ensemble.features(texts_of(votes)))
     assert again.test == evaluation.test
@@ -216,7 +219,7 @@ def test_features_at_hand_give_the_same_evaluation(votes: PreferenceSet, evaluat
     assert again.baselines == evaluation.baselines
 
 
-def test_single_votes_leave_no_corrected_figure_but_an_interval(votes: PreferenceSet) -> None:
+def test_single_votes_have_an_interval_but_no_corrected_figure(votes: PreferenceSet) -> None:
     majority = (votes.votes_a > votes.votes_b).astype(np.int64)
     single = replace(votes, votes_a=majority, votes_b=1 - majority)
     found = evaluate(some_ensemble(), single)
@@ -226,7 +229,7 @@ def test_single_votes_leave_no_corrected_figure_but_an_interval(votes: Preferenc
     assert found.test.interval.low < found.test.brier < found.test.interval.high
 
 
-def test_ties_that_count_half_are_taken_out_of_the_noise() -> None:
+def test_half_counted_ties_are_removed_from_the_noise() -> None:
     votes = PreferenceSet.from_columns(
         ["x", "y"], ["Yes.", "I might, perhaps."], ["No, never!", "Rum?"], [2, 1], [1, 2], ties=[1, 1], tie_rule="half"
     )
@@ -251,7 +254,7 @@ def write_shares(path: Path, votes: PreferenceSet, shares: npt.NDArray[np.float6
     return path
 
 
-def test_a_foreign_reward_is_judged_in_each_reading(votes: PreferenceSet, tmp_path: Path) -> None:
+def test_another_reward_is_measured_in_each_reading(votes: PreferenceSet, tmp_path: Path) -> None:
     found = evaluate(write_scores(tmp_path / "scores.jsonl", votes, len), votes)
     delta = [len(votes.responses[a]) - len(votes.responses[b])
              for a, b in zip(votes.a_index, votes.b_index, strict=True)]  # fmt: skip
@@ -273,7 +276,7 @@ def test_a_foreign_reward_is_judged_in_each_reading(votes: PreferenceSet, tmp_pa
     assert found.certain_though_contested == pytest.approx(mean(certain))
 
 
-def test_a_file_of_probabilities_is_judged_as_it_is(votes: PreferenceSet, tmp_path: Path) -> None:
+def test_a_file_of_probabilities_is_measured_as_given(votes: PreferenceSet, tmp_path: Path) -> None:
     ensemble = some_ensemble()
     path = write_shares(tmp_path / "shares.jsonl", votes, ensemble.prob_hat(votes))
     found = evaluate(path, votes, against=[ensemble])
@@ -286,7 +289,7 @@ def test_a_file_of_probabilities_is_judged_as_it_is(votes: PreferenceSet, tmp_pa
     assert found.against[0].readings["vote"].difference.mean == pytest.approx(0)
 
 
-def test_rivals_are_compared_pair_by_pair_in_each_of_their_readings(votes: PreferenceSet, tmp_path: Path) -> None:
+def test_rivals_are_compared_in_each_reading(votes: PreferenceSet, tmp_path: Path) -> None:
     ensemble = some_ensemble()
     some_ensemble("policy", seed=1).save(tmp_path / "other")
     scores = write_scores(tmp_path / "scores.jsonl", votes, len)
@@ -304,13 +307,13 @@ def test_rivals_are_compared_pair_by_pair_in_each_of_their_readings(votes: Prefe
 
 
 @pytest.mark.slow
-def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
+def test_a_reward_model_can_be_evaluated_and_compared_with(tmp_path: Path) -> None:
     votes = PreferenceSet.from_columns(
         ["tea ?", "rum ?", "tea ?"], ["yes .", "no .", "never ."], ["no .", "yes .", "yes ."], [4, 3, 2], [1, 2, 2]
     )
     folder = write_bert(tmp_path / "reward", 3)
     found = evaluate(folder, votes, against=[some_ensemble(), folder])
-    assert found.subject.note == "3 rewards, taken as members of equal weight"
+    assert found.subject.note == "3 rewards, read as members of equal weight"
     assert found.test.brier == pytest.approx(brier_by_hand(load_predictor(folder, votes).prob_hat.tolist(), votes))
     assert found.against[1].readings["vote"].difference.mean == 0
     assert len(found.members) == 3
@@ -321,10 +324,10 @@ def test_a_reward_model_can_be_the_subject_and_a_rival(tmp_path: Path) -> None:
 
 def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Predictor:
     k = difference.shape[1]
-    return reward_subject("r", "scores", difference, np.full(k, 1 / k), votes)
+    return reward_predictor("r", "scores", difference, np.full(k, 1 / k), votes)
 
 
-def test_the_policy_level_is_judged_for_every_beta(votes: PreferenceSet) -> None:
+def test_the_policy_level_is_measured_for_every_beta(votes: PreferenceSet) -> None:
     ensemble = some_ensemble()
     table = evaluate(ensemble, votes, betas=[0.5]).policy
     assert table is not None
@@ -344,7 +347,7 @@ def test_the_policy_level_is_judged_for_every_beta(votes: PreferenceSet) -> None
 
 
 @given(st.integers(0, 50), st.booleans())
-def test_policies_approach_the_votes_as_regularisation_vanishes(seed: int, with_reference: bool) -> None:
+def test_the_policy_level_converges_to_votes_as_beta_goes_to_zero(seed: int, with_reference: bool) -> None:
     """|p̄ − p̂| ≤ Σ α σ(−|Δr|/β + |log-ratio|), which falls to 0 with β; for one reward the distance itself falls."""
     from pluralign.theory.calibration import policy_prob
 
@@ -384,8 +387,8 @@ def test_a_reference_from_columns_moves_every_share(votes: PreferenceSet) -> Non
     assert table.rows[-1].brier_reference == pytest.approx(brier_by_hand(limit, votes)), "where rewards tie, it decides"
 
 
-def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no column of numbers logprob_a; give each row numbers in logprob_a"):
+def test_a_missing_reference_raises_data_error(votes: PreferenceSet, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"it has no numeric column logprob_a; give each row numbers in logprob_a"):
         evaluate(some_ensemble(), votes, reference="data")
     holes = replace(votes, columns=dict.fromkeys(("logprob_a", "logprob_b"), np.full(len(votes), np.nan)))
     with pytest.raises(DataError, match=r"logprob_a of pair 1 is missing or not finite"):
@@ -401,7 +404,7 @@ def test_a_reference_that_is_not_there_is_refused(votes: PreferenceSet, tmp_path
 
 
 @pytest.mark.slow
-def test_a_reference_model_prefers_what_it_finds_likelier(tmp_path: Path) -> None:
+def test_a_reference_model_shifts_shares_to_likelier_responses(tmp_path: Path) -> None:
     from pluralign.models.causal import response_log_prob
 
     votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes .", "no ."], ["no , never .", "yes ."], [4, 3], [1, 2])
@@ -419,7 +422,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_the_command_says_in_json_all_that_python_knows(tmp_path: Path, votes: PreferenceSet) -> None:
+def test_json_output_has_every_figure(tmp_path: Path, votes: PreferenceSet) -> None:
     some_ensemble().save(tmp_path / "ensemble")
     data = tmp_path / "votes.jsonl"
     replace(votes, columns={"country": np.array(["uk", "fr"] * 120, dtype=object)}).save(data)
@@ -450,7 +453,7 @@ def test_the_command_says_in_json_all_that_python_knows(tmp_path: Path, votes: P
     assert facts["against"][0]["readings"]["tempered"]["brier"] == same.against[0].readings["tempered"].brier
 
 
-def test_a_person_reads_what_a_reward_does_to_disagreement(tmp_path: Path, votes: PreferenceSet) -> None:
+def test_terminal_output_shows_majority_shares(tmp_path: Path, votes: PreferenceSet) -> None:
     data = tmp_path / "votes.jsonl"
     renamed = np.array([f"[bold]{prompt}" for prompt in votes.prompts], dtype=object)
     marked = replace(votes, prompts=renamed, columns={"kind": np.array(["[red]"] * 240, dtype=object)})
@@ -461,19 +464,19 @@ def test_a_person_reads_what_a_reward_does_to_disagreement(tmp_path: Path, votes
     page = run("evaluate", scores, data, *options, columns=160)
     assert page.returncode == 0, page.stderr
     text = " ".join(page.stdout.split())
-    for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "What it makes of",
-                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0, the votes",
-                  "of contested or even pairs", "always saying one half"):  # fmt: skip
+    for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "Majority share",
+                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0 (hard votes)",
+                  "of contested or even pairs", "predicting one half"):  # fmt: skip
         assert words in text, words
     assert "Members" not in text
     shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)
     page = run("evaluate", shares, data, columns=160)
     assert page.returncode == 0, page.stderr
     assert "shares.jsonl: as given" in page.stdout
-    assert "As policies" not in page.stdout
+    assert "Policy level" not in page.stdout
 
 
-def test_single_votes_of_one_prompt_still_make_a_page(tmp_path: Path, write_jsonl: WriteLines) -> None:
+def test_one_prompt_with_single_votes_is_displayed(tmp_path: Path, write_jsonl: WriteLines) -> None:
     data = write_jsonl([{"prompt": "Tea?", "chosen": "Yes, please.", "rejected": "No."}])
     scores = tmp_path / "scores.jsonl"
     scores.write_text("".join(json.dumps({"prompt": "Tea?", "response": r, "score": len(r)}) + "\n"

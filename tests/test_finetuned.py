@@ -16,7 +16,7 @@ from pluralign.analysis.certificate import certify
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.ensemble.members import FeatureMap, LinearMembers, as_they_are
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
 from pluralign.features.finetuned import TunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
@@ -174,7 +174,7 @@ def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
 
 
 def test_outputs_are_not_clipped_but_other_features_are() -> None:
-    members = LinearMembers(as_they_are(2), np.array([[1.0], [0.5]]))
+    members = LinearMembers(identity_map(2), np.array([[1.0], [0.5]]))
     outputs = np.array([[40.0, -8.0]], dtype=np.float32)
     np.testing.assert_array_equal(members.rewards(outputs), [[36.0]])
     np.testing.assert_array_equal(LinearMembers.from_arrays(members.arrays()).rewards(outputs), [[36.0]])

@@ -25,7 +25,7 @@ from pluralign.fitting.task import SilentWatcher
 from pluralign.training import joint
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 # Keys that scripts rely on. The command line adds `weights`.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}

@@ -10,22 +10,13 @@ from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.evaluation.groups import (
-    AdversarialGroup,
-    MajorityShare,
-    adversarial_calibration,
-    as_numbers,
-    certain_though_contested,
-    column_labels,
-    group_labels,
-    judge_groups,
-    majority_shares,
-    topics,
-)
-from pluralign.theory import calibration
+from pluralign.evaluation.groupings import as_numbers, column_labels, group_labels, topics
+from pluralign.evaluation.groups import AdversarialGroup, adversarial_calibration, judge_groups
+from pluralign.evaluation.majority import MajorityShare, certain_though_contested, majority_shares
+from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall import town_hall
+from pluralign.votes.town_hall.townhall import town_hall
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:
@@ -43,7 +34,7 @@ def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) ->
 # --- grouping -------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_fall_by_how_many_times_longer_one_response_is() -> None:
+def test_length_groups_use_the_ratio_of_lengths() -> None:
     lengths = [(100, 100), (109, 100), (100, 110), (149, 100), (100, 151), (249, 100), (100, 900), (0, 1), (0, 5)]
     votes = PreferenceSet.from_columns(
         ["x"] * 9, ["a" * a for a, _ in lengths], ["b" * b for _, b in lengths], [1] * 9, [1] * 9
@@ -59,7 +50,7 @@ def test_strata_group_by_how_people_split() -> None:
     assert group_labels("strata", votes).tolist() == ["unanimous", "lopsided", "even", "unanimous"]
 
 
-def test_a_column_is_taken_as_it_is_with_rare_values_together() -> None:
+def test_rare_values_of_a_column_are_grouped() -> None:
     values = np.array(["uk"] * 30 + ["fr"] * 29 + [None] * 31 + ["de"] * 2, dtype=object)
     labels = column_labels(values).tolist()
     assert [labels[0], labels[30], labels[60], labels[90]] == ["uk", "other", "missing", "other"]
@@ -68,7 +59,7 @@ def test_a_column_is_taken_as_it_is_with_rare_values_together() -> None:
     assert set(column_labels(np.array([True, False] * 40))) == {"True", "False"}
 
 
-def test_numbers_of_many_values_are_cut_into_quartiles() -> None:
+def test_numbers_with_many_values_are_split_into_quartiles() -> None:
     values = np.arange(100.0)
     names, counts = np.unique(column_labels(values).astype(str), return_counts=True)
     assert sorted(counts) == [25, 25, 25, 25]
@@ -79,7 +70,7 @@ def test_numbers_of_many_values_are_cut_into_quartiles() -> None:
     assert as_numbers(np.array(["1", "one"], dtype=object)) is None
 
 
-def test_an_unknown_grouping_is_answered_with_the_nearest_known_one() -> None:
+def test_an_unknown_grouping_raises_usage_error_with_a_suggestion() -> None:
     votes, _ = some_votes(8, country=np.array(["uk"] * 8, dtype=object))
     with pytest.raises(UsageError, match=r"cannot be grouped by 'contry'; did you mean 'country'\?"):
         group_labels("contry", votes)
@@ -87,7 +78,7 @@ def test_an_unknown_grouping_is_answered_with_the_nearest_known_one() -> None:
         group_labels("zzz", votes)
 
 
-def test_topics_are_found_and_named_by_their_words() -> None:
+def test_topics_are_named_by_their_words() -> None:
     random = np.random.default_rng(0)
     subjects = {"bus": ["bus", "route", "driver", "station"], "school": ["school", "teacher", "pupil", "lesson"]}
     prompts, truth = [], []
@@ -109,7 +100,7 @@ def test_topics_are_found_and_named_by_their_words() -> None:
 # --- within groups --------------------------------------------------------------------------------------------------
 
 
-def test_the_figures_of_a_group_are_those_of_its_pairs_alone() -> None:
+def test_group_figures_use_only_pairs_of_the_group() -> None:
     side = np.array(["left", "right"] * 120, dtype=object)
     votes, truth = some_votes(side=side)
     predicted = np.clip(truth + np.where(side == "left", 0.2, 0.0), 0, 1)
@@ -125,14 +116,14 @@ def test_the_figures_of_a_group_are_those_of_its_pairs_alone() -> None:
         assert group.interval.low < group.brier_corrected < group.interval.high
         towards = [(q - p) if q > 0.5 else (p - q) for q, p in zip(share, own.prob_a, strict=True)]
         assert group.residual.mean == pytest.approx(math.fsum(towards) / 120)
-        assert group.calibration_error == calibration.expected_calibration_error(share, own.prob_a)
+        assert group.calibration_error == expected_calibration_error(share, own.prob_a)
     assert worst is not None
     assert (worst.grouping, worst.name, worst.groups) == ("side", "left", 2)
     assert worst.brier_corrected == pytest.approx(found["side"][0].brier_corrected)
     assert worst.interval.low < found["side"][0].interval.low < found["side"][0].interval.high < worst.interval.high
 
 
-def test_the_residual_of_length_says_that_longer_answers_are_over_predicted() -> None:
+def test_the_length_residual_shows_a_bias_to_longer_responses() -> None:
     votes, _ = some_votes(400)
     lengths = np.array([len(text) for text in votes.responses])
     longer = np.where(lengths[votes.a_index] > lengths[votes.b_index], 1, -1)
@@ -159,7 +150,7 @@ def test_groups_are_the_same_for_both_orders_of_a_pair(seed: int, by_votes: bool
     assert [group.worst for group in back] == pytest.approx([group.worst for group in there])
 
 
-def test_a_group_of_few_prompts_is_shown_and_never_called_the_worst() -> None:
+def test_a_group_of_few_prompts_is_never_the_worst() -> None:
     side = np.array(["bad"] * 40 + ["good"] * 200, dtype=object)
     votes, truth = some_votes(side=side)
     predicted = np.where(side == "bad", 1 - truth, truth)
@@ -177,7 +168,7 @@ def by_fraction(found: list[AdversarialGroup]) -> dict[float, AdversarialGroup]:
     return {group.fraction: group for group in found}
 
 
-def test_votes_drawn_from_the_prediction_look_like_noise_and_others_do_not() -> None:
+def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None:
     above = 0
     for seed in range(10):
         votes, truth = some_votes(400, seed=seed)
@@ -189,7 +180,7 @@ def test_votes_drawn_from_the_prediction_look_like_noise_and_others_do_not() -> 
     assert above <= 10, "of 50; one in twenty is expected, and the sizes of one seed go together"
 
 
-def test_smaller_groups_are_worse_and_the_whole_is_the_calibration_error() -> None:
+def test_adversarial_error_grows_for_smaller_groups() -> None:
     votes, truth = some_votes(400)
     found = adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index)
     errors = [group.worst for group in found]
@@ -197,11 +188,11 @@ def test_smaller_groups_are_worse_and_the_whole_is_the_calibration_error() -> No
     assert [group.prompts for group in found] == [5, 10, 20, 50, 100]
     lean = np.where(truth > 0.5, truth, 1 - truth)
     toward = np.where(truth > 0.5, votes.prob_a, 1 - votes.prob_a)
-    assert by_fraction(found)[1.0].worst == pytest.approx(calibration.expected_calibration_error(lean, toward))
+    assert by_fraction(found)[1.0].worst == pytest.approx(expected_calibration_error(lean, toward))
     assert adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index) == found, "seeded"
 
 
-def test_one_spoiled_tenth_of_the_prompts_shows_in_small_groups_first() -> None:
+def test_a_miscalibrated_tenth_shows_in_small_groups() -> None:
     votes, truth = some_votes(800, n_votes=50)
     spoiled = np.where(votes.prompt_index < 20, 1 - truth, truth)
     clean = by_fraction(adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index))
@@ -212,7 +203,7 @@ def test_one_spoiled_tenth_of_the_prompts_shows_in_small_groups_first() -> None:
 # --- what is left of disagreement -----------------------------------------------------------------------------------
 
 
-def test_majority_shares_are_as_by_hand() -> None:
+def test_majority_shares_match_a_direct_computation() -> None:
     prob_a, predicted = np.array([1.0, 0.0, 0.8, 0.6, 0.4, 0.5]), np.array([0.9, 0.3, 0.7, 0.95, 0.3, 0.02])
     shares = majority_shares(predicted, prob_a, np.full(6, 10))
     assert [shares[name].pairs for name in shares] == [2, 1, 2, 1]
@@ -228,7 +219,7 @@ def test_majority_shares_are_as_by_hand() -> None:
     assert math.isnan(certain_though_contested({"contested": nothing, "even": nothing}))
 
 
-def test_a_right_prediction_gives_majorities_what_it_is_expected_to_give() -> None:
+def test_a_calibrated_prediction_matches_its_expected_majority_shares() -> None:
     votes, truth = some_votes(20_000)
     shares = majority_shares(truth, votes.prob_a, votes.n_votes)
     for name in ("unanimous", "lopsided", "contested"):
@@ -239,7 +230,7 @@ def test_a_right_prediction_gives_majorities_what_it_is_expected_to_give() -> No
     assert collapsed["unanimous"].expected == 1.0
 
 
-def test_the_town_can_be_grouped_by_all_it_has() -> None:
+def test_the_town_hall_can_be_grouped_by_every_column() -> None:
     votes = town_hall(300).preferences
     found, worst = judge_groups(np.full(300, 0.5), votes, ["length", "topic", "strata"])
     for groups in found.values():

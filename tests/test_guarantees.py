@@ -1,4 +1,4 @@
-"""Each theorem where the truth is known: simulated, enumerated, or against scipy's exact probabilities."""
+"""Each theorem with a known truth: simulated, enumerated, or against exact probabilities from scipy."""
 
 import math
 from fractions import Fraction
@@ -37,15 +37,15 @@ SEEDS, SIZES, BETAS = st.integers(0, 5000), st.integers(1, 10), st.one_of(st.jus
 
 
 @given(st.integers(1, 10_000))
-def test_an_error_of_a_quarter_over_k_takes_k_members(k: int) -> None:
+def test_k_members_suffice_for_an_error_of_one_quarter_over_k(k: int) -> None:
     assert sufficient_size(1 / (4 * k)) == k
-    assert sufficient_size(float(Fraction(1, 4 * k)) * 1.0001) == k, "a little more error takes no more members"
+    assert sufficient_size(float(Fraction(1, 4 * k)) * 1.0001) == k, "a slightly larger error needs no more members"
 
 
-def test_people_who_mostly_agree_need_fewer_members() -> None:
+def test_lower_variance_needs_fewer_members() -> None:
     assert sufficient_size(0.01) == 25
     assert sufficient_size(0.01, variance=0.09) == 9
-    assert sufficient_size(0.5, variance=0.01) == 1, "an ensemble has a member"
+    assert sufficient_size(0.5, variance=0.01) == 1, "at least one member"
     for bad in (0.0, -1.0, 1.5, math.nan):
         with pytest.raises(UsageError, match="above 0 and at most 1"):
             sufficient_size(bad)
@@ -53,17 +53,17 @@ def test_people_who_mostly_agree_need_fewer_members() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("true", [(0.0, 0.0, 1.0), (0.3, 0.0, 0.7), (0.5, 0.2, 0.3)])
-def test_the_variance_of_an_opinion_is_estimated_without_bias(n: int, true: tuple[float, float, float]) -> None:
-    """Over all ways that n people can vote 0, ½ or 1."""
+def test_the_estimate_of_the_opinion_variance_is_unbiased(n: int, true: tuple[float, float, float]) -> None:
+    """Enumerates all votes 0, ½ or 1 of n people."""
     expected = 0.0
     for votes in product((0.0, 0.5, 1.0), repeat=n):
-        chance = math.prod(true[int(2 * vote)] for vote in votes)
-        expected += chance * opinion_variance([sum(votes) / n], n, votes.count(0.5))
+        prob = math.prod(true[int(2 * vote)] for vote in votes)
+        expected += prob * opinion_variance([sum(votes) / n], n, votes.count(0.5))
     mean = true[1] / 2 + true[2]
     assert expected == pytest.approx(true[1] / 4 + true[2] - mean**2)
 
 
-def test_random_annotators_err_as_the_proof_says() -> None:
+def test_random_annotators_have_the_error_of_the_proof() -> None:
     random = np.random.default_rng(0)
     true, n, k = random.random(4000), 5, 6
     estimate = random_ensemble_error(random.binomial(n, true) / n, np.full(4000, n), k)
@@ -71,14 +71,14 @@ def test_random_annotators_err_as_the_proof_says() -> None:
     assert estimate == pytest.approx(np.mean(true * (1 - true)) / k, rel=0.05)
     assert measured == pytest.approx(estimate, rel=0.05)
     assert measured < 1 / (4 * k)
-    assert math.isnan(random_ensemble_error([1.0, 0.0], 1, k)), "single votes do not show disagreement"
+    assert math.isnan(random_ensemble_error([1.0, 0.0], 1, k)), "one vote per pair shows no disagreement"
 
 
 # --- Theorem 3 ------------------------------------------------------------------------------------------------------
 
 
 def random_ensemble(seed: int, k: int, n: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Votes of k members (some tied, some copies), their weights (some none), and true shares near what they say."""
+    """Draw votes of k members (some ties, some copies), weights (some zero), and true shares near the ensemble's."""
     random = np.random.default_rng(seed)
     leaning = random.choice([0.02, 0.3, 0.5, 0.97], k)
     votes = (random.random((n, k)) < leaning).astype(float)
@@ -94,7 +94,7 @@ def random_ensemble(seed: int, k: int, n: int = 60) -> tuple[np.ndarray, np.ndar
 
 
 @given(SEEDS, SIZES, BETAS, st.booleans())
-def test_pruning_costs_no_more_than_theorem_3_allows(seed: int, k: int, beta: float, only_far: bool) -> None:
+def test_the_error_after_pruning_is_within_theorem_3(seed: int, k: int, beta: float, only_far: bool) -> None:
     votes, weights, truth = random_ensemble(seed, k)
     before = np.clip(votes @ weights, 0, 1)
     kept = members_to_keep(votes, weights, beta, only_far=only_far)
@@ -108,8 +108,8 @@ def test_pruning_costs_no_more_than_theorem_3_allows(seed: int, k: int, beta: fl
 
 
 @given(SEEDS, SIZES, BETAS)
-def test_no_outlier_remains_when_the_least_disagreement_is_known(seed: int, k: int, beta: float) -> None:
-    """Of all vote patterns, the one that follows every majority has it."""
+def test_no_outlier_remains_if_the_minimum_disagreement_is_known(seed: int, k: int, beta: float) -> None:
+    """The vote pattern that follows every majority has the minimum."""
     votes, weights, truth = random_ensemble(seed, k)
     epsilon = brier(np.clip(votes @ weights, 0, 1), truth)
     least = float(np.minimum(truth, 1 - truth).mean())
@@ -121,18 +121,18 @@ def test_no_outlier_remains_when_the_least_disagreement_is_known(seed: int, k: i
         assert not far[members_to_keep(votes, weights, beta, only_far=only_far)].any()
 
 
-def test_the_property_tests_do_meet_outliers() -> None:
-    met = 0
+def test_random_ensembles_include_outliers() -> None:
+    count = 0
     for seed in range(300):
         votes, weights, truth = random_ensemble(seed, 8)
         epsilon = brier(np.clip(votes @ weights, 0, 1), truth)
         least = float(np.minimum(truth, 1 - truth).mean())
-        met += bool((np.asarray(disagreement(votes, truth)) > outlier_threshold(2.5, epsilon, least)).any())
-    assert met > 20
+        count += bool((np.asarray(disagreement(votes, truth)) > outlier_threshold(2.5, epsilon, least)).any())
+    assert count > 20
 
 
 def far_one(weight: float, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
-    """Nine members who agree but for a pair each, and one who says the opposite."""
+    """Nine members that agree except on one pair each, and one that votes the opposite."""
     votes = np.ones((n, 10))
     votes[np.arange(9), np.arange(9)] = 0
     votes[:, 9] = 1 - votes[:, 0]
@@ -140,22 +140,22 @@ def far_one(weight: float, n: int = 50) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize(("beta", "removed"), [(11.5, 0), (10.5, 1)])
-def test_the_member_that_straddles_the_threshold_stays(beta: float, removed: int) -> None:
-    """Weight .1 goes where 1/(β−1) is above it; the next member inwards would exceed it and stays."""
+def test_a_member_that_crosses_the_weight_limit_is_kept(beta: float, removed: int) -> None:
+    """A weight of 0.1 is removed if 1/(β−1) is above it; the next member would exceed the limit and is kept."""
     kept = members_to_keep(*far_one(0.1), beta)
     assert len(kept) == 10 - removed
     assert (9 in kept) == (removed == 0)
 
 
-def test_equal_distances_are_cut_within_the_weight() -> None:
-    votes = np.eye(4)  # all at one distance
+def test_members_at_equal_distance_are_removed_up_to_the_weight_limit() -> None:
+    votes = np.eye(4)  # all at the same distance
     weights = np.full(4, 0.25)
     assert len(set(distances_to_ensemble(votes, weights).round(12))) == 1
     assert [len(members_to_keep(votes, weights, beta)) for beta in (5.01, 5, 3, 2)] == [4, 3, 2, 1]
 
 
-def test_at_beta_two_the_nearest_member_with_weight_is_left() -> None:
-    """The printed rule would remove everybody; and a nearest member without weight could not be scaled to sum 1."""
+def test_at_beta_two_the_nearest_member_with_weight_is_kept() -> None:
+    """The rule as printed would remove all members. The weight of a member without weight cannot be scaled to 1."""
     votes, weights = far_one(0.4)
     votes, weights = np.column_stack([votes, np.ones(50)]), np.append(weights, 0.0)
     assert distances_to_ensemble(votes, weights).argmin() == 10
@@ -164,16 +164,16 @@ def test_at_beta_two_the_nearest_member_with_weight_is_left() -> None:
     assert kept < 9
 
 
-def test_only_far_members_spares_an_ensemble_that_has_none() -> None:
+def test_only_far_keeps_all_members_if_none_is_far() -> None:
     votes, weights = far_one(0.05)
     assert members_to_keep(votes, weights, 5).tolist() != members_to_keep(votes, weights, 5, only_far=True).tolist()
-    assert members_to_keep(votes, weights, 5, only_far=True).tolist() == list(range(9)), "the one who is far goes"
-    assert len(members_to_keep(votes[:, :9], np.full(9, 1 / 9), 5)) < 9, "as printed, members go though none is far"
+    assert members_to_keep(votes, weights, 5, only_far=True).tolist() == list(range(9)), "the far member is removed"
+    assert len(members_to_keep(votes[:, :9], np.full(9, 1 / 9), 5)) < 9, "as printed, the rule removes near members"
     assert len(members_to_keep(votes[:, :9], np.full(9, 1 / 9), 5, only_far=True)) == 9
 
 
 @given(SEEDS, SIZES)
-def test_the_mean_distance_is_that_of_two_random_members(seed: int, k: int) -> None:
+def test_the_mean_distance_equals_that_of_two_random_members(seed: int, k: int) -> None:
     votes, weights, _ = random_ensemble(seed, k)
     distance = distances_to_ensemble(votes, weights)
     pairwise = [[np.mean(v * (1 - w) + (1 - v) * w) for w in votes.T] for v in votes.T]
@@ -183,7 +183,7 @@ def test_the_mean_distance_is_that_of_two_random_members(seed: int, k: int) -> N
 
 
 @pytest.mark.parametrize("beta", [1.5, math.nan, math.inf, -3.0])
-def test_theorem_3_needs_beta_of_at_least_two(beta: float) -> None:
+def test_theorem_3_requires_beta_of_at_least_two(beta: float) -> None:
     with pytest.raises(UsageError, match="at least 2"):
         members_to_keep(np.eye(2), [0.5, 0.5], beta)
 
@@ -192,19 +192,19 @@ def test_theorem_3_needs_beta_of_at_least_two(beta: float) -> None:
 
 
 @given(st.integers(1, 2000), st.integers(1, 64))
-def test_the_pseudo_dimension_survives_the_slip_in_its_proof(d: int, k: int) -> None:
+def test_the_pseudo_dimension_bound_holds_despite_the_slip_in_its_proof(d: int, k: int) -> None:
     """2^m ≤ (em)^((d+1)k) is simplified in print to m log 2 ≤ (d+1)k log m, without the e; the result still holds.
 
-    Beyond 4(d+1)k log(2(d+1)k) points, exact counting leaves too few patterns to shatter them.
+    Above 4(d+1)k log(2(d+1)k) points there are too few patterns to shatter them.
     """
     a, m = (d + 1) * k, pseudo_dimension_bound(d, k) / 5
     assert m == pytest.approx(4 * a * math.log(2 * a))
     assert m * math.log(2) > a * (1 + math.log(m))
-    assert math.log(2) > a / m, "and so for every larger m, since the left side grows faster"
+    assert math.log(2) > a / m, "so it holds for every larger m, because the left side grows faster"
 
 
 def test_the_bound_holds_for_every_ensemble_at_once() -> None:
-    """Two members on a line, r and −r, with any weights: then p̂ is α where Δ > 0 and 1 − α elsewhere."""
+    """Two members on a line, r and −r, with any weights: p̂ is α if Δ > 0, else 1 − α."""
     random = np.random.default_rng(1)
     n, delta, alpha = 2000, 0.05, np.linspace(0, 1, 41)[:, None]
     bound = generalization_bound(n, d=1, k=2, delta=delta)
@@ -222,13 +222,13 @@ def test_the_bound_holds_for_every_ensemble_at_once() -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 16), st.sampled_from([0.05, 0.5, 1.0, 1.3]))
-def test_bisection_finds_the_first_pair_count_that_says_something(d: int, k: int, width: float) -> None:
+def test_bisection_finds_the_smallest_informative_number_of_pairs(d: int, k: int, width: float) -> None:
     n = samples_until_informative(d, k, 0.05, width)
     assert generalization_bound(n, d, k, 0.05) < width <= generalization_bound(n - 1, d, k, 0.05)
     assert generalization_bound(10 * n, d, k, 0.05) < generalization_bound(2 * n, d, k, 0.05) < width
 
 
-def test_a_bound_is_printed_as_in_the_paper() -> None:
+def test_the_generalization_bound_is_the_formula_of_the_paper() -> None:
     size = 20 * 101 * 8 * math.log(2 * 101 * 8)
     n = 10_000_000
     expected = math.sqrt(2 * size * math.log(math.e * n / size) / n) + math.sqrt(math.log(1 / 0.1) / (2 * n))
@@ -247,18 +247,18 @@ def test_a_bound_is_printed_as_in_the_paper() -> None:
 
 @pytest.mark.parametrize("n", [2, 10, 60, 300])
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.93])
-def test_both_widths_cover_coin_flips_by_exact_count(n: int, p: float) -> None:
+def test_both_widths_cover_coin_flips_by_exact_enumeration(n: int, p: float) -> None:
     delta = 0.1
     heads = np.arange(n + 1)
-    chance = stats.binom.pmf(heads, n, p)
+    prob = stats.binom.pmf(heads, n, p)
     far = np.abs(heads / n - p)
-    assert chance[far > hoeffding_width(n, delta)].sum() <= delta
+    assert prob[far > hoeffding_width(n, delta)].sum() <= delta
     width = [bernstein_width(np.r_[np.ones(h), np.zeros(n - h)], delta) for h in heads]
-    assert chance[far > width].sum() <= delta
+    assert prob[far > width].sum() <= delta
 
 
-def test_hoeffding_is_not_wider_than_it_must_be_by_much() -> None:
-    """At seven tenths of its width, fair coins would miss more often than promised."""
+def test_hoeffding_is_not_much_wider_than_necessary() -> None:
+    """At 0.7 of its width, fair coins would miss more often than δ."""
     n, delta = 400, 0.05
     assert hoeffding_width(n, delta) == pytest.approx(math.sqrt(math.log(40) / 800))
     missed = 2 * stats.binom.sf(math.floor(n * (0.5 + 0.7 * hoeffding_width(n, delta))), n, 0.5)
@@ -268,10 +268,10 @@ def test_hoeffding_is_not_wider_than_it_must_be_by_much() -> None:
 
 
 def test_both_widths_cover_the_error_of_an_ensemble_on_new_prompts() -> None:
-    """Pairs of one prompt share their error; counted as independent pairs, an interval this narrow would miss."""
+    """Pairs of one prompt share their error. An interval that treats pairs as independent is too narrow."""
     random = np.random.default_rng(2)
     delta, prompts, each, misses = 0.1, 80, 6, {"hoeffding": 0, "bernstein": 0, "pairs as independent": 0}
-    true = 0.05  # a tenth of the prompts err by ½
+    true = 0.05  # a tenth of the prompts have an error of ½
     for _ in range(300):
         of_prompt = np.where(random.random(prompts) < 0.1, 0.5, 0.0)
         label = np.repeat(np.arange(prompts), each)
@@ -285,12 +285,12 @@ def test_both_widths_cover_the_error_of_an_ensemble_on_new_prompts() -> None:
     assert misses["pairs as independent"] > 60
 
 
-def test_values_that_hardly_vary_make_bernstein_narrow() -> None:
-    calm, wild = np.tile([0.04, 0.06], 1000), np.tile([0.0, 1.0], 1000)
-    assert bernstein_width(calm, 0.05) < hoeffding_width(2000, 0.05) / 2
-    assert bernstein_width(wild, 0.05) > hoeffding_width(2000, 0.05)
-    variance, log = float(np.var(calm, ddof=1)), math.log(80)
-    assert bernstein_width(calm, 0.05, span=1.25) == pytest.approx(
+def test_bernstein_is_narrow_for_small_variance() -> None:
+    small, large = np.tile([0.04, 0.06], 1000), np.tile([0.0, 1.0], 1000)
+    assert bernstein_width(small, 0.05) < hoeffding_width(2000, 0.05) / 2
+    assert bernstein_width(large, 0.05) > hoeffding_width(2000, 0.05)
+    variance, log = float(np.var(small, ddof=1)), math.log(80)
+    assert bernstein_width(small, 0.05, span=1.25) == pytest.approx(
         math.sqrt(2 * variance * log / 2000) + 7 * 1.25 * log / (3 * 1999)
     )
     assert bernstein_width([0.3], 0.05) == math.inf
@@ -298,14 +298,14 @@ def test_values_that_hardly_vary_make_bernstein_narrow() -> None:
 
 @pytest.mark.parametrize("n", [1, 25, 120])
 @pytest.mark.parametrize("p", [0.03, 0.5, 0.9])
-def test_bets_rule_out_the_truth_as_seldom_as_promised(n: int, p: float) -> None:
+def test_the_betting_interval_has_its_nominal_coverage(n: int, p: float) -> None:
     random = np.random.default_rng(n)
     ends = np.array([betting_interval(random.random(n) < p, 0.2) for _ in range(250)])
     assert np.mean((ends[:, 0] > p) | (ends[:, 1] < p)) <= 0.2
     assert (ends[:, 0] <= ends[:, 1]).all()
 
 
-def test_bets_are_not_wider_than_they_must_be() -> None:
+def test_the_betting_interval_is_not_much_wider_than_necessary() -> None:
     random = np.random.default_rng(0)
     values = random.beta(2, 30, 300)
     low, high = betting_interval(values, 0.05)
@@ -313,11 +313,11 @@ def test_bets_are_not_wider_than_they_must_be() -> None:
     assert 3 * (high - low) < 2 * hoeffding_width(300, 0.05)
     assert 3 * (high - low) < 2 * bernstein_width(values, 0.05)
     ends = np.array([betting_interval(random.random(120) < 0.5, 0.2) for _ in range(250)])
-    assert np.mean((ends[:, 0] > 0.5) | (ends[:, 1] < 0.5)) > 0.05, "on coins it misses nearly as often as it may"
+    assert np.mean((ends[:, 0] > 0.5) | (ends[:, 1] < 0.5)) > 0.05, "for coins the coverage is close to nominal"
 
 
 @given(SEEDS, st.floats(-2, 0), st.floats(1, 3))
-def test_bets_follow_a_change_of_scale_and_of_side(seed: int, low: float, high: float) -> None:
+def test_the_betting_interval_is_equivariant_to_scale_and_reflection(seed: int, low: float, high: float) -> None:
     values = np.random.default_rng(seed).random(30)
     below, above = betting_interval(values, 0.1)
     scaled = betting_interval(low + (high - low) * values, 0.1, low, high)
@@ -325,8 +325,8 @@ def test_bets_follow_a_change_of_scale_and_of_side(seed: int, low: float, high: 
     np.testing.assert_allclose(betting_interval(1 - values, 0.1), [1 - above, 1 - below], atol=1e-6)
 
 
-def test_a_bet_is_settled_as_by_hand() -> None:
-    """One value of 1, δ = .5: stakes √(2 log 4 / ¼), at most .9/m; m is too low where 1 + λ(1 − m) reaches 4."""
+def test_the_betting_interval_of_one_value_matches_a_manual_calculation() -> None:
+    """One value of 1, δ = .5: stakes √(2 log 4 / ¼), at most .9/m; m is rejected if 1 + λ(1 − m) reaches 4."""
     low, high = betting_interval([1.0], 0.5)
     stake = min(math.sqrt(8 * math.log(4)), 0.9 / low)
     assert 1 + stake * (1 - low) == pytest.approx(4, abs=1e-6)

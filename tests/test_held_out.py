@@ -21,21 +21,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_fit_keeps_the_held_out_votes_with_the_rewards_of_its_members(folder: Path) -> None:
+def test_fit_saves_held_out_votes_with_rewards(folder: Path) -> None:
     kept, ensemble = load_held_out(folder), RewardEnsemble.load(folder)
     _, test = VOTES.split(0.1)
     assert kept.preferences == test
     assert np.allclose(kept.rewards, ensemble.rewards(texts_of(test)))
 
 
-def test_votes_and_differences_are_those_of_the_ensemble(folder: Path) -> None:
+def test_votes_and_differences_match_the_ensemble(folder: Path) -> None:
     kept, ensemble = load_held_out(folder), RewardEnsemble.load(folder)
     reward_a, reward_b = ensemble.pair_rewards(kept.preferences)
     assert np.allclose(kept.difference, reward_a - reward_b)
     assert np.array_equal(kept.votes, ensemble.votes(kept.preferences))
 
 
-def test_gathered_evidence_is_what_fit_kept(folder: Path) -> None:
+def test_scoring_held_out_votes_again_gives_what_fit_saved(folder: Path) -> None:
     kept = load_held_out(folder)
     gathered = score_held_out(RewardEnsemble.load(folder), kept.preferences)
     assert np.allclose(gathered.rewards, kept.rewards)
@@ -46,7 +46,7 @@ def test_taking_members_keeps_their_columns(folder: Path) -> None:
     assert np.array_equal(kept.take([2, 0]).votes, kept.votes[:, [2, 0]])
 
 
-def test_some_of_the_pairs_keep_what_is_theirs(folder: Path) -> None:
+def test_indexing_keeps_the_rewards_of_each_pair(folder: Path) -> None:
     kept = load_held_out(folder)
     for rows in (np.arange(len(kept.preferences)) % 3 == 1, [7, 2, 30]):
         some = kept[rows]
@@ -55,29 +55,29 @@ def test_some_of_the_pairs_keep_what_is_theirs(folder: Path) -> None:
         assert np.allclose(some.rewards, RewardEnsemble.load(folder).rewards(texts_of(some.preferences)))
 
 
-def test_votes_need_not_be_kept(tmp_path: Path) -> None:
+def test_held_out_votes_are_optional(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none", folder=tmp_path)
     fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)
     assert not {VOTES_FILE, REWARDS_FILE} & {path.name for path in tmp_path.iterdir()}
-    with pytest.raises(DataError, match=r"no held-out votes were kept in it.*name votes that it did not learn from"):
+    with pytest.raises(DataError, match=r"it has no held-out votes.*give votes that it was not trained on"):
         load_held_out(tmp_path)
 
 
-def test_files_that_do_not_belong_together_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_mismatched_files_are_rejected(folder: Path, tmp_path: Path) -> None:
     save_held_out(load_held_out(folder), tmp_path)
     VOTES[:50].save(tmp_path / VOTES_FILE)
     with pytest.raises(DataError, match="do not belong together"):
         load_held_out(tmp_path)
 
 
-def test_a_damaged_file_is_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_raises_data_error(folder: Path, tmp_path: Path) -> None:
     save_held_out(load_held_out(folder), tmp_path)
     (tmp_path / REWARDS_FILE).write_bytes(b"nonsense")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="it is damaged"):
         load_held_out(tmp_path)
 
 
-def test_commands_say_that_no_votes_were_kept(tmp_path: Path) -> None:
+def test_commands_report_missing_held_out_votes(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none").save(tmp_path)
     done = run("report", tmp_path, "-o", tmp_path / "report.html")
     assert done.returncode == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import kendalltau
 
-from pluralign.theory import kendall as diversity
+from pluralign.theory import kendall
 from pluralign.theory.kendall import (
     expected_distinct,
     kendall_tau_b,
@@ -36,60 +36,60 @@ def by_scipy(rewards: Rewards) -> Rewards:
 
 
 @given(TIED)
-def test_tau_is_scipys_with_ties_and_nan_for_a_constant_member(rewards: Rewards) -> None:
+def test_tau_equals_scipys_with_ties_and_is_nan_for_a_constant_member(rewards: Rewards) -> None:
     np.testing.assert_allclose(kendall_tau_b(rewards), by_scipy(rewards), atol=1e-12)
 
 
 @given(TIED)
-def test_tau_depends_on_order_alone(rewards: Rewards) -> None:
+def test_tau_depends_only_on_the_order_of_rewards(rewards: Rewards) -> None:
     tau = kendall_tau_b(rewards)
     np.testing.assert_array_equal(kendall_tau_b(3.0 * rewards**3 + 7.0), tau)
     np.testing.assert_array_equal(kendall_tau_b(rewards[::-1]), tau)
     np.testing.assert_array_equal(kendall_tau_b(rewards[:, ::-1]), tau[::-1, ::-1])
-    turned = rewards.copy()
-    turned[:, 0] *= -1
-    np.testing.assert_array_equal(kendall_tau_b(turned)[0, 1:], -tau[0, 1:])
+    negated = rewards.copy()
+    negated[:, 0] *= -1
+    np.testing.assert_array_equal(kendall_tau_b(negated)[0, 1:], -tau[0, 1:])
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_does_not_change_tau(monkeypatch: pytest.MonkeyPatch) -> None:
     rewards = np.random.default_rng(0).integers(0, 9, (30, 3)).astype(float)
     whole = kendall_tau_b(rewards)
-    monkeypatch.setattr(diversity, "_SIGNS_A_BLOCK", 1)
+    monkeypatch.setattr(kendall, "SIGNS_PER_BLOCK", 1)
     np.testing.assert_array_equal(kendall_tau_b(rewards), whole)
 
 
-def test_the_papers_size_takes_seconds() -> None:
+def test_tau_at_the_papers_size_takes_seconds() -> None:
     random = np.random.default_rng(0)
     start = time.perf_counter()
     mean_tau([random.standard_normal((100, 8)) for _ in range(50)])
     assert time.perf_counter() - start < 10
 
 
-def test_means_and_errors_over_prompts_leave_constant_members_out() -> None:
+def test_means_and_errors_over_prompts_ignore_constant_members() -> None:
     random = np.random.default_rng(1)
     prompts = [random.standard_normal((n, 3)) for n in (4, 6, 9, 5)]
     prompts[2][:, 0] = 1.0
-    found = mean_tau(prompts)
+    mean = mean_tau(prompts)
     taus = [kendalltau(r[:, 0], r[:, 2]).statistic for r in (prompts[0], prompts[1], prompts[3])]
-    assert found.tau[0, 2] == pytest.approx(np.mean(taus))
-    assert found.standard_error[0, 2] == pytest.approx(np.std(taus, ddof=1) / np.sqrt(3))
-    assert found.constant.tolist() == [1, 0, 0]
-    pairs = [found.tau[0, 1], found.tau[0, 2], found.tau[1, 2]]
-    assert found.off_diagonal == pytest.approx(np.mean(pairs))
-    assert found.per_prompt[2] == pytest.approx(kendalltau(prompts[2][:, 1], prompts[2][:, 2]).statistic)
-    assert found.off_diagonal_standard_error == pytest.approx(found.per_prompt.std(ddof=1) / 2)
+    assert mean.tau[0, 2] == pytest.approx(np.mean(taus))
+    assert mean.standard_error[0, 2] == pytest.approx(np.std(taus, ddof=1) / np.sqrt(3))
+    assert mean.constant.tolist() == [1, 0, 0]
+    pairs = [mean.tau[0, 1], mean.tau[0, 2], mean.tau[1, 2]]
+    assert mean.off_diagonal == pytest.approx(np.mean(pairs))
+    assert mean.per_prompt[2] == pytest.approx(kendalltau(prompts[2][:, 1], prompts[2][:, 2]).statistic)
+    assert mean.off_diagonal_standard_error == pytest.approx(mean.per_prompt.std(ddof=1) / 2)
 
 
 def test_random_rankings_have_tau_near_zero_within_its_error() -> None:
     random = np.random.default_rng(2)
-    found = mean_tau([random.standard_normal((20, 6)) for _ in range(60)])
-    assert abs(found.off_diagonal) < 4 * found.off_diagonal_standard_error < 0.05
+    mean = mean_tau([random.standard_normal((20, 6)) for _ in range(60)])
+    assert abs(mean.off_diagonal) < 4 * mean.off_diagonal_standard_error < 0.05
 
 
-def test_one_member_has_nobody_to_differ_from() -> None:
-    found = mean_tau([np.array([[1.0], [2.0]])])
-    assert np.isnan(found.off_diagonal)
-    assert found.tau.tolist() == [[1.0]]
+def test_a_single_member_has_no_off_diagonal_mean() -> None:
+    mean = mean_tau([np.array([[1.0], [2.0]])])
+    assert np.isnan(mean.off_diagonal)
+    assert mean.tau.tolist() == [[1.0]]
     assert np.isnan(weighted_off_diagonal([[1.0]], [1.0]))
 
 
@@ -106,14 +106,14 @@ def test_agreement_counts_ties_half() -> None:
     np.testing.assert_allclose(vote_agreement(votes), [[1.0, 0.5], [0.5, 2.5 / 3]])
 
 
-def test_near_copies_and_opposites_are_found_at_the_threshold_closest_first() -> None:
+def test_near_copies_and_opposites_start_at_the_threshold_and_are_sorted() -> None:
     tau = np.array([[1.0, 0.8, -0.5], [0.8, 1.0, 0.95], [-0.5, 0.95, 1.0]])
     assert near_copies(tau) == [(1, 2), (0, 1)]
     assert near_opposites(tau) == [(0, 2)]
     assert near_copies(np.where(tau > 0.9, np.nan, tau)) == [(0, 1)]
 
 
-def test_weight_goes_to_first_choices_and_ties_share_it() -> None:
+def test_weight_goes_to_top_choices_and_ties_split_it() -> None:
     rewards = [[1.0, 5.0], [1.0, 2.0], [0.0, 1.0]]
     np.testing.assert_allclose(weight_on_tops(rewards, [0.6, 0.4]), [0.7, 0.3, 0.0])
 
@@ -125,6 +125,6 @@ def test_expected_distinct_choices_match_a_simulation() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.zeros((0, 2)), np.zeros(3), np.array([[np.nan, 1.0], [1.0, 2.0]])])
-def test_rewards_that_cannot_be_ranked_are_refused(bad: Rewards) -> None:
+def test_invalid_rewards_are_refused(bad: Rewards) -> None:
     with pytest.raises(ValueError, match="rewards must"):
         kendall_tau_b(bad)

@@ -19,7 +19,8 @@ from test_classifier import write_bert
 from test_ensemble import some_ensemble
 
 from pluralign.core.errors import DataError
-from pluralign.evaluation.predictors import Predictor, cross_fitted, find_predictor, load_predictor, reward_subject
+from pluralign.evaluation.predictors import Predictor, cross_fitted, reward_predictor
+from pluralign.evaluation.sources import find_predictor, load_predictor
 from pluralign.models.classifier import model_rewards
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
@@ -59,7 +60,7 @@ def difference_of(subject: Predictor) -> list[float]:
 # --- finding --------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_stands_for_what_is_there(tmp_path: Path) -> None:
+def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
     some_ensemble().save(tmp_path / "ensemble")
     (tmp_path / "model").mkdir()
     config = {"architectures": ["BertForSequenceClassification"]}
@@ -72,18 +73,18 @@ def test_a_name_stands_for_what_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nowhere", r"nowhere: there is nothing of that name"),
-        ("./no/where", r"there is nothing of that name"),
+        ("nowhere", r"nowhere: no such folder, file or hub id"),
+        ("./no/where", r"no such folder, file or hub id"),
         ("runs/scores.jsonl", r"runs/scores\.jsonl: there is no such file; check the path"),
         ("scores.parquet", r"there is no such file"),
     ],
 )
-def test_a_name_of_nothing_is_refused_in_one_sentence(name: str, words: str) -> None:
+def test_an_unknown_name_raises_data_error(name: str, words: str) -> None:
     with pytest.raises(DataError, match=words):
         find_predictor(name)
 
 
-def test_a_hub_id_that_cannot_be_fetched_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_id_raises_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_network(*_: Any, **__: Any) -> str:
         raise ConnectionError("no route")
 
@@ -137,7 +138,7 @@ def test_scores_of_texts_are_matched_by_text_in_every_format(tmp_path: Path, wri
 
 @pytest.mark.parametrize("write", [as_jsonl, as_csv, as_parquet])
 @pytest.mark.parametrize("name", ["prob_hat", "prob"])
-def test_probabilities_of_pairs_turn_with_the_pair(tmp_path: Path, write: Callable[..., Path], name: str) -> None:
+def test_probabilities_are_mirrored_for_reversed_pairs(tmp_path: Path, write: Callable[..., Path], name: str) -> None:
     shares = [0.75, 0.5, 0.25, 0.125]
     rows = pair_rows(name, shares)
     for row in rows[::2]:  # some pairs the other way round
@@ -157,7 +158,7 @@ def test_scores_of_pairs_and_lists_of_rewards_are_read(tmp_path: Path) -> None:
         subject = load_predictor(write(tmp_path / "several", several), votes())
         assert subject.difference is not None
         np.testing.assert_array_equal(subject.difference, np.outer(DIFFERENCE, [1, -1, 0]))
-        assert subject.note == "3 rewards a text, taken as members of equal weight"
+        assert subject.note == "3 rewards per text, read as members of equal weight"
         assert subject.level == "vote"
         assert subject.prob_hat == pytest.approx([0.5] * 4)
 
@@ -172,19 +173,21 @@ def test_a_chat_prompt_is_matched_as_its_messages(write_jsonl: WriteLines) -> No
         load_predictor(write_jsonl([row | {"prompt": "tea ?"}]), pair)
 
 
-def test_what_compare_prints_is_matched_by_order(write_jsonl: WriteLines) -> None:
+def test_output_of_compare_is_matched_by_order(write_jsonl: WriteLines) -> None:
     shares = [0.1, 0.2, 0.3, 0.4]
     path = write_jsonl([{"votes": [1, 0], "prob_hat": share, "prob_policy": 0.5} for share in shares])
     assert load_predictor(path, votes(dropped={"tie votes": 3})).prob_hat == pytest.approx(shares)
     with pytest.raises(DataError, match=r"its 4 rows have no texts, and there are 3 pairs; add prompt, response_a"):
         load_predictor(path, votes()[:3])
-    with pytest.raises(DataError, match=r"its 4 rows have no texts, and there are 4 pairs of which some were left out"):
+    with pytest.raises(DataError, match=r"its 4 rows have no texts, and there are 4 pairs, after some were dropped"):
         load_predictor(path, votes(dropped={"pairs with fewer than 2 votes": 1}))
 
 
 def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> None:
     rows = [row for row in score_rows() if row["response"] != "never ."]
-    words = r"2 of 4 pairs have no score in it; add what is missing, such as .*\"tea \?\".*\"no \.\".*\"never \.\""
+    words = (
+        r"2 of 4 pairs have no score in it; add the missing rows, for example for .*\"tea \?\".*\"no \.\".*\"never \.\""
+    )
     with pytest.raises(DataError, match=words):
         load_predictor(write_jsonl(rows), votes())
     with pytest.raises(DataError, match="1 of 4 pairs have no row in it"):
@@ -199,27 +202,27 @@ def test_missing_texts_are_counted_with_an_example(write_jsonl: WriteLines) -> N
         ({"score": "high"}, r"row 2: score is 'high', not a number"),
         ({"score": None}, r"row 2: score is None, not a number"),
         ({"score": True}, r"row 2: score is True"),
-        ({"score": [1.0, 2.0]}, r"row 2: score has another length than before"),
+        ({"score": [1.0, 2.0]}, r"row 2: score has another length than in earlier rows"),
         ({"prompt": None}, r"row 2: there is no value for prompt"),
-        ({"response": "yes ."}, r"row 2: the same texts have another value in an earlier row"),
+        ({"response": "yes ."}, r"row 2: the same texts have a different value in an earlier row"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_bad_row_is_named(write_jsonl: WriteLines, change: dict[str, Any], words: str) -> None:
+def test_a_bad_row_is_named_by_number(write_jsonl: WriteLines, change: dict[str, Any], words: str) -> None:
     rows = score_rows()
     rows[1] |= change
     with pytest.raises(DataError, match=words):
         load_predictor(write_jsonl(rows), votes())
 
 
-def test_a_share_outside_0_to_1_and_unknown_columns_are_refused(write_jsonl: WriteLines, tmp_path: Path) -> None:
+def test_shares_outside_0_to_1_and_unknown_columns_are_rejected(write_jsonl: WriteLines, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"row 3: prob_hat is 1\.5, not between 0 and 1; give a probability"):
         load_predictor(write_jsonl(pair_rows("prob_hat", [0.5, 0.5, 1.5, 0.5])), votes())
     with pytest.raises(DataError, match=r"its columns are prompt, answer; give rows \{prompt, response, score\}"):
         load_predictor(write_jsonl([{"prompt": "x", "answer": "y"}]), votes())
     with pytest.raises(DataError, match=r"row 1: there is no value for prompt"):
         load_predictor(write_jsonl([{"response_a": "x", "response_b": "y", "prob": 0.5}]), votes())
-    with pytest.raises(DataError, match="there are no rows in it"):
+    with pytest.raises(DataError, match="it has no rows"):
         load_predictor(write_jsonl([]), votes())
 
 
@@ -227,7 +230,7 @@ def test_a_share_outside_0_to_1_and_unknown_columns_are_refused(write_jsonl: Wri
 
 
 @pytest.mark.slow
-def test_a_reward_model_is_read_in_three_ways(tmp_path: Path) -> None:
+def test_a_reward_model_has_three_readings(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "reward")
     subject = load_predictor(folder, votes())
     texts = list(SCORES)
@@ -240,10 +243,10 @@ def test_a_reward_model_is_read_in_three_ways(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_rewards_are_weighted_as_the_configuration_says(tmp_path: Path) -> None:
+def test_several_rewards_use_the_weights_of_the_configuration(tmp_path: Path) -> None:
     equal = load_predictor(write_bert(tmp_path / "equal", 3), votes())
     assert equal.weights == pytest.approx([1 / 3] * 3)
-    assert equal.note == "3 rewards, taken as members of equal weight"
+    assert equal.note == "3 rewards, read as members of equal weight"
     weighted = load_predictor(write_bert(tmp_path / "own", 3, pluralign_weights=[0.5, 0.5, 0.0]), votes())
     assert weighted.weights == pytest.approx([0.5, 0.5, 0.0])
     assert "pluralign_weights" in weighted.note
@@ -257,7 +260,7 @@ def test_several_rewards_are_weighted_as_the_configuration_says(tmp_path: Path) 
 # --- temperature ----------------------------------------------------------------------------------------------------
 
 
-def test_a_temperature_undoes_a_wrong_scale() -> None:
+def test_the_temperature_corrects_a_wrong_scale() -> None:
     random = np.random.default_rng(0)
     true = random.normal(size=400)
     shares = np.array([sigma(z) for z in true])
@@ -281,13 +284,13 @@ def test_the_temperature_of_a_prompt_is_chosen_on_other_prompts() -> None:
 
 @given(st.floats(0.01, 100), st.integers(0, 5))
 def test_the_scale_of_a_reward_does_not_matter_to_its_tempered_reading(scale: float, seed: int) -> None:
-    subject = reward_subject("r", "scores", np.array(DIFFERENCE)[:, None], np.ones(1), votes(), seed)
-    scaled = reward_subject("r", "scores", scale * np.array(DIFFERENCE)[:, None], np.ones(1), votes(), seed)
+    subject = reward_predictor("r", "scores", np.array(DIFFERENCE)[:, None], np.ones(1), votes(), seed)
+    scaled = reward_predictor("r", "scores", scale * np.array(DIFFERENCE)[:, None], np.ones(1), votes(), seed)
     np.testing.assert_allclose(scaled.readings["tempered"], subject.readings["tempered"], atol=1e-9)
 
 
-def test_one_prompt_leaves_nothing_to_choose_a_temperature_by() -> None:
-    subject = reward_subject("r", "scores", np.ones((2, 1)), np.ones(1), votes()[:2])
+def test_one_prompt_has_no_tempered_reading() -> None:
+    subject = reward_predictor("r", "scores", np.ones((2, 1)), np.ones(1), votes()[:2])
     assert set(subject.readings) == {"vote", "policy"}
-    same = reward_subject("r", "scores", np.zeros((4, 1)), np.ones(1), votes())
+    same = reward_predictor("r", "scores", np.zeros((4, 1)), np.ones(1), votes())
     assert same.readings["tempered"].tolist() == [0.5] * 4

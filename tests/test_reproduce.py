@@ -18,8 +18,10 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.costs import LLAMA_3_8B, Architecture
+from pluralign.experiments.plan import STATE_FILE, estimate_cost, plan
+from pluralign.experiments.recipe import RECIPES, load_recipe, shrunk
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import RECIPES, compare_table, estimate_cost, load_recipe, plan, reproduce
+from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -107,7 +109,7 @@ def test_a_recipe_says_what_the_paper_says(name: str) -> None:
 
 
 def test_fine_tuning_does_what_the_recipes_note_for_the_record() -> None:
-    finetune = importlib.import_module("pluralign.training.finetune")
+    finetune = importlib.import_module("pluralign.training.finetune.recipe")
     for name in RECIPES:
         noted = load_recipe(name).paper_training
         assert (noted["warmup"], noted["weight_decay"]) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)
@@ -293,7 +295,7 @@ def test_a_folder_of_another_run_is_refused(rehearsal: Path) -> None:
 
 
 def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / reproduction.STATE_FILE).write_text("{")
+    (tmp_path / STATE_FILE).write_text("{")
     with pytest.raises(DataError, match=r"reproduce\.json: it cannot be read; use another folder"):
         reproduce("multipref", tmp_path, encoder="none", data=f"multipref:{write_sample('multipref', tmp_path / 'v')}")
 
@@ -301,7 +303,7 @@ def test_a_state_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_frozen_features_go_the_same_way_and_a_stopped_run_goes_on(
     rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduction, "load_recipe", lambda name: reproduction.shrunk(load_recipe(name)))
+    monkeypatch.setattr(reproduction, "load_recipe", lambda name: shrunk(load_recipe(name)))
     made, later = rehearsal / "rehearsal", tmp_path / "later.jsonl"
     given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
     with pytest.raises(DataError, match=r"later\.jsonl: there is no such file"):
@@ -317,7 +319,7 @@ def test_an_ensemble_that_the_plans_own_command_fitted_is_taken_as_it_is(
     rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that fit can be run apart, on several GPUs."""
-    monkeypatch.setattr(reproduction, "load_recipe", lambda name: reproduction.shrunk(load_recipe(name)))
+    monkeypatch.setattr(reproduction, "load_recipe", lambda name: shrunk(load_recipe(name)))
     made = rehearsal / "rehearsal"
     given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
     given["prompts"] = f"prism:{made / 'prism'}"

@@ -35,10 +35,10 @@ def test_no_point_of_a_fine_grid_is_better() -> None:
         grid = [np.array([i, j, 40 - i - j]) / 40 for i, j in itertools.product(range(41), repeat=2) if i + j <= 40]
         nearest = min(error(v, p, a) for a in grid)
         assert best <= nearest + 1e-9
-        assert nearest - best < 0.002, "the grid comes close to it"
+        assert nearest - best < 0.002, "the grid is fine enough"
 
 
-def test_the_gap_bounds_what_is_left() -> None:
+def test_the_gap_bounds_the_remaining_improvement() -> None:
     v, p = votes_and_target(1)
     best = error(v, p, simplex_least_squares(v, p))
     rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def test_permuting_members_permutes_weights(seed: int, order: list[int]) -> None
 
 
 @given(st.integers(0, 1000))
-def test_a_copied_member_leaves_the_fit_as_it_was_and_shares_the_weight(seed: int) -> None:
+def test_a_copied_member_keeps_the_fit_and_shares_the_weight(seed: int) -> None:
     v, p = votes_and_target(seed, k=3)
     once, twice = simplex_least_squares(v, p), simplex_least_squares(v[:, [0, 1, 2, 0]], p)
     assert error(v[:, [0, 1, 2, 0]], p, twice) == pytest.approx(error(v, p, once), abs=1e-9)
@@ -62,13 +62,13 @@ def test_a_copied_member_leaves_the_fit_as_it_was_and_shares_the_weight(seed: in
 
 
 @given(st.integers(0, 1000))
-def test_swapping_a_and_b_leaves_the_weights(seed: int) -> None:
+def test_swapping_a_and_b_keeps_the_weights(seed: int) -> None:
     v, p = votes_and_target(seed, k=4)
     np.testing.assert_allclose(simplex_least_squares(1 - v, 1 - p), simplex_least_squares(v, p), atol=1e-6)
 
 
 @pytest.mark.parametrize("column", [np.zeros(30), np.ones(30), np.full(30, 0.5)])
-def test_constant_and_single_members_are_no_trouble(column: np.ndarray) -> None:
+def test_constant_and_single_members_work(column: np.ndarray) -> None:
     v, p = votes_and_target(0, n=30, k=3)
     a = simplex_least_squares(np.column_stack([v, column]), p)
     assert optimality_gap(np.column_stack([v, column]), p, a) < 5e-8
@@ -76,13 +76,13 @@ def test_constant_and_single_members_are_no_trouble(column: np.ndarray) -> None:
     np.testing.assert_allclose(simplex_least_squares(np.column_stack([column] * 4), p), [0.25] * 4, atol=1e-6)
 
 
-def test_a_perfect_mixture_is_found_exactly() -> None:
+def test_the_weights_of_a_perfect_mixture_are_recovered() -> None:
     v, _ = votes_and_target(5, n=200, k=6)
     true = np.array([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])
     np.testing.assert_allclose(simplex_least_squares(v, v @ true), true, atol=1e-6)
 
 
-def test_shapes_and_values_that_do_not_fit_are_refused() -> None:
+def test_invalid_shapes_and_values_are_refused() -> None:
     with pytest.raises(ValueError, match="must be"):
         simplex_least_squares([[1.0, 0.0]], [0.5, 0.5])
     with pytest.raises(ValueError, match="finite"):

@@ -1,4 +1,4 @@
-"""Rules that choose one answer for all."""
+"""Social choice rules against brute force and their defining properties."""
 
 import itertools
 
@@ -16,7 +16,7 @@ def random_support(seed: int, n: int = 5, k: int = 7) -> np.ndarray[tuple[int, i
     return pairwise_support(random.standard_normal((n, k)), random.dirichlet(np.ones(k)))
 
 
-def test_support_is_counted_member_by_member_and_a_tie_is_half() -> None:
+def test_support_sums_the_weights_of_members_and_a_tie_counts_half() -> None:
     rewards, weights = [[1.0, 2.0, 0.0], [1.0, 1.0, 5.0]], [0.2, 0.5, 0.3]
     support = pairwise_support(rewards, weights)
     assert support[0, 1] == pytest.approx(0.5 * 0.2 + 0.5)
@@ -24,7 +24,7 @@ def test_support_is_counted_member_by_member_and_a_tie_is_half() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_support_of_two_sides_sums_to_one(seed: int) -> None:
+def test_support_of_both_sides_sums_to_one(seed: int) -> None:
     support = random_support(seed)
     assert np.allclose(support + support.T, 1)
 
@@ -49,7 +49,7 @@ def test_renaming_candidates_renames_the_scores(seed: int, order: list[int]) -> 
 def test_borda_is_the_mean_rank_of_weighted_members() -> None:
     random = np.random.default_rng(3)
     rewards, weights = random.standard_normal((5, 4)), random.dirichlet(np.ones(4))
-    beaten = (rewards[:, None] > rewards[None]).sum(axis=1)  # rivals that each member ranks below
+    beaten = (rewards[:, None] > rewards[None]).sum(axis=1)  # number of rivals ranked below, per member
     assert np.allclose(borda(pairwise_support(rewards, weights)), beaten @ weights / 4)
 
 
@@ -70,7 +70,7 @@ def brute_force_schulze(support: np.ndarray[tuple[int, int], np.dtype[np.float64
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_schulze_agrees_with_every_path_tried(seed: int) -> None:
+def test_schulze_agrees_with_brute_force_over_all_paths(seed: int) -> None:
     support = random_support(seed, n=5, k=3)
     assert schulze(support).tolist() == brute_force_schulze(support)
 
@@ -83,13 +83,13 @@ def test_no_candidate_beats_the_maximal_lottery(seed: int) -> None:
     assert ((support - 0.5) @ lottery).max() <= 1e-7
 
 
-def test_the_lottery_of_a_cycle_is_drawn_in_proportion() -> None:
+def test_the_lottery_draws_candidates_of_a_cycle_equally_often() -> None:
     cycle = np.array([[0.5, 0.7, 0.3], [0.3, 0.5, 0.7], [0.7, 0.3, 0.5]])
     drawn = np.bincount([choose(cycle, "lottery", seed) for seed in range(600)], minlength=3)
     assert drawn.min() > 150
 
 
-def test_ties_go_by_mean_support_and_then_by_lot() -> None:
+def test_ties_are_broken_by_mean_support_then_at_random() -> None:
     support = np.array([[0.5, 0.5, 0.6], [0.5, 0.5, 0.9], [0.4, 0.1, 0.5]])
     assert maximin(support)[:2].tolist() == [0.5, 0.5]
     assert {choose(support, "maximin", seed) for seed in range(20)} == {1}
@@ -97,6 +97,6 @@ def test_ties_go_by_mean_support_and_then_by_lot() -> None:
     assert {choose(even, "maximin", seed) for seed in range(20)} == {0, 1}
 
 
-def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
+def test_an_unknown_rule_raises_an_error_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'schulze'"):
         choose(np.full((2, 2), 0.5), "schulz")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
     from pluralign.evaluation.evaluate import evaluate
-    from pluralign.experiments.reproduce import Plan, Reproduction, plan, reproduce
+    from pluralign.experiments.plan import Plan, plan
+    from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.fitting.fit import fit
     from pluralign.models.options import RemoteOptions, SamplingOptions
     from pluralign.models.remote import ServerModel
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
     from pluralign.policies.tune import Tuning, tune
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
-    from pluralign.server.app import create_app, serve
-    from pluralign.theory.rankings import Decomposition, decompose
+    from pluralign.server.app import create_app
+    from pluralign.server.run import serve
+    from pluralign.theory.realizability import Decomposition, decompose
     from pluralign.training.options import FinetuneOptions, FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from pluralign.votes.preferences import PreferenceSet, concatenate
     from pluralign.votes.prompts import Message
     from pluralign.votes.summary import Inspection, inspect
-    from pluralign.votes.town_hall import TownHall, town_hall
+    from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 _HOMES = {
     "Answer": "answering.answer",
@@ -44,7 +46,7 @@ _HOMES = {
     "CaseStudy": "analysis.member_rankings",
     "Certificate": "analysis.certificate",
     "DataError": "core.errors",
-    "Decomposition": "theory.rankings",
+    "Decomposition": "theory.realizability",
     "Diversity": "analysis.member_rankings",
     "Evaluation": "ensemble.record",
     "Export": "publishing.transformers_export",
@@ -55,7 +57,7 @@ _HOMES = {
     "LoadOptions": "votes.options",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
-    "Plan": "experiments.reproduce",
+    "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "policies.options",
     "PreferenceSet": "votes.preferences",
@@ -67,7 +69,7 @@ _HOMES = {
     "SamplingOptions": "models.options",
     "ServerModel": "models.remote",
     "Tournament": "analysis.tournament",
-    "TownHall": "votes.town_hall",
+    "TownHall": "votes.town_hall.townhall",
     "TuneOptions": "policies.options",
     "Tuning": "policies.tune",
     "UsageError": "core.errors",
@@ -76,7 +78,7 @@ _HOMES = {
     "certify": "analysis.certificate",
     "concatenate": "votes.preferences",
     "create_app": "server.app",
-    "decompose": "theory.rankings",
+    "decompose": "theory.realizability",
     "encode": "scale.jobs",
     "evaluate": "evaluation.evaluate",
     "export": "publishing.transformers_export",
@@ -88,12 +90,12 @@ _HOMES = {
     "load_tournament": "analysis.tournament",
     "measure_diversity": "analysis.member_rankings",
     "member_profiles": "analysis.profiles",
-    "plan": "experiments.reproduce",
+    "plan": "experiments.plan",
     "prune": "analysis.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
-    "serve": "server.app",
-    "town_hall": "votes.town_hall",
+    "serve": "server.run",
+    "town_hall": "votes.town_hall.townhall",
     "tune": "policies.tune",
 }
 

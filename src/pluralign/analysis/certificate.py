@@ -1,7 +1,8 @@
-"""``certify``: what the paper's theorems guarantee of one ensemble on given votes, and where they say nothing.
+"""``certify``: the guarantees that the paper's theorems give for one ensemble on given votes.
 
-Each certificate has one plain line on what it states, its numbers, a sentence on them, and whether it says anything.
-The mathematics is in ``theory`` and ``calibration``; docs/certificates.md explains how to read it.
+Each statement has one line on the theorem in general, its numbers for this ensemble, a sentence about them, and whether
+the result is informative or vacuous. The mathematics is in ``theory.guarantees`` and ``theory.calibration``;
+docs/how-to/certify.md explains how to read a certificate.
 """
 
 import math
@@ -15,41 +16,40 @@ from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.finetuned import TunedFeatures
-from pluralign.theory import calibration
-from pluralign.theory import guarantees as theory
-from pluralign.theory.calibration import Interval
+from pluralign.theory import calibration, guarantees
+from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 
 EPSILON = 0.025
-"""A calibration error of .025 is a root mean square error of 16 points in a hundred people."""
+"""Default target: a calibration error of .025 is a root mean square error of 16 percentage points."""
 DELTA = 0.05
-CERTAIN_ERROR = 0.25
-"""(½ − p*)² is never more."""
-NARROW = 0.05
-"""A gap between measured and true error that one would call small."""
+TRIVIAL_ERROR = 0.25
+"""Largest possible error of always predicting ½: (½ − p*)² is at most ¼."""
+SMALL_GAP = 0.05
+"""A gap between measured and true error that counts as small."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What every certificate has."""
+    """The common part of all statements."""
 
     states: str
-    """What is guaranteed in general, in a line."""
+    """The theorem in one line."""
     here: str
-    """What that comes to for this ensemble."""
+    """Its result for this ensemble."""
     informative: bool
-    """Whether that is better than knowing nothing."""
+    """Whether the result is better than a trivial bound."""
 
 
 @dataclass(frozen=True)
 class SmallSize(Statement):
-    """Theorem 2: how many members are enough, and what random annotators would do."""
+    """Theorem 2: a sufficient number of members, and the error of random annotators."""
 
     epsilon: float
     sufficient_size: int
     """⌈1/(4ε)⌉."""
     opinion_variance: float
-    """mean p*(1 − p*), estimated without bias."""
+    """Unbiased estimate of mean p*(1 − p*)."""
     sufficient_size_here: int | None
     """⌈mean p*(1 − p*)/ε⌉."""
     k: int
@@ -58,14 +58,14 @@ class SmallSize(Statement):
     own_error: float
     """Corrected Brier score of the ensemble's votes."""
     worth_annotators: float | None
-    """How many random annotators err as little as the ensemble; None where its error is estimated at 0 or below."""
+    """Number of random annotators with the same error as the ensemble; None if its estimated error is 0 or below."""
 
 
 @dataclass(frozen=True)
 class OutlierControl(Statement):
-    """Theorem 3: how much weight outliers can have, and what removing them can cost.
+    """Theorem 3: an upper bound on the weight of outliers, and on the error after removing them.
 
-    Informative if the bound is below the error of always answering ½.
+    Informative if the bound is below the error of always predicting ½.
     """
 
     beta: float
@@ -75,7 +75,7 @@ class OutlierControl(Statement):
     least_disagreement: float
     outlier_threshold: float
     names_outliers: bool
-    """Whether the threshold is below 1, so that a member could be above it."""
+    """Whether the threshold is below 1, so that a member can be an outlier."""
     outliers: list[int]
     outlier_weight: float
     distances: list[float]
@@ -89,9 +89,9 @@ class OutlierControl(Statement):
 
 @dataclass(frozen=True)
 class Generalization(Statement):
-    """Theorem 4: how far the error on training pairs can be from the error on all, for every ensemble at once.
+    """Theorem 4: an upper bound on the gap between training error and true error, uniform over all ensembles.
 
-    Informative if the bound is below 1 at the number of pairs learned from.
+    Informative if the bound is below 1 at the number of training pairs.
     """
 
     d: int
@@ -99,27 +99,27 @@ class Generalization(Statement):
     pseudo_dimension: float
     delta: float
     pairs: int
-    """N, the pairs learned from."""
+    """N, the number of training pairs."""
     prompts: int
-    """The cautious N: pairs of one prompt are not independent."""
+    """A conservative N: pairs of the same prompt are not independent."""
     bound_pairs: float
     bound_prompts: float
     informative_from: int
-    """The least N at which the bound is below 1."""
+    """Smallest N at which the bound is below 1."""
     narrow_from: int
-    """The least N at which it is below .05."""
+    """Smallest N at which the bound is below .05."""
     measured_gap: float | None
-    """Held-out less training Brier score, where the fit recorded both."""
+    """Held-out minus training Brier score, if the fit recorded both."""
     fixed_features: bool
-    """False where a hidden layer was learned from the same votes: the theorem, with d features, does not cover that."""
+    """False if a hidden layer or a backbone was trained on the same votes: the theorem does not cover that."""
 
 
 @dataclass(frozen=True)
 class VoteNoise(Statement):
-    """Lemma 1: the part of the Brier score that is only the noise of few votes."""
+    """Lemma 1: the part of the Brier score that is sampling noise of few votes."""
 
     noise: Interval
-    """C, 95 % over prompts."""
+    """C with a 95 % interval over prompts."""
     brier: float
     brier_corrected: float
     votes_per_pair: float
@@ -127,7 +127,7 @@ class VoteNoise(Statement):
 
 @dataclass(frozen=True)
 class Range:
-    """A mean over prompts and where its expectation lies with probability 1 − δ."""
+    """A mean over prompts, and an interval that contains its expectation with probability 1 − δ."""
 
     mean: float
     low: float
@@ -136,29 +136,29 @@ class Range:
 
 @dataclass(frozen=True)
 class HeldOut(Statement):
-    """Beyond the paper: a bound for this one ensemble from prompts it has not learned from.
+    """Beyond the paper: a bound on the error of this ensemble from held-out prompts.
 
-    Informative if the error is sure to be below ¼, which always answering ½ never exceeds.
+    Informative if the upper bound is below ¼, the largest possible error of always predicting ½.
     """
 
     level: Level
     delta: float
     prompts: int
     error: Range
-    """L' = true error + C: the Brier score, each prompt counted once."""
+    """L' = true error + C: the Brier score with equal weight per prompt."""
     true_error: Range
-    """The calibration error itself. Where all pairs have one vote only its upper end is known, that of ``error``."""
+    """The calibration error. If all pairs have one vote, only its upper end is known: that of ``error``."""
     hoeffding_width: float
-    """To either side of ``error``, by Hoeffding's inequality: for comparison."""
+    """Half-width of ``error`` by Hoeffding's inequality, for comparison."""
     bernstein_width: float
-    """The same by the empirical Bernstein inequality."""
+    """Half-width of ``error`` by the empirical Bernstein inequality, for comparison."""
     difference: Range
-    """Error less that of always answering ½; here the noise of votes cancels."""
+    """Error minus the error of always predicting ½; the noise of the votes cancels."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is guaranteed of an ensemble, and by which votes."""
+    """The guarantees for an ensemble, and the votes they rest on."""
 
     pairs: int
     prompts: int
@@ -179,55 +179,56 @@ def certify(
     beta: float = BETA,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Say what the theorems guarantee of an ensemble on votes that it did not learn from.
+    """Return the guarantees of the paper's theorems for an ensemble on held-out votes.
 
     Args:
-        ensemble: of linear members.
+        ensemble: an ensemble of linear members.
         votes: pairs held out from the fit.
-        epsilon: the calibration error whose sufficient size is asked for (Theorem 2).
-        delta: the chance that a bound does not hold (Theorem 4 and the held-out bound).
-        beta: how far out an outlier is, at least 2 (Theorem 3).
-        progress: called with texts encoded and in all.
+        epsilon: target calibration error of Theorem 2, which gives the sufficient number of members.
+        delta: probability that a bound fails (Theorem 4 and the held-out bound).
+        beta: β of Theorem 3, at least 2: the larger, the further out an outlier must be. Not the regularisation
+            strength of policies.
+        progress: called with the number of encoded texts and of all texts.
 
     Example:
         >>> from pluralign import fit, town_hall
         >>> town = town_hall(400).preferences
-        >>> found = certify(fit(town, k=2, encoder="none"), town.split()[1], epsilon=0.01)
-        >>> found.theorem_2.sufficient_size, found.theorem_4.informative
+        >>> certificate = certify(fit(town, k=2, encoder="none"), town.split()[1], epsilon=0.01)
+        >>> certificate.theorem_2.sufficient_size, certificate.theorem_4.informative
         (25, False)
     """
-    evidence = as_held_out(ensemble, votes, progress)
-    pruned = plan_pruning(ensemble, evidence, beta)
+    held_out = as_held_out(ensemble, votes, progress)
+    people, pruning = held_out.preferences, plan_pruning(ensemble, held_out, beta)
     return Certificate(
-        pairs=len(evidence.preferences),
-        prompts=len(evidence.preferences.prompts),
+        pairs=len(people),
+        prompts=len(people.prompts),
         k=ensemble.k,
-        theorem_2=_small_size(pruned, evidence.preferences, ensemble.k, epsilon),
-        theorem_3=_outlier_control(pruned, ensemble.weights, evidence.preferences),
-        theorem_4=_generalization(ensemble, evidence.preferences, delta),
-        lemma_1=_vote_noise(ensemble, evidence),
-        held_out=_held_out(ensemble, evidence, delta),
+        theorem_2=_small_size(pruning, people, ensemble.k, epsilon),
+        theorem_3=_outlier_control(pruning, ensemble.weights, people),
+        theorem_4=_generalization(ensemble, people, delta),
+        lemma_1=_vote_noise(ensemble, held_out),
+        held_out=_held_out(ensemble, held_out, delta),
     )
 
 
-def _small_size(pruned: Pruning, people: PreferenceSet, k: int, epsilon: float) -> SmallSize:
+def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float) -> SmallSize:
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    size, variance = theory.sufficient_size(epsilon), theory.opinion_variance(p, n, ties)
-    known = not math.isnan(variance)
-    here = f"{size} members are enough for an error of {epsilon:g}, whatever people prefer"
+    size, variance = guarantees.sufficient_size(epsilon), guarantees.opinion_variance(p, n, ties)
+    known, error = not math.isnan(variance), pruning.error_before.mean
+    here = f"{size} members are enough for an error of {epsilon:g} on any votes"
     size_here = worth = None
     if known:
-        size_here = theory.sufficient_size(epsilon, variance)
-        worth = variance / pruned.error_before.mean if pruned.error_before.mean > 0 else None
-        count = "more random annotators than can be told" if worth is None else f"about {worth:.1f} random annotators"
+        size_here = guarantees.sufficient_size(epsilon, variance)
+        worth = variance / error if error > 0 else None
+        count = "too many random annotators to estimate" if worth is None else f"about {worth:.1f} random annotators"
         here += (
-            f", and {size_here} as divided as people are here; {k} random annotators would err by {variance / k:.4f}. "
-            f"This ensemble errs by {pruned.error_before.mean:.4f}: it is worth {count}."
+            f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
+            f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, equal to {count}."
         )
     else:
-        here += ". Single votes do not show how divided people are."
+        here += ". Single votes do not show how much people disagree."
     return SmallSize(
-        states="A few random annotators, equally weighted, are nearly calibrated: some ensemble of that size exists.",
+        states="A small, equally weighted sample of annotators is nearly calibrated, so a small ensemble exists.",
         here=here,
         informative=known,
         epsilon=epsilon,
@@ -235,73 +236,72 @@ def _small_size(pruned: Pruning, people: PreferenceSet, k: int, epsilon: float) 
         opinion_variance=variance,
         sufficient_size_here=size_here,
         k=k,
-        random_error=theory.random_ensemble_error(p, n, k, ties),
-        own_error=pruned.error_before.mean if known else math.nan,
+        random_error=guarantees.random_ensemble_error(p, n, k, ties),
+        own_error=error if known else math.nan,
         worth_annotators=worth,
     )
 
 
-def _outlier_control(pruned: Pruning, weights: FloatArray, people: PreferenceSet) -> OutlierControl:
-    ignorance = float(np.nanmean(_errors_of_half(people)))
-    names = pruned.outlier_threshold < 1
-    who = f"members whose disagreement is above {pruned.outlier_threshold:.3f}"
-    outliers = "are none" if not pruned.outliers_before else f"are {', '.join(map(str, pruned.outliers_before))}"
+def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSet) -> OutlierControl:
+    error_of_half = float(np.nanmean(corrected_errors(np.full(len(people), 0.5), people)))
+    possible = pruning.outlier_threshold < 1
+    listed = ", ".join(map(str, pruning.outliers_before)) or "none"
     here = (
-        f"At β = {pruned.beta:g} outliers are {who}: "
-        + (f"there {outliers}. " if names else "a disagreement is at most 1, so nobody can be one. ")
-        + f"Pruning removes {pruned.removed_weight:.3f} of the weight. From ε = {pruned.epsilon:.4f} as measured, the "
-        f"error then is at most {pruned.bound:.4f}; by the change of the predictions itself at most "
-        f"{pruned.bound_after_shift:.4f}; measured {pruned.error_after.mean:.4f}. Always answering ½ errs by "
-        f"{ignorance:.4f}."
+        f"At β = {pruning.beta:g} an outlier is a member with a disagreement above {pruning.outlier_threshold:.3f}: "
+        + (f"{listed}. " if possible else "impossible, because a disagreement is at most 1. ")
+        + f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
+        f"the error after pruning is at most {pruning.bound:.4f} by the theorem, and at most "
+        f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
+        f"{pruning.error_after.mean:.4f}; the error of always predicting ½ is {error_of_half:.4f}."
     )
     return OutlierControl(
-        states="Outliers have little weight, and leaving out the members furthest from the ensemble costs little.",
+        states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
         here=here,
-        informative=pruned.bound < ignorance,
-        beta=pruned.beta,
-        epsilon=pruned.epsilon,
-        epsilon_clipped=pruned.epsilon_clipped,
-        weight_bound=theory.outlier_weight_bound(pruned.beta),
-        least_disagreement=pruned.least_disagreement,
-        outlier_threshold=pruned.outlier_threshold,
-        names_outliers=names,
-        outliers=pruned.outliers_before,
-        outlier_weight=float(weights[pruned.outliers_before].sum()),
-        distances=pruned.distances,
-        removed=pruned.removed,
-        removed_weight=pruned.removed_weight,
-        bound=pruned.bound,
-        bound_after_shift=pruned.bound_after_shift,
-        error_after=pruned.error_after.mean,
-        constant_half=ignorance,
+        informative=pruning.bound < error_of_half,
+        beta=pruning.beta,
+        epsilon=pruning.epsilon,
+        epsilon_clipped=pruning.epsilon_clipped,
+        weight_bound=guarantees.outlier_weight_bound(pruning.beta),
+        least_disagreement=pruning.least_disagreement,
+        outlier_threshold=pruning.outlier_threshold,
+        names_outliers=possible,
+        outliers=pruning.outliers_before,
+        outlier_weight=float(weights[pruning.outliers_before].sum()),
+        distances=pruning.distances,
+        removed=pruning.removed,
+        removed_weight=pruning.removed_weight,
+        bound=pruning.bound,
+        bound_after_shift=pruning.bound_after_shift,
+        error_after=pruning.error_after.mean,
+        constant_half=error_of_half,
     )
 
 
 def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: float) -> Generalization:
-    data = ensemble.facts.get("data", {})
-    pairs, prompts = data.get("train_pairs", len(people)), data.get("train_prompts", len(people.prompts))
+    data = ensemble.record.data
+    pairs, prompts = (data.train_pairs, data.train_prompts) if data else (len(people), len(people.prompts))
     d, k = ensemble.members.theta.shape
-    bounds = [theory.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
-    start, narrow = (theory.samples_until_informative(d, k, delta, width) for width in (1.0, NARROW))
-    history = ensemble.facts.get("history") or [{}]
-    trained, tested = history[-1].get("train_brier"), history[-1].get("test_brier")
-    gap = None if trained is None or tested is None else tested - trained
-    here = f"With d = {d} features and k = {k} the bound says something from N = {start:,} pairs on; " + (
-        f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it says nothing."
+    bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
+    start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
+    history = ensemble.record.history
+    measured = history[-1].test_brier - history[-1].train_brier if history else math.nan
+    gap = None if math.isnan(measured) else measured
+    here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; " + (
+        f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it is vacuous."
     )
     if gap is not None:
-        here += f" Measured: {gap:+.4f} from training to held-out prompts."
+        here += f" The measured gap between held-out and training Brier score is {gap:+.4f}."
     tuned = isinstance(ensemble.features, TunedFeatures)
     if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
-        what = "The features were" if tuned else "A hidden layer was"
-        here += f" {what} learned from the same votes, which it does not cover."
+        trained = "The features were" if tuned else "A hidden layer was"
+        here += f" {trained} trained on the same votes, which the theorem does not cover."
     return Generalization(
-        states="The error on enough independent pairs is near the true one, for every ensemble of this size at once.",
+        states="With enough independent pairs, training error is close to true error for all ensembles of this size.",
         here=here,
         informative=bounds[0] < 1 and fixed,
         d=d,
         k=k,
-        pseudo_dimension=theory.pseudo_dimension_bound(d, k),
+        pseudo_dimension=guarantees.pseudo_dimension_bound(d, k),
         delta=delta,
         pairs=pairs,
         prompts=prompts,
@@ -314,19 +314,19 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     )
 
 
-def _vote_noise(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> VoteNoise:
-    people = evidence.preferences
-    share = calibration.ensemble_prob(evidence.votes, ensemble.weights)
+def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
+    people = held_out.preferences
+    share = calibration.ensemble_prob(held_out.votes, ensemble.weights)
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    noise = calibration.clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
+    noise = clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)
-    here = "All pairs have one vote, and C cannot be told from the error."
+    here = "All pairs have a single vote, so C cannot be separated from the error."
     if known:
-        here = f"Of the Brier score of {plain:.4f}, C = {noise.mean:.4f} is noise"
-        alone = math.isnan(noise.low)
-        here += "; one prompt gives no interval." if alone else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
+        here = f"C = {noise.mean:.4f} of the Brier score of {plain:.4f} is noise"
+        no_interval = math.isnan(noise.low)
+        here += "; one prompt gives no interval." if no_interval else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
     return VoteNoise(
-        states="Judged by few votes, even a perfect ensemble errs by C; the rest of the Brier score is its own error.",
+        states="With few votes per pair, the Brier score of a perfect ensemble is C; the rest is calibration error.",
         here=here,
         informative=known,
         noise=noise,
@@ -336,48 +336,46 @@ def _vote_noise(ensemble: RewardEnsemble, evidence: HeldOutVotes) -> VoteNoise:
     )
 
 
-def _held_out(ensemble: RewardEnsemble, evidence: HeldOutVotes, delta: float) -> HeldOut:
-    people, prompts = evidence.preferences, evidence.preferences.prompt_index
-    share, level = evidence.prob_hat(ensemble), ensemble.level
+def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) -> HeldOut:
+    people, prompts = held_out.preferences, held_out.preferences.prompt_index
+    share, level = held_out.prob_hat(ensemble), ensemble.level
     plain = calibration.squared_error(share, people.prob_a)
     noise = calibration.sampling_noise(people.prob_a, people.n_votes, people.counted_ties)
-    means = theory.prompt_means(plain, prompts)
-    error = Range(float(means.mean()), *theory.betting_interval(means, delta))
+    means = guarantees.prompt_means(plain, prompts)
+    error = Range(float(means.mean()), *guarantees.betting_interval(means, delta))
     if np.isnan(noise).all():
         true_error = Range(math.nan, 0.0, error.high)
     else:
-        # A corrected error is at most 1 and at least minus the largest noise, that of an even split of fewest votes.
-        least = -1 / (4 * (float(people.n_votes[people.n_votes > 1].min()) - 1))
-        corrected = theory.prompt_means(plain - noise, prompts)
-        low, high = theory.betting_interval(corrected, delta, low=least)
+        # A corrected error is at most 1, and at least minus the largest noise: that of an even split of fewest votes.
+        lowest = -1 / (4 * (float(people.n_votes[people.n_votes > 1].min()) - 1))
+        corrected = guarantees.prompt_means(plain - noise, prompts)
+        low, high = guarantees.betting_interval(corrected, delta, low=lowest)
         true_error = Range(float(corrected.mean()), max(0.0, low), high)
-    # (p̂ − p)² − (½ − p)² is linear in p, so it is extreme at p = 0 and 1: p̂² − ¼ and (1 − p̂)² − ¼.
-    gaps = theory.prompt_means(plain - calibration.squared_error(np.full(len(people), 0.5), people.prob_a), prompts)
-    difference = Range(float(gaps.mean()), *theory.betting_interval(gaps, delta, low=-0.25, high=0.75))
-    ahead = "better than" if difference.high < 0 else "worse than" if difference.low > 0 else "not surely better than"
-    estimate = (
-        "not to be estimated from single votes" if math.isnan(true_error.mean) else f"estimated {true_error.mean:.4f}"
+    # (p̂ − p)² − (½ − p)² is linear in p, so its extremes are at p = 0 and 1: p̂² − ¼ and (1 − p̂)² − ¼.
+    gaps = guarantees.prompt_means(plain - calibration.squared_error(np.full(len(people), 0.5), people.prob_a), prompts)
+    difference = Range(float(gaps.mean()), *guarantees.betting_interval(gaps, delta, low=-0.25, high=0.75))
+    ahead = (
+        "lower than" if difference.high < 0 else "higher than" if difference.low > 0 else "not significantly lower than"
     )
-    reading = ", read as policies," if level == "policy" else ""
+    estimate = (
+        "cannot be estimated from single votes" if math.isnan(true_error.mean) else f"estimate {true_error.mean:.4f}"
+    )
+    reading = " at the policy level" if level == "policy" else ""
     here = (
-        f"With probability {1 - delta:g} each, from {len(means):,} prompts: its true calibration error{reading} is at "
-        f"most {true_error.high:.4f} ({estimate}); it is {ahead} always answering ½ "
-        f"({difference.low:+.4f} to {difference.high:+.4f})."
+        f"With probability {1 - delta:g} each, from {len(means):,} prompts: the true calibration error{reading} is at "
+        f"most {true_error.high:.4f} ({estimate}); the error is {ahead} that of always predicting ½ "
+        f"(difference {difference.low:+.4f} to {difference.high:+.4f})."
     )
     return HeldOut(
-        states="On prompts it did not learn from, the measured error of this one ensemble is near its true one.",
+        states="On held-out prompts, the measured error of this ensemble is close to its true error.",
         here=here,
-        informative=true_error.high < CERTAIN_ERROR,
+        informative=true_error.high < TRIVIAL_ERROR,
         level=level,
         delta=delta,
         prompts=len(means),
         error=error,
         true_error=true_error,
-        hoeffding_width=theory.hoeffding_width(len(means), delta),
-        bernstein_width=theory.bernstein_width(means, delta),
+        hoeffding_width=guarantees.hoeffding_width(len(means), delta),
+        bernstein_width=guarantees.bernstein_width(means, delta),
         difference=difference,
     )
-
-
-def _errors_of_half(people: PreferenceSet) -> FloatArray:
-    return corrected_errors(np.full(len(people), 0.5), people)

@@ -1,7 +1,8 @@
-"""What the members make of several responses to one prompt: how differently they rank them, which each would choose.
+"""How the members rank several responses to one prompt: the diversity of their rankings, and their first choices.
 
-The paper's §5, "Do the reward models capture distinct preferences?": best-of-N choices stand in for tuned policies.
-Decided here: that members without weight take no part in what is said of choices, and which prompts make a case study.
+This follows the paper's §5, "Do the reward models capture distinct preferences?", where best-of-N choices stand in for
+tuned policies. This module decides which prompts become case studies. Members without weight are left out of all
+figures about first choices.
 """
 
 from collections.abc import Sequence
@@ -15,65 +16,65 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
-from pluralign.theory import kendall as diversity
+from pluralign.theory import kendall
 from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
 
-FEWEST_RESPONSES = 3
-"""Held-out prompts with fewer responses say no more of a ranking than a vote does."""
+MIN_RESPONSES = 3
+"""Held-out prompts with fewer responses are not ranked: a ranking of two responses is a vote."""
 
 
 @dataclass(frozen=True)
 class MemberPair:
-    """Two members that rank responses almost alike, or almost the other way round."""
+    """Two members with nearly equal or nearly reversed rankings."""
 
     members: tuple[int, int]
     tau: float
     weight: float
-    """What the two weigh together."""
+    """Sum of their weights."""
 
 
 @dataclass(frozen=True)
 class Tops:
-    """How the members' first choices differ, averaged over prompts."""
+    """Diversity of the members' first choices, averaged over prompts."""
 
     distinct: float
-    """Different first choices a prompt."""
+    """Number of different first choices per prompt."""
     distinct_if_random: float
-    """What members choosing at random would have."""
+    """Expected number if members chose at random."""
     most_popular: float
-    """Share of the weight on the response that most weight has as its first choice."""
+    """Largest share of the weight with the same first choice."""
 
 
 @dataclass(frozen=True)
 class Diversity:
-    """How differently the members of an ensemble rank the same responses."""
+    """Differences between the members' rankings of the same responses."""
 
     tau: list[list[float]]
     """Kendall's tau-b between members, averaged over prompts, ``(k, k)``: 1 identical, 0 random, −1 reversed."""
     standard_error: list[list[float]]
-    """Of each, from its spread over prompts."""
+    """Standard error of each tau over prompts."""
     mean_off_diagonal: float
     mean_off_diagonal_standard_error: float
     weighted_off_diagonal: float
-    """The same mean with each two members counted by the product of their weights."""
+    """The same mean, with every two members weighted by the product of their weights."""
     weights: list[float]
     tops: Tops
     near_copies: list[MemberPair]
     near_opposites: list[MemberPair]
     vote_agreement: list[list[float]] | None
-    """Share of the held-out pairs on which each two members prefer the same response; None without such votes."""
+    """Share of the held-out pairs on which every two members prefer the same response; None without held-out votes."""
     constant: list[int]
-    """For how many prompts each member gave all responses the same reward; they are left out of its taus."""
+    """Number of prompts on which each member gave all responses the same reward. Its taus leave them out."""
     prompts: int
     candidates: int
-    """Responses ranked, all prompts together."""
+    """Number of ranked responses over all prompts."""
     skipped: int
-    """Prompts with a single response, which cannot be ranked."""
+    """Number of prompts with a single response, which cannot be ranked."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One response, and the members that put it first."""
+    """A response and the members whose first choice it is."""
 
     response: str
     members: list[int]
@@ -82,32 +83,32 @@ class Choice:
 
 @dataclass(frozen=True)
 class CaseStudy:
-    """One prompt, and the response each member would choose for it."""
+    """A prompt and the response that each member would choose."""
 
     number: int
-    """Of the prompt among the candidates, from 1."""
+    """Number of the prompt among the candidates, from 1."""
     prompt: str
     candidates: int
     tau: float
-    """Mean of Kendall's tau between the members, on this prompt."""
+    """Mean of Kendall's tau between the members on this prompt."""
     choices: list[Choice]
-    """The most weight first."""
+    """In order of decreasing weight."""
 
 
 def held_out_candidates(
-    evidence: HeldOutVotes, least: int = FEWEST_RESPONSES
+    held_out: HeldOutVotes, min_responses: int = MIN_RESPONSES
 ) -> tuple[list[Candidates], list[FloatArray]]:
-    """Return the responses of each held-out prompt and the members' rewards for them; no text is encoded."""
-    rows = [rows for rows in rows_by_prompt(evidence.preferences) if len(rows) >= least]
-    return candidates_of(evidence.preferences, least), [evidence.rewards[of_prompt] for of_prompt in rows]
+    """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
+    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= min_responses]
+    return candidates_of(held_out.preferences, min_responses), [held_out.rewards[of_prompt] for of_prompt in rows]
 
 
 def score_candidates(
     ensemble: RewardEnsemble, candidates: Sequence[Candidates], progress: Progress | None = None
 ) -> list[FloatArray]:
-    """Return each member's reward for each response, ``(n_responses, k)`` for each prompt."""
-    items = [(one.prompt, response) for one in candidates for response in one.responses]
-    ends = np.cumsum([len(one.responses) for one in candidates])
+    """Return the rewards of all members for all responses, one array ``(n_responses, k)`` per prompt."""
+    items = [(of_prompt.prompt, response) for of_prompt in candidates for response in of_prompt.responses]
+    ends = np.cumsum([len(of_prompt.responses) for of_prompt in candidates])
     return np.split(ensemble.rewards(items, progress), ends[:-1])
 
 
@@ -116,38 +117,38 @@ def measure_diversity(
     candidates: Sequence[Candidates],
     *,
     rewards: Sequence[FloatArray] | None = None,
-    evidence: HeldOutVotes | None = None,
+    held_out: HeldOutVotes | None = None,
     progress: Progress | None = None,
 ) -> Diversity:
     """Measure how differently the members rank the same candidates.
 
     Args:
-        ensemble: whose members are compared.
-        candidates: prompts with their responses; those with a single response are skipped.
-        rewards: the members' rewards for them, where they are at hand (``score_candidates``).
-        evidence: held-out votes, for how often members vote alike.
+        ensemble: the ensemble whose members are compared.
+        candidates: prompts with their responses; prompts with a single response are skipped.
+        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
+        held_out: held-out votes, for ``vote_agreement``.
         progress: called while texts are encoded.
     """
     rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
     ranked = [of_prompt for of_prompt in rewards if len(of_prompt) >= 2]
     if not ranked:
-        raise UsageError("diversity needs a prompt with at least two different responses; there is none.")
+        raise UsageError("diversity needs a prompt with at least two different responses, but no prompt has them.")
     if ranked[0].shape[1] != ensemble.k:
         raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
-    found = diversity.mean_tau(ranked)
+    taus = kendall.mean_tau(ranked)
     weights = ensemble.weights
     return Diversity(
-        tau=found.tau.tolist(),
-        standard_error=found.standard_error.tolist(),
-        mean_off_diagonal=found.off_diagonal,
-        mean_off_diagonal_standard_error=found.off_diagonal_standard_error,
-        weighted_off_diagonal=diversity.weighted_off_diagonal(found.tau, weights),
+        tau=taus.tau.tolist(),
+        standard_error=taus.standard_error.tolist(),
+        mean_off_diagonal=taus.off_diagonal,
+        mean_off_diagonal_standard_error=taus.off_diagonal_standard_error,
+        weighted_off_diagonal=kendall.weighted_off_diagonal(taus.tau, weights),
         weights=weights.tolist(),
         tops=_tops(ranked, weights),
-        near_copies=_named(diversity.near_copies(found.tau), found.tau, weights),
-        near_opposites=_named(diversity.near_opposites(found.tau), found.tau, weights),
-        vote_agreement=diversity.vote_agreement(evidence.votes).tolist() if evidence else None,
-        constant=found.constant.tolist(),
+        near_copies=_member_pairs(kendall.near_copies(taus.tau), taus.tau, weights),
+        near_opposites=_member_pairs(kendall.near_opposites(taus.tau), taus.tau, weights),
+        vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
+        constant=taus.constant.tolist(),
         prompts=len(ranked),
         candidates=sum(map(len, ranked)),
         skipped=len(rewards) - len(ranked),
@@ -157,12 +158,12 @@ def measure_diversity(
 def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
     used = weights > NEGLIGIBLE_WEIGHT
     distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in rewards]
-    at_random = [diversity.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
-    popular = [float(diversity.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
+    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
+    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
     return Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular)))
 
 
-def _named(pairs: list[tuple[int, int]], tau: FloatArray, weights: FloatArray) -> list[MemberPair]:
+def _member_pairs(pairs: list[tuple[int, int]], tau: FloatArray, weights: FloatArray) -> list[MemberPair]:
     return [MemberPair((i, j), float(tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
 
 
@@ -176,18 +177,18 @@ def case_studies(
     rewards: Sequence[FloatArray] | None = None,
     progress: Progress | None = None,
 ) -> list[CaseStudy]:
-    """Put the first choices of the members side by side.
+    """Return the first choices of the members on single prompts.
 
-    Unless prompts are named, those with the most different first choices come first, and of these the ones with the
-    lowest mean tau. Of two responses with the same reward the first one listed is chosen.
+    Without ``numbers``, prompts with the most different first choices come first, and among those the ones with the
+    lowest mean tau. If two responses have the same reward, the first one listed is chosen.
 
     Args:
-        ensemble: whose members choose.
+        ensemble: the ensemble whose members choose.
         candidates: prompts with their responses.
-        n: how many prompts to show.
-        containing: only prompts that contain this text, whatever its case.
-        numbers: just these prompts, counted from 1, in this order.
-        rewards: the members' rewards for the candidates, where they are at hand.
+        n: number of prompts to return.
+        containing: only prompts that contain this text, ignoring case.
+        numbers: exactly these prompts, counted from 1, in this order.
+        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
         progress: called while texts are encoded.
 
     Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
@@ -206,16 +207,16 @@ def case_studies(
     return sorted(cases, key=lambda case: (-len(case.choices), case.tau))[:n]
 
 
-def _case(position: int, one: Candidates, rewards: FloatArray, weights: FloatArray) -> CaseStudy:
+def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: FloatArray) -> CaseStudy:
     members: dict[int, list[int]] = {}
     for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
         members.setdefault(int(rewards[:, j].argmax()), []).append(j)
-    choices = [Choice(one.responses[top], those, float(weights[those].sum())) for top, those in members.items()]
-    tau = diversity.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
+    choices = [Choice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()]
+    tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
     return CaseStudy(
         number=position + 1,
-        prompt=one.prompt_text,
-        candidates=len(one.responses),
+        prompt=candidates.prompt_text,
+        candidates=len(candidates.responses),
         tau=tau,
         choices=sorted(choices, key=lambda choice: -choice.weight),
     )

@@ -1,7 +1,8 @@
-"""``prune``: an ensemble without its outliers (Theorem 3), and what that cost beside what it could have cost.
+"""``prune``: remove the members furthest from the ensemble (Theorem 3), and compare the error with its bound.
 
-Members are judged by their distance to the ensemble, so no people's votes decide who goes; votes only measure what
-became of the error. The theorem is about hard votes, and so are the figures here. The rule itself is in ``theory``.
+The distance of a member to the ensemble decides, so people's votes play no part in the choice; they only measure the
+error before and after. The theorem is about hard votes, and so are the figures here. The rule is in
+``theory.guarantees``.
 """
 
 import math
@@ -14,67 +15,69 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
-from pluralign.evaluation.evaluate import evaluate_features
-from pluralign.theory import calibration
-from pluralign.theory import guarantees as theory
-from pluralign.theory.calibration import Interval
+from pluralign.evaluation.measure import evaluate_features
+from pluralign.theory import calibration, guarantees
+from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
 from pluralign.votes.preferences import PreferenceSet
 
 BETA = 5.0
-"""Removes at most a quarter of the weight. At 2 all but one member may go, and the bound says nothing."""
+"""Default β of Theorem 3. It removes at most a quarter of the weight. At 2 all but one member may go: vacuous bound."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pruning:
-    """A pruned ensemble, what was removed, and the error before and after. Indices count the members as they were."""
+    """A pruned ensemble, the removed members, and the error before and after. Indices refer to the original members."""
 
     ensemble: RewardEnsemble
-    evidence: HeldOutVotes
-    """The votes it was measured on, with the rewards of the members that stayed."""
+    held_out: HeldOutVotes
+    """The votes used for measuring, with the rewards of the remaining members."""
     beta: float
+    """β of Theorem 3."""
     only_far: bool
+    """Whether only possible outliers were removed, instead of all the weight that the theorem allows."""
     kept: list[int]
     removed: list[int]
     removed_weight: float
     distances: list[float]
-    """d(V_j, p̂) of each member as it was."""
+    """d(V_j, p̂) of each original member."""
     epsilon: float
-    """Calibration error before: the corrected Brier score of the votes, 0 where that is below (``epsilon_clipped``)."""
+    """Calibration error before pruning: the corrected Brier score of the votes, or 0 if that is negative."""
     epsilon_clipped: bool
+    """Whether the corrected Brier score was negative."""
     bound: float
-    """(√ε + 1/(β−1))²: what Theorem 3 guarantees."""
+    """(√ε + 1/(β−1))²: the guarantee of Theorem 3."""
     shift: float
     """Root mean square change of p̂."""
     bound_after_shift: float
-    """(√ε + shift)²: the theorem's last step with the change as it is, not as it could be at most."""
+    """(√ε + shift)²: the last step of the theorem, with the measured change instead of its upper bound."""
     error_before: Interval
-    """Corrected Brier score (plain, where all pairs have one vote), 95 % over prompts."""
+    """Corrected Brier score (plain if all pairs have one vote), 95 % interval over prompts."""
     error_after: Interval
     difference: Interval
-    """After less before, pair by pair: above zero, pruning cost something."""
+    """After minus before, pair by pair. Above zero, pruning increased the error."""
     disagreements: list[float]
-    """Φ of each member as it was."""
+    """Φ of each original member."""
     least_disagreement: float
-    """mean min(p, 1 − p), not above Φ_min: with it every outlier is flagged, and perhaps more."""
+    """mean min(p, 1 − p), a lower bound on Φ_min. With it every outlier is flagged, and possibly more."""
     outlier_threshold: float
-    """β·Φ_min + (β+1)√ε; 1 or more flags nobody."""
+    """β·Φ_min + (β+1)√ε. At 1 or more no member can be an outlier."""
     outliers_before: list[int]
     outliers_after: list[int]
 
-    def facts(self) -> dict[str, Any]:
-        """Return everything but the ensemble and its votes as plain values, in the words of the command line's JSON."""
-        own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "evidence")}
-        plain = {name: vars(value) if isinstance(value, Interval) else value for name, value in own.items()}
-        return plain | {"k": self.ensemble.k, "weights": self.ensemble.weights.tolist()}
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
+        own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
+        return dict(to_json(own)) | {"k": self.ensemble.k, "weights": self.ensemble.weights.tolist()}
 
     def save(self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "") -> None:
-        """Write the pruned ensemble with its votes into a folder other than the ``source`` it came from."""
+        """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original."""
         refuse_same_folder(folder, source)
-        save_held_out(self.evidence, folder)
+        save_held_out(self.held_out, folder)
         record = self.ensemble.record
         if record.pruned is not None:
             record = replace(record, pruned=replace(record.pruned, source=str(source)))
@@ -89,60 +92,63 @@ def prune(
     only_far: bool = False,
     progress: Progress | None = None,
 ) -> Pruning:
-    """Leave out the members furthest from the ensemble itself, at most 1/(β−1) of its weight (Theorem 3).
+    """Remove the members furthest from the ensemble, at most 1/(β−1) of its weight (Theorem 3).
 
     Args:
-        ensemble: of any size.
-        votes: pairs that the ensemble did not learn from. Their texts decide, their votes measure.
-        beta: at least 2; a larger one removes less.
-        only_far: remove only members that could be outliers, not all that the theorem allows to remove.
-        progress: called with texts encoded and in all.
+        ensemble: an ensemble of any size.
+        votes: held-out pairs. Their texts decide which members are removed; their votes measure the error.
+        beta: β of the theorem, at least 2; a larger β removes less. Not the regularisation strength of policies.
+        only_far: remove only possible outliers, instead of all the weight that the theorem allows.
+        progress: called with the number of encoded texts and of all texts.
 
     Returns:
-        The pruned ensemble, its figures measured anew on ``votes``, and what it cost.
+        The pruned ensemble, evaluated on ``votes``, and the change of the error.
 
     Example:
         >>> from pluralign import fit, town_hall
         >>> town = town_hall(400).preferences
-        >>> found = prune(fit(town, k=4, encoder="none"), town, beta=3)
-        >>> found.removed_weight <= 0.5, found.error_after.mean <= found.bound
+        >>> pruning = prune(fit(town, k=4, encoder="none"), town, beta=3)
+        >>> pruning.removed_weight <= 0.5, pruning.error_after.mean <= pruning.bound
         (True, True)
     """
-    evidence = as_held_out(ensemble, votes, progress)
-    found = plan_pruning(ensemble, evidence, beta, only_far=only_far)
-    features = ensemble.features(texts_of(evidence.preferences), progress)
-    evaluation = evaluate_features(found.ensemble, evidence.preferences, features)
+    held_out = as_held_out(ensemble, votes, progress)
+    pruning = plan_pruning(ensemble, held_out, beta, only_far=only_far)
+    people = held_out.preferences
+    features = ensemble.features(texts_of(people), progress)
+    evaluation = evaluate_features(pruning.ensemble, people, features)
     size = HistoryRow(
-        k=found.ensemble.k,
+        k=pruning.ensemble.k,
         train_brier=math.nan,
         test_brier=evaluation.test.brier,
         test_brier_corrected=evaluation.test.brier_corrected,
-        weights=found.ensemble.weights.tolist(),
+        weights=pruning.ensemble.weights.tolist(),
     )
-    record, people = ensemble.record, evidence.preferences
+    record = ensemble.record
     if record.data is not None:
         record = replace(record, data=replace(record.data, test_pairs=len(people), test_prompts=len(people.prompts)))
     record = replace(
         record,
-        k=found.ensemble.k,
-        history=[size],  # the earlier sizes are sizes of another ensemble
+        k=pruning.ensemble.k,
+        history=[size],  # the sizes of the original ensemble are not sizes of this one
         bound=None,
         evaluation=evaluation,
-        pruned=PruneRecord(ensemble.k, beta, only_far, found.removed, found.removed_weight, found.epsilon, found.bound),
+        pruned=PruneRecord(
+            ensemble.k, beta, only_far, pruning.removed, pruning.removed_weight, pruning.epsilon, pruning.bound
+        ),
     )
-    return replace(found, ensemble=replace(found.ensemble, record=record))
+    return replace(pruning, ensemble=replace(pruning.ensemble, record=record))
 
 
 def refuse_same_folder(folder: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
-    """Say no to writing a pruned ensemble over the one it comes from."""
+    """Raise UsageError if a pruned ensemble would overwrite the original."""
     if str(source) and Path(folder).resolve() == Path(source).resolve():
-        raise UsageError(f"{folder} holds the ensemble itself: name another folder for the pruned one.")
+        raise UsageError(f"{folder} holds the original ensemble: name another folder for the pruned one.")
 
 
 def as_held_out(
     ensemble: RewardEnsemble, votes: HeldOutVotes | PreferenceSet, progress: Progress | None = None
 ) -> HeldOutVotes:
-    """Return votes with the ensemble's rewards; evidence of another ensemble is refused."""
+    """Return votes with the ensemble's rewards. Raises DataError if the rewards are those of another ensemble."""
     if isinstance(votes, PreferenceSet):
         return score_held_out(ensemble, votes, progress)
     if votes.rewards.shape[1] != ensemble.k:
@@ -152,38 +158,38 @@ def as_held_out(
 
 
 def plan_pruning(
-    ensemble: RewardEnsemble, evidence: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
 ) -> Pruning:
-    """``prune`` without encoding a text: the ensemble it returns still has the facts it had."""
-    people, weights = evidence.preferences, ensemble.weights
-    kept = theory.members_to_keep(evidence.votes, weights, beta, only_far=only_far)
+    """Return what ``prune`` would do, without encoding texts. The ensemble in it keeps the record of the original."""
+    people, weights = held_out.preferences, ensemble.weights
+    kept = guarantees.members_to_keep(held_out.votes, weights, beta, only_far=only_far)
     removed = np.setdiff1d(np.arange(len(weights)), kept)
     rest = weights[kept] / weights[kept].sum() if len(removed) else weights
-    before = calibration.ensemble_prob(evidence.votes, weights)
-    after = calibration.ensemble_prob(evidence.votes[:, kept], rest) if len(removed) else before
+    before = calibration.ensemble_prob(held_out.votes, weights)
+    after = calibration.ensemble_prob(held_out.votes[:, kept], rest) if len(removed) else before
     errors = [corrected_errors(share, people) for share in (before, after)]
     measured = float(np.nanmean(errors[0]))
     epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
-    phi = np.asarray(calibration.disagreement(evidence.votes, people.prob_a))
+    phi = np.asarray(calibration.disagreement(held_out.votes, people.prob_a))
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
-    threshold = theory.outlier_threshold(beta, epsilon, least)
+    threshold = guarantees.outlier_threshold(beta, epsilon, least)
     return Pruning(
         ensemble=ensemble.take(kept.tolist(), rest),
-        evidence=evidence.take(kept),
+        held_out=held_out.take(kept),
         beta=beta,
         only_far=only_far,
         kept=kept.tolist(),
         removed=removed.tolist(),
         removed_weight=float(weights[removed].sum()),
-        distances=theory.distances_to_ensemble(evidence.votes, weights).tolist(),
+        distances=guarantees.distances_to_ensemble(held_out.votes, weights).tolist(),
         epsilon=epsilon,
         epsilon_clipped=measured < 0,
-        bound=theory.pruning_bound(epsilon, beta),
+        bound=guarantees.pruning_bound(epsilon, beta),
         shift=shift,
-        bound_after_shift=theory.shifted_bound(epsilon, shift),
-        error_before=calibration.clustered_interval(errors[0], people.prompt_index),
-        error_after=calibration.clustered_interval(errors[1], people.prompt_index),
-        difference=calibration.paired_difference(errors[1], errors[0], people.prompt_index),
+        bound_after_shift=guarantees.shifted_bound(epsilon, shift),
+        error_before=clustered_interval(errors[0], people.prompt_index),
+        error_after=clustered_interval(errors[1], people.prompt_index),
+        difference=paired_difference(errors[1], errors[0], people.prompt_index),
         disagreements=phi.tolist(),
         least_disagreement=least,
         outlier_threshold=threshold,
@@ -193,7 +199,10 @@ def plan_pruning(
 
 
 def corrected_errors(share: FloatArray, people: PreferenceSet) -> FloatArray:
-    """Return (p̂ − p)² less each pair's noise, NaN for single votes; plain (p̂ − p)², an overestimate, if all are."""
+    """Return (p̂ − p)² minus the noise of each pair, NaN for single votes.
+
+    If all pairs have a single vote, return plain (p̂ − p)², an overestimate.
+    """
     error = calibration.squared_error(share, people.prob_a)
     noise = calibration.sampling_noise(people.prob_a, people.n_votes, people.counted_ties)
     return error if np.isnan(noise).all() else error - noise

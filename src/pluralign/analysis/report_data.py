@@ -1,10 +1,11 @@
-"""Everything a report shows of one ensemble, measured on votes it did not learn from, in one value.
+"""Everything that a report shows of one ensemble, measured on held-out votes.
 
-Decided here: what belongs in a report. Drawing it is up to ``reporting``.
+This module decides what belongs in a report. ``publishing.report`` lays it out.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pluralign.analysis.certificate import Certificate, certify
 from pluralign.analysis.member_rankings import (
@@ -16,18 +17,15 @@ from pluralign.analysis.member_rankings import (
     score_candidates,
 )
 from pluralign.analysis.profiles import Profile, member_profiles
+from pluralign.core.errors import UsageError
+from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.groups import (
-    DEFAULT_GROUPINGS,
-    Group,
-    MajorityShare,
-    WorstGroup,
-    judge_groups,
-    majority_shares,
-)
+from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
+from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
+from pluralign.evaluation.majority import MajorityShare, majority_shares
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.summary import Inspection, inspect
@@ -37,26 +35,38 @@ CASES = 4
 
 @dataclass(frozen=True)
 class ReportData:
-    """One ensemble as a report shows it."""
+    """The results that a report shows."""
 
     record: FitRecord
     """The record of the fit, with the figures on these votes as its ``evaluation``."""
     votes: Inspection
     majorities: Mapping[str, MajorityShare]
-    """What is left of disagreement, by how people split."""
+    """Majority shares, observed and predicted, by how people split."""
     groups: Mapping[str, Sequence[Group]]
     worst_group: WorstGroup | None
     diversity: Diversity | None
-    """None where no prompt has enough responses to rank."""
+    """None if no prompt has enough responses to rank."""
     best_of_n: BestOfN | None
     profiles: list[Profile]
     certificate: Certificate
     cases: list[CaseStudy]
 
+    @property
+    def evaluation(self) -> Evaluation:
+        """Figures on these votes. Raises UsageError if the ensemble was fitted without held-out votes."""
+        if self.record.evaluation is None:
+            raise UsageError("the ensemble has no held-out figures: name votes with --data, or fit again.")
+        return self.record.evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""
+        others = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "record"}
+        return {"facts": self.record.to_json(), **to_json(others)}
+
 
 def collect_report_data(
     ensemble: RewardEnsemble,
-    evidence: HeldOutVotes,
+    held_out: HeldOutVotes,
     evaluation: Evaluation | None = None,
     *,
     candidates: Sequence[Candidates] | None = None,
@@ -66,25 +76,25 @@ def collect_report_data(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ReportData:
-    """Measure what a report shows.
+    """Measure everything that a report shows.
 
     Args:
-        ensemble: the one to be shown.
-        evidence: held-out votes with the members' rewards.
-        evaluation: figures on these votes (default: those of ``fit`` on its held-out votes).
-        candidates: responses to rank for diversity and case studies; unless given, those of the held-out prompts.
-        cases: how many case studies.
-        containing: only prompts with this text become case studies.
-        groupings: what pairs are grouped by: ``length``, ``topic`` or columns of the votes.
-        seed: of clusters of topics.
+        ensemble: the ensemble to report on.
+        held_out: held-out votes with the rewards of its members.
+        evaluation: figures on these votes (default: those that ``fit`` recorded on its held-out votes).
+        candidates: responses to rank for diversity and case studies (default: the responses of the held-out prompts).
+        cases: number of case studies.
+        containing: restrict case studies to prompts with this text.
+        groupings: how to group pairs: ``length``, ``topic`` or columns of the votes.
+        seed: random seed of the topic clusters.
         progress: called while candidates are encoded.
     """
     record = ensemble.record if evaluation is None else replace(ensemble.record, evaluation=evaluation)
     if candidates is None:
-        candidates, rewards = held_out_candidates(evidence)
+        candidates, rewards = held_out_candidates(held_out)
     else:
         rewards = score_candidates(ensemble, candidates, progress)
-    people, share = evidence.preferences, evidence.prob_hat(ensemble)
+    people, share = held_out.preferences, held_out.prob_hat(ensemble)
     groups, worst = judge_groups(share, people, groupings, seed=seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
     return ReportData(
@@ -93,9 +103,9 @@ def collect_report_data(
         majorities=majority_shares(share, people.prob_a, people.n_votes, seed=seed),
         groups=groups,
         worst_group=worst,
-        diversity=measure_diversity(ensemble, candidates, rewards=rewards, evidence=evidence) if ranked else None,
+        diversity=measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if ranked else None,
         best_of_n=best_of_n(rewards),
-        profiles=member_profiles(ensemble.weights, evidence),
-        certificate=certify(ensemble, evidence),
+        profiles=member_profiles(ensemble.weights, held_out),
+        certificate=certify(ensemble, held_out),
         cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
     )

@@ -1,7 +1,8 @@
 """Readable traits of a response: numbers that a person can check by reading it.
 
-Decided here: which sixteen traits a member's card may speak of, what each counts, and the words for more and for less
-of it. Word lists are English and ours; sentiment is VADER's. What is already a surface feature is taken from there.
+This module decides the sixteen traits of member cards, how each is counted, and the words for more and for less of it.
+The word lists are English and written for this library; sentiment is VADER's. Traits that exist as surface features are
+taken from there.
 """
 
 import re
@@ -19,37 +20,43 @@ from pluralign.features.surface import NAMES, surface_features
 
 @dataclass(frozen=True)
 class Trait:
-    """One thing to notice about a response."""
+    """One readable property of a response."""
 
     key: str
     more: str
-    """What a member likes that prefers more of it: completes "prefers …"."""
+    """Completes "prefers …" for a member that prefers more of it."""
     less: str
-    """The same for less of it."""
+    """Completes "prefers …" for a member that prefers less of it."""
     definition: str
     """How it is counted, in one sentence."""
 
 
 TRAITS = (
     Trait("length", "longer answers", "shorter answers", "Logarithm of the number of words."),
-    Trait("sentence_length", "longer sentences", "shorter sentences", "Words a sentence."),
+    Trait("sentence_length", "longer sentences", "shorter sentences", "Words per sentence."),
     Trait("structure", "lists", "running prose", "Logarithm of the lines that are list items or headings."),
-    Trait("questions", "asking questions", "not asking questions", "Question marks a word."),
-    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… a word."),
-    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… a word."),
-    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… a word."),
-    Trait("certainty", "certainty", "little show of certainty", "Certainly, clearly, never, always, no doubt… a word."),
-    Trait("directives", "telling what to do", "leaving the decision open", "Must, should… a word, and commands."),
-    Trait("sentiment", "a positive tone", "a negative tone", "VADER's compound sentiment, from -1 to 1."),
+    Trait("questions", "asking questions", "not asking questions", "Question marks per word."),
+    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… per word."),
+    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… per word."),
+    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… per word."),
+    Trait("certainty", "confident wording", "less confident wording", "Certainly, clearly, never, always… per word."),
+    Trait("directives", "giving instructions", "leaving the decision open", "Must, should… and imperatives, per word."),
+    Trait("sentiment", "a positive tone", "a negative tone", "Compound sentiment of VADER, from -1 to 1."),
     Trait(
-        "formality", "formal wording", "informal wording", "Therefore, regarding… less contractions, okay, !… a word."
+        "formality",
+        "formal wording",
+        "informal wording",
+        "Therefore, regarding… minus contractions, okay… per word.",
     ),
-    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… a word."),
-    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… a word."),
-    Trait("warmth", "a warm manner", "a cool manner", "Please, thank, sorry, understand, friends, welcome… a word."),
-    Trait("readability", "easy reading", "demanding reading", "Flesch reading ease; syllables are groups of vowels."),
+    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… per word."),
+    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… per word."),
+    Trait("warmth", "a warm tone", "a neutral tone", "Please, thank, sorry, understand, friends, welcome… per word."),
+    Trait("readability", "easy-to-read text", "hard-to-read text", "Flesch reading ease, from groups of vowels."),
     Trait(
-        "echo", "taking up the question's words", "words of its own", "Share of its longer words that the prompt has."
+        "echo",
+        "repeating words of the prompt",
+        "other words than the prompt",
+        "Share of its longer words that the prompt has.",
     ),
 )
 KEYS = tuple(trait.key for trait in TRAITS)
@@ -57,7 +64,7 @@ KEYS = tuple(trait.key for trait in TRAITS)
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _CONTENT_WORD = re.compile(r"[^\W\d_]{4,}")
 _HEADING = re.compile(r"^\s*(?:#{1,6}\s|\*\*[^*\n]+\*\*:?\s*$)", re.MULTILINE)
-_NUMBER = re.compile(r"^\s*\d+[.)]\s|(\d[\d.,]*)", re.MULTILINE)  # the number of a list item is no figure
+_NUMBER = re.compile(r"^\s*\d+[.)]\s|(\d[\d.,]*)", re.MULTILINE)  # the number of a list item does not count
 _VOWELS = re.compile(r"[aeiouyäöüéèà]+")
 _CONTRACTION = re.compile(
     r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
@@ -71,7 +78,7 @@ _COMMANDS = frozenset(re.findall(r"\w+", """
 
 
 def _any_of(phrases: str) -> re.Pattern[str]:
-    """Match any of the phrases between commas; a * stands for any ending."""
+    """Return a pattern that matches any of the comma-separated phrases; * matches any ending."""
     escaped = (re.escape(phrase.strip()).replace(r"\*", r"\w*") for phrase in phrases.split(","))
     return re.compile(rf"\b(?:{'|'.join(escaped)})\b", re.IGNORECASE)
 
@@ -119,11 +126,11 @@ _COUNTED = {
 
 
 def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray:
-    """Return how much each response has of each of ``TRAITS``, ``(n_responses, n_traits)``.
+    """Return the value of each of ``TRAITS`` for each response, ``(n_responses, n_traits)``.
 
     Args:
-        prompts: the text that each response answers, ``(n_responses,)``.
-        responses: the texts, ``(n_responses,)``.
+        prompts: prompt of each response, ``(n_responses,)``.
+        responses: texts, ``(n_responses,)``.
 
     Example:
         >>> values = trait_values(["Tea?"] * 2, ["Perhaps. It may depend on you.", "No! Never."])
@@ -132,10 +139,10 @@ def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray
         [True, True, False, False, False, True, True, False, ...]
     """
     surface = dict(zip(NAMES, surface_features(responses).astype(np.float64).T, strict=True))
-    own = [_describe(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-    if not own:
+    counted = [_count(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    if not counted:
         return np.empty((0, len(KEYS)))
-    columns = {key: np.array([one[key] for one in own]) for key in own[0]}
+    columns = {key: np.array([values[key] for values in counted]) for key in counted[0]}
     sentence_length = surface["words per sentence"] * 20
     columns |= {
         "length": surface["log words"],
@@ -158,8 +165,8 @@ def content_words(text: str) -> frozenset[str]:
     return frozenset(_CONTENT_WORD.findall(text.lower()))
 
 
-def _describe(prompt: str, response: str) -> dict[str, float]:
-    """What is not a surface feature already: most traits, headings, and syllables a word."""
+def _count(prompt: str, response: str) -> dict[str, float]:
+    """Return the traits that are not surface features, and headings and syllables per word."""
     words = [word.lower() for word in _WORD.findall(response)]
     n = max(len(words), 1)
     rate = {name: len(pattern.findall(response)) / n for name, pattern in _COUNTED.items()}
@@ -184,7 +191,7 @@ def _describe(prompt: str, response: str) -> dict[str, float]:
 
 
 def _syllables(word: str) -> int:
-    """Groups of vowels, a silent e at the end left out.
+    """Return the number of groups of vowels, without a silent e at the end.
 
     Example:
         >>> [_syllables(word) for word in ("tea", "bridge", "committee", "nobody")]
@@ -200,13 +207,13 @@ def _vader() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
-        raise MissingExtraError("vaderSentiment", "report", "reading the tone of responses") from None
+        raise MissingExtraError("vaderSentiment", "report", "measuring the sentiment of responses") from None
 
-    class Nearby(SentimentIntensityAnalyzer):  # type: ignore[misc]
-        """VADER's own numbers, in time that grows with a text's length and not with its square.
+    class LinearTimeAnalyzer(SentimentIntensityAnalyzer):  # type: ignore[misc]
+        """VADER with the same results in linear instead of quadratic time.
 
-        For each word with a tone two of its checks make the whole text lower case, and then look no further than three
-        words back and two ahead. They are given only those.
+        For each word with a sentiment, two checks of VADER lower-case the whole text and then use at most three words
+        before and two after. They get only these words here.
         """
 
         def _negation_check(self, valence: float, words: list[str], back: int, i: int) -> Any:
@@ -217,4 +224,4 @@ def _vader() -> Any:
             first = max(i - 3, 0)
             return super()._special_idioms_check(valence, words[first : i + 3], i - first)
 
-    return Nearby()
+    return LinearTimeAnalyzer()

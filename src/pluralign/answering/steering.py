@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import softmax
 
-from pluralign.analysis.profiles import Lean, Profile
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.training.bradley_terry import sigmoid
+from pluralign.theory.logistic import sigmoid
 from pluralign.votes.preferences import PreferenceSet
 
 SLIP = 0.1

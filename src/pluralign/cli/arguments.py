@@ -1,85 +1,92 @@
-"""What every command shares: its arguments and options, reading votes, progress on stderr, and JSON on stdout.
-
-Decided here: how a dataclass of options becomes flags, and what goes to which stream. The commands are in ``cli``.
-"""
+"""The arguments and options that commands share, and dataclasses of options as flags and back."""
 
 import dataclasses
 import functools
 import inspect as introspection
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
 from pluralign.core.errors import UsageError
-from pluralign.core.json_values import without_nan
+from pluralign.features.options import EncodeOptions
+from pluralign.models.options import RemoteOptions, SamplingOptions
+from pluralign.policies.options import TuneOptions
+from pluralign.scale.options import EngineOptions
+from pluralign.server.options import ServeOptions
+from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
-    from pluralign.core.types import Progress
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.votes.preferences import PreferenceSet
+    from pluralign.ensemble.record import FitRecord
+
+PANELS = {
+    LoadOptions: "Reading votes",
+    FitOptions: "Fitting",
+    FinetuneOptions: "Fine-tuning (with --backbone)",
+    EncodeOptions: "Encoding",
+    EngineOptions: "Shards and workers",
+    SamplingOptions: "Sampling",
+    RemoteOptions: "Sampling from a server (with --base-url)",
+    TuneOptions: "Tuning",
+    ServeOptions: "Sampling and limits",
+}
+"""The heading of each dataclass of options in ``--help``."""
 
 Data = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="A .jsonl[.gz], .csv or .parquet file, - for standard input, hf:ID, or a known set: multipref, "
+        help="Votes: a .jsonl[.gz], .csv or .parquet file, - for standard input, hf:ID, or a known set: multipref, "
         "personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), demo (demo:PAIRS).",
     ),
 ]
-Folder = Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble; holds unfinished work too.")]
-Ensemble = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an ensemble that pluralign fit wrote.")]
-SubjectName = Annotated[
-    str,
-    typer.Argument(
-        metavar="SUBJECT",
-        help="Folder that pluralign fit wrote, a transformers reward model (folder or hub id), or a .jsonl, .csv or "
-        ".parquet file of scores or probabilities.",
-    ),
-]
+EnsembleFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Ensemble folder, written by pluralign fit.")]
 OtherVotes = Annotated[
     str | None,
-    typer.Argument(metavar="[DATA]", help="Votes it did not learn from; else those that fit kept in DIR."),
+    typer.Argument(metavar="[DATA]", help="Votes not used for training (default: the held-out votes saved in DIR)."),
 ]
 OtherVotesOption = Annotated[
-    str | None, typer.Option("--data", help="Votes it did not learn from; else those that fit kept in DIR.")
+    str | None,
+    typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR)."),
 ]
 Groups = Annotated[
     list[str],
-    typer.Option("--group", metavar="NAME", help="Groups of pairs: length, topic, strata or a column. Repeatable."),
+    typer.Option(
+        "--group", metavar="NAME", help="Group pairs by length, topic, strata or a column of DATA. Repeatable."
+    ),
 ]
 Prompts = Annotated[
     str,
     typer.Argument(
         metavar="PROMPTS",
         help="A file with a column prompt (prompts, candidates or votes), - for standard input, prism (or "
-        "prism:FOLDER), a known set of votes, or an ensemble's folder: the prompts held out.",
+        "prism:FOLDER), a known set of votes, or an ensemble folder (its held-out prompts).",
     ),
 ]
-Lines = Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+
+
+# --- dataclasses of options as flags --------------------------------------------------------------------------------
 
 
 def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option per field of each dataclass, with its help.
+    """Give a command one option per field of each dataclass, with the help of the field.
 
     The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        dials = {config: [_as_parameter(config, dial) for dial in dataclasses.fields(config)] for config in configs}
+        flags = {config: [_as_parameter(config, field) for field in dataclasses.fields(config)] for config in configs}
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
             for config, name in received.items():
-                chosen = {dial.name: values.pop(dial.name) for dial in dials[config]}
+                chosen = {flag.name: values.pop(flag.name) for flag in flags[config]}
                 values[name] = config(
                     **{key: _as_mapping(key, v) if isinstance(v, list) else v for key, v in chosen.items()}
                 )
@@ -87,7 +94,7 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
 
         own = [p for p in introspection.signature(command).parameters.values() if p.name not in received.values()]
         own = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in own]
-        parameters = own + [dial for of_config in dials.values() for dial in of_config]
+        parameters = own + [flag for of_config in flags.values() for flag in of_config]
         run.__signature__ = introspection.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -98,101 +105,60 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
 _hints = functools.cache(get_type_hints)
 
 
-def _as_parameter(config: type, dial: dataclasses.Field[Any]) -> introspection.Parameter:
-    kind, default = _hints(config)[dial.name], dial.default
+def _as_parameter(config: type, field: dataclasses.Field[Any]) -> introspection.Parameter:
+    kind, default = _hints(config)[field.name], field.default
     if get_origin(kind) is Mapping:
         kind, default = list[str], []
     elif kind == int | str:
         kind, default = str, str(default)
-    flag = f"--{dial.name.replace('_', '-')}"
-    flags = (f"{flag}/--no-{flag[2:]}",) if kind is bool and default else (flag,)
+    flag = f"--{field.name.replace('_', '-')}"
     option = typer.Option(
-        *flags, help=dial.metadata["help"], show_default=default is not None and not isinstance(default, bool)
+        f"{flag}/--no-{flag[2:]}" if kind is bool and default else flag,
+        help=field.metadata["help"],
+        show_default=default is not None and not isinstance(default, bool),
+        rich_help_panel=PANELS[config],
     )
     return introspection.Parameter(
-        dial.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        field.name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
     )
 
 
 def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
     if bad := [pair for pair in pairs if not all(pair.partition("="))]:
-        raise UsageError(f"--{name} needs OURS=THEIRS, not {bad[0]!r}.")
+        raise UsageError(f"--{name} must be OURS=THEIRS, not {bad[0]!r}.")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-# --- reading and showing --------------------------------------------------------------------------------------------
+def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> list[list[str]]:
+    """Return the commands that made a file: the fit, if its record holds data and options, and the last command.
+
+    Args:
+        record: of the fitted ensemble.
+        folder: of the ensemble.
+        last: arguments of the last command.
+
+    Example:
+        >>> from pluralign.ensemble.record import DataSummary, FitRecord
+        >>> record = FitRecord(data=DataSummary("votes.csv", "", 90, 9, 10, 1), options={"k": 4, "surface": False})
+        >>> for words in command_history(record, Path("town"), ["report", "town"]):
+        ...     print(*words)
+        pluralign fit votes.csv -o town --k 4 --no-surface
+        pluralign report town
+    """
+    fit = [["pluralign", "fit", record.data.name, "-o", str(folder), *_as_flags(record)]] if record.data else []
+    return [*(fit if record.options else []), ["pluralign", *last]]
 
 
-def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
-    """The votes that DATA names; what was left out of them is told on stderr."""
-    from pluralign.votes.load import load_preferences
-
-    with progress_bar(f"Reading {data}") as progress:
-        preferences = load_preferences(data, options, progress=progress)
-    if preferences.dropped:
-        left_out = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
-        print(f"note: left out of {preferences.name}: {left_out}.", file=sys.stderr)
-    return preferences
-
-
-def held_out_for(folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions) -> "HeldOutVotes":
-    """The held-out votes that fit kept in a folder, or others that are named."""
-    from pluralign.ensemble.held_out import load_held_out, score_held_out
-
-    if data is None:
-        return load_held_out(folder)
-    preferences = load_votes(data, options)
-    with progress_bar("Encoding texts") as progress:
-        return score_held_out(ensemble, preferences, progress)
-
-
-@contextmanager
-def progress_bar(what: str) -> Iterator["Progress | None"]:
-    """A progress bar on stderr for work that reports itself; nothing where stderr is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(escape(what), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
-
-
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """A bar on stderr that only says that work goes on."""
-    with progress_bar(what):
-        yield
-
-
-def stream_lines(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
-    """Print what ``read`` makes of each line of a file, line by line, or as one object."""
-    from pluralign.ensemble.ensemble import RewardEnsemble
-
-    loaded = RewardEnsemble.load(ensemble)
-    if file != "-" and not Path(file).is_file():
-        raise UsageError(f"there is no file {file}.")
-    with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
-        lines = read(loaded, stream, "standard input" if file == "-" else file)
-        if as_json:
-            print_json({"lines": list(lines)})
-            return
-        for line in lines:
-            print(json.dumps(line, ensure_ascii=False), flush=True)
-
-
-def print_json(result: Any) -> None:
-    """Print a result as one JSON object; what is not a number is null."""
-    print(json.dumps(without_nan(_plain(result)), ensure_ascii=False, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """Return dataclasses, also inside dicts and lists, as dicts."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+def _as_flags(record: "FitRecord") -> list[str]:
+    """Return the recorded options that differ from the defaults of ``pluralign fit``."""
+    defaults = dataclasses.asdict(FitOptions()) | dataclasses.asdict(FinetuneOptions())
+    words = []
+    for name, value in {**record.options, **(record.tuning or {})}.items():
+        if name not in defaults or value == defaults[name]:
+            continue
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -82,36 +82,52 @@ class Processes:
         return decided[0]  # type: ignore[return-value]
 
     def wait(self) -> None:
-        """Return when every process has come here."""
+        """Return when every process has called it."""
         if self.count > 1:
-            import torch
+            import accelerate
 
-            torch.distributed.barrier()
+            accelerate.PartialState().wait_for_everyone()
 
 
 ALONE = Processes()
 """The launch of one."""
 
 
+def launched_process() -> Processes:
+    """Return the position of this process in its launch, from the launcher's environment. It does not join the others.
+
+    ``accelerate launch`` and ``torchrun`` set RANK and WORLD_SIZE; without them the process is alone.
+    """
+    return Processes(int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0")))
+
+
 def this_process() -> Processes:
-    """Return this process among those of its launch, joined to the others; alone where nothing launched it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    """Return this process for fits of frozen features, joined to the others of its launch; ``ALONE`` without a launch.
+
+    Raises:
+        UsageError: there are more processes than parts of the work.
+    """
+    if launched_process().count < 2:
         return ALONE
-    state = launch_state(cpu=True)  # the work is numpy's
-    if state.num_processes > PARTS:
-        raise UsageError(f"at most {PARTS} processes share a fit of frozen features, not {state.num_processes}.")
-    return Processes(state.num_processes, state.process_index)
+    processes = join_launch(cpu=True)  # numpy does the work
+    if processes.count > PARTS:
+        raise UsageError(f"at most {PARTS} processes share a fit of frozen features, not {processes.count}.")
+    return processes
 
 
-def launch_state(cpu: bool) -> Any:
-    """Return accelerate's state of this launch. Without ``cpu`` it takes GPUs for granted, and sees no other process
-    on a machine that has none.
+def join_launch(cpu: bool) -> Processes:
+    """Return this process, joined to the others of its launch through accelerate.
+
+    Args:
+        cpu: whether the processes work on CPUs. If False, accelerate expects GPUs; on a machine without any it would
+            see no other process. With GPUs ``total`` is not available.
     """
     try:
         import accelerate
     except ImportError:
         raise MissingExtraError("accelerate", "finetune", "fitting in several processes") from None
-    return accelerate.PartialState(cpu=cpu)
+    state = accelerate.PartialState(cpu=cpu)
+    return Processes(state.num_processes, state.process_index)
 
 
 BLOCK_ROWS = 32_768

@@ -1,7 +1,7 @@
-"""The ensemble: k reward models, their weights, and how their votes are read. A value: fitting returns a new one.
+"""``RewardEnsemble``: k reward models, their weights, and the two readings of their votes.
 
-Decided here: the two readings of an ensemble, and its form on disk (one JSON and safetensors, hashes checked, whole or
-not at all). How it is learned is decided in ``fitting``.
+An ensemble is a value: fitting and pruning return new ones. On disk it is one JSON file and one safetensors file whose
+hash is checked. How it is learned is in ``fitting``.
 """
 
 import hashlib
@@ -36,22 +36,22 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class RewardEnsemble:
-    """k reward models with weights: for every pair, the weight of those preferring a response is its share of votes."""
+    """k reward models with weights. The weight of the members preferring a response predicts its share of votes."""
 
     members: LinearMembers
     weights: FloatArray
-    """The paper's alpha, ``(k,)``: non-negative, summing to 1."""
+    """The paper's α, ``(k,)``: non-negative, with sum 1."""
     features: TextFeatures | TunedFeatures
     temperature: float = 1.0
-    """beta of the policy-level reading, fitted on validation prompts."""
+    """β of the policy-level reading, fitted on validation prompts."""
     record: FitRecord = field(default_factory=FitRecord)
-    """What is known of the fit: method, options, versions, data, history and held-out figures."""
+    """The record of the fit: method, options, versions, data, history and held-out figures."""
     baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
-    """Arrays of the baselines that were fitted beside it, by name; ``record`` has their formulas."""
+    """Arrays of the baselines fitted with it, by name. ``record`` has their formulas."""
 
     @property
     def k(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self.weights)
 
     def __repr__(self) -> str:
@@ -59,13 +59,13 @@ class RewardEnsemble:
         return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights})"
 
     def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
-        """Return each member's reward for each (prompt, response), ``(n_items, k)``."""
+        """Return the reward of each member for each (prompt, response), ``(n_items, k)``."""
         if not len(items):
             return np.empty((0, self.k))
         return np.asarray(self.members.rewards(self.features(items, progress)), dtype=np.float64)
 
     def scorer(self) -> Callable[[Sequence[Item]], FloatArray]:
-        """Return ``rewards`` for a process that lives long: models stay in memory, and no vector goes to disk."""
+        """Return a function like ``rewards`` for servers: models stay in memory, and vectors are not cached on disk."""
         if isinstance(self.features, TunedFeatures):
             encoders: list[Encoder | None] = [*self.features.parts()]
             surface = False
@@ -81,26 +81,27 @@ class RewardEnsemble:
     def pair_rewards(
         self, preferences: PreferenceSet, progress: Progress | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the rewards of each pair's two responses, each ``(n_pairs, k)``; every distinct text is read once."""
+        """Return the rewards of both responses of each pair, each ``(n_pairs, k)``. Each text is encoded once."""
         items = preferences.items()
         rewards = self.rewards(texts_of(preferences), progress)
         return rewards[items.a], rewards[items.b]
 
     def votes(self, preferences: PreferenceSet) -> FloatArray:
-        """Return 1[reward_a > reward_b] for each pair and member, ½ for a tie, ``(n_pairs, k)``."""
+        """Return the votes 1[reward_a > reward_b], ½ for a tie, ``(n_pairs, k)``."""
         return calibration.votes_from_rewards(*self.pair_rewards(preferences))
 
     def prob_hat(self, preferences: PreferenceSet, level: Level = "vote") -> FloatArray:
         """Return the predicted share preferring response a, ``(n_pairs,)``.
 
-        ``vote``: p̂ = Σ_j α_j 1[Δr_j > 0] (Definition 1). ``policy``: Σ_j α_j σ(Δr_j / β), the chance that a policy
-        drawn from the mixture prefers a (App. A, with a reference that favours neither); its limit β → 0 is the former.
+        ``vote``: p̂ = Σ_j α_j 1[Δr_j > 0] (Definition 1). ``policy``: Σ_j α_j σ(Δr_j / β), the probability that
+        a policy drawn from the mixture prefers a (App. A, with a reference that favours neither). Its limit for β → 0
+        is the vote level.
         """
         reward_a, reward_b = self.pair_rewards(preferences)
         return self.readings(reward_a - reward_b)[level]
 
     def readings(self, difference: FloatArray) -> dict[Level, FloatArray]:
-        """Return both readings of pairs whose reward differences are at hand, ``(n_pairs, k)``: see ``prob_hat``."""
+        """Return both readings, as in ``prob_hat``, from reward differences ``(n_pairs, k)``."""
         votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
         return {
             "vote": calibration.ensemble_prob(votes, self.weights),
@@ -114,18 +115,18 @@ class RewardEnsemble:
 
     @property
     def level(self) -> Level:
-        """The reading it was fitted for."""
+        """The level it was fitted for."""
         return self.record.level
 
     def take(self, indices: Sequence[int], weights: npt.ArrayLike) -> "RewardEnsemble":
-        """Return the ensemble of some members with new weights."""
+        """Return an ensemble of some of the members, with new weights."""
         return replace(self, members=self.members.take(indices), weights=np.asarray(weights, dtype=np.float64))
 
     def first(self, k: int) -> "RewardEnsemble":
-        """Return the ensemble as it was after k stages, with the weights it had then; stagewise ensembles only."""
+        """Return a stagewise ensemble after its first k stages, with the weights of that stage."""
         stages = {stage.k: stage.weights for stage in self.record.history}
         if self.record.method != "stagewise":
-            raise UsageError("first(k) needs a stagewise ensemble: the members of a joint one are only right together.")
+            raise UsageError("first(k) needs a stagewise ensemble; joint members are calibrated only together.")
         if k not in stages or not 1 <= k <= self.k:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
         return self.take(range(k), stages[k])
@@ -133,7 +134,7 @@ class RewardEnsemble:
     # --- on disk ----------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the ensemble into a folder. The JSON is written last, so a reader finds the old ensemble or the new."""
+        """Write the ensemble into a folder. The JSON is written last: readers see the old ensemble or the new one."""
         folder = Path(folder)
         arrays = {f"members/{name}": array for name, array in self.members.arrays().items()}
         for name, baseline in self.baselines.items():
@@ -162,7 +163,7 @@ class RewardEnsemble:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "RewardEnsemble":
-        """Read an ensemble, checking that its arrays are those it was saved with."""
+        """Read an ensemble and check the hash of its arrays."""
         folder = Path(folder)
         description = read_description(folder)
         expected = description["arrays"]
@@ -171,8 +172,8 @@ class RewardEnsemble:
             raise DataError(f"{path.name} is missing", file=str(folder), remedy="copy the whole folder again")
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-            remedy = "copy the folder again, or fit anew"
-            raise DataError(f"{path.name} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+            remedy = "copy the folder again, or fit again"
+            raise DataError(f"{path.name} was changed after saving: its hash differs", file=str(folder), remedy=remedy)
         arrays = safetensors.numpy.load(data)
         described = description["features"]
         tuned = described.get("kind") == KIND
@@ -197,29 +198,29 @@ def _read_record(folder: Path, facts: Any) -> FitRecord:
     try:
         return FitRecord.from_json(facts)
     except (AttributeError, KeyError, TypeError, ValueError):
-        file, remedy = str(folder / ENSEMBLE_FILE), "copy the folder again, or fit anew"
+        file, remedy = str(folder / ENSEMBLE_FILE), "copy the folder again, or fit again"
         raise DataError("its record of the fit cannot be read", file=file, remedy=remedy) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Return what an ensemble's JSON says, checked to be ours."""
+    """Return the JSON of an ensemble, after checking its format."""
     path = folder / ENSEMBLE_FILE
     if not path.is_file():
-        remedy = "name a folder that pluralign fit wrote" if folder.is_dir() else "check the path"
-        raise DataError(f"there is no {ENSEMBLE_FILE} in it", file=str(folder), remedy=remedy)
+        remedy = "give a folder written by pluralign fit" if folder.is_dir() else "check the path"
+        raise DataError(f"it has no {ENSEMBLE_FILE}", file=str(folder), remedy=remedy)
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        raise DataError("it is not JSON", file=str(path), remedy="copy the folder again, or fit anew") from None
+        raise DataError("it is not JSON", file=str(path), remedy="copy the folder again, or fit again") from None
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise DataError(
-            "it does not describe an ensemble", file=str(path), remedy="name a folder that pluralign fit wrote"
+            "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
         )
     parts = ("format_version", "arrays", "features", "weights", "temperature", "facts")
     if description.get("format_version", 0) <= FORMAT_VERSION and (
         missing := [n for n in parts if n not in description]
     ):
-        remedy = "copy the folder again, or fit anew"
+        remedy = "copy the folder again, or fit again"
         raise DataError(f"it lacks {', '.join(missing)}", file=str(path), remedy=remedy)
     if description["format_version"] > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
@@ -227,7 +228,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def texts_of(preferences: PreferenceSet) -> list[Item]:
-    """Return the distinct (prompt, response) texts of a set, in the order of ``items()``."""
+    """Return the distinct (prompt, response) texts of the votes, in the order of ``items()``."""
     items = preferences.items()
     prompts, responses = preferences.prompts, preferences.responses
     return [(prompts[p], responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)]

@@ -1,7 +1,7 @@
-"""Held-out votes beside the rewards that an ensemble gave their texts: what reports, certificates and pruning rest on.
+"""Held-out votes of a fit with the rewards of their texts.
 
-``fit`` keeps them in the ensemble's folder, so that everything said of an ensemble later is measured on prompts it did
-not learn from, without encoding a text again. Decided here: their form on disk.
+``fit`` saves them in the folder of the ensemble. Reports, certificates and pruning read them: everything that is said
+about an ensemble later is measured on prompts it was not trained on, and no text has to be encoded again.
 """
 
 import os
@@ -27,25 +27,25 @@ VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class HeldOutVotes:
-    """Votes, and what the members make of the texts voted on."""
+    """Votes, and the members' rewards of the texts."""
 
     preferences: PreferenceSet
     rewards: FloatArray
-    """Of each distinct text, ``(n_items, k)``, in the order of ``texts_of(preferences)``."""
+    """One row per distinct text, ``(n_items, k)``, in the order of ``texts_of(preferences)``."""
 
     @cached_property
     def difference(self) -> FloatArray:
-        """Reward of response a less that of b, ``(n_pairs, k)``."""
+        """reward_a − reward_b, ``(n_pairs, k)``."""
         items = self.preferences.items()
         return self.rewards[items.a] - self.rewards[items.b]
 
     @cached_property
     def votes(self) -> FloatArray:
-        """Votes of the members, ½ for a tie, ``(n_pairs, k)``."""
+        """The members' votes, ``(n_pairs, k)``: ½ for a tie."""
         return calibration.votes_from_rewards(self.difference, np.zeros_like(self.difference))
 
     def prob_hat(self, ensemble: RewardEnsemble) -> FloatArray:
-        """Return the share that the ensemble predicts, read at the level it was fitted for, ``(n_pairs,)``."""
+        """Return the predicted shares at the level the ensemble was fitted for, ``(n_pairs,)``."""
         return ensemble.readings(self.difference)[ensemble.level]
 
     def __getitem__(self, rows: npt.ArrayLike) -> "HeldOutVotes":
@@ -64,39 +64,39 @@ class HeldOutVotes:
 def score_held_out(
     ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None
 ) -> HeldOutVotes:
-    """Return votes with an ensemble's rewards. Give votes it has not learned from: figures on others flatter it."""
+    """Score the texts of votes with an ensemble. Use votes it was not trained on, or figures will be too good."""
     return HeldOutVotes(preferences, ensemble.rewards(texts_of(preferences), progress))
 
 
-def save_held_out(evidence: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
-    """Write votes and rewards into an ensemble's folder."""
+def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
+    """Write held-out votes and rewards into the folder of an ensemble."""
     folder = Path(folder)
-    evidence.preferences.save(folder / VOTES_FILE)
-    rewards = np.ascontiguousarray(evidence.rewards, dtype=np.float64)
+    held_out.preferences.save(folder / VOTES_FILE)
+    rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
     with atomic_write(folder / REWARDS_FILE) as partial:
-        metadata = {"votes": evidence.preferences.fingerprint}
+        metadata = {"votes": held_out.preferences.fingerprint}
         partial.write_bytes(safetensors.numpy.save({"rewards": rewards}, metadata=metadata))
 
 
 def remove_held_out(folder: str | os.PathLike[str]) -> None:
-    """Remove what an earlier fit kept in a folder."""
+    """Remove the held-out votes of an earlier fit from a folder."""
     for name in (VOTES_FILE, REWARDS_FILE):
         (Path(folder) / name).unlink(missing_ok=True)
 
 
 def load_held_out(folder: str | os.PathLike[str]) -> HeldOutVotes:
-    """Read the held-out votes that ``fit`` kept in an ensemble's folder."""
+    """Read the held-out votes that ``fit`` saved in the folder of an ensemble."""
     folder = Path(folder)
-    remedy = "name votes that it did not learn from, or fit again"
+    remedy = "give votes that it was not trained on, or fit again"
     for name in (VOTES_FILE, REWARDS_FILE):
         if not (folder / name).is_file():
-            raise DataError(f"no held-out votes were kept in it ({name} is missing)", file=str(folder), remedy=remedy)
+            raise DataError(f"it has no held-out votes ({name} is missing)", file=str(folder), remedy=remedy)
     preferences = PreferenceSet.load(folder / VOTES_FILE)
     try:
         with safetensors.safe_open(folder / REWARDS_FILE, framework="numpy") as file:
             fingerprint, rewards = (file.metadata() or {}).get("votes"), file.get_tensor("rewards")
     except safetensors.SafetensorError:
-        raise DataError("it cannot be read", file=str(folder / REWARDS_FILE), remedy=remedy) from None
+        raise DataError("it is damaged", file=str(folder / REWARDS_FILE), remedy=remedy) from None
     if fingerprint != preferences.fingerprint or len(rewards) != len(preferences.items().prompt_index):
         raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=remedy)
     return HeldOutVotes(preferences, np.asarray(rewards, dtype=np.float64))

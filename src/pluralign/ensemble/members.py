@@ -1,7 +1,6 @@
-"""Reward models over frozen features: k of them evaluated in one pass, as plain arrays.
+"""Linear reward models on features: k of them evaluated in one product, as plain numpy arrays.
 
-Decided here: what a linear and a small neural reward are. How they are fitted is decided in ``joint`` and
-``stagewise``; scoring needs numpy alone.
+How they are fitted is in ``training``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +13,17 @@ from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.distributed import ALONE, Processes, blocks
 
 CLIP = 6.0
-"""Standard deviations beyond which a feature says nothing more: one odd text must not outweigh all others."""
+"""Features are clipped at this many standard deviations, so that one outlier text cannot dominate."""
 SURFACE_GAIN = 4.0
-"""How much larger surface features are made than embedding dimensions: twenty of them carry as much as several hundred
-of those, and so one strength of regularisation serves both (docs/log.md)."""
+"""Factor on surface features. Twenty of them carry as much information as several hundred embedding dimensions; with
+this factor, one strength of regularisation suits both (measured in the log of experiments)."""
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """From raw features to what rewards are linear in: scaled, clipped, and through one hidden layer if there is one.
+    """Maps raw features to the inputs of linear rewards: scaled, clipped, and optionally through a hidden layer.
 
-    inputs(φ) = gain · clip((φ − mean) / spread, ±clip), and with a hidden layer tanh(inputs(φ) W + b) beside them.
+    inputs(φ) = gain · clip((φ − mean) / spread, ±clip). A hidden layer appends tanh(inputs(φ) W + b).
     """
 
     mean: Array
@@ -38,15 +37,15 @@ class FeatureMap:
     bias: Array | None = None
     """b, ``(h,)``."""
     clip: Array = field(default_factory=lambda: np.array(CLIP, dtype=np.float32))
-    """A number; infinity clips nothing."""
+    """A scalar; infinity disables clipping."""
 
     @property
     def dimension(self) -> int:
-        """D, how many inputs a text has."""
+        """D, the number of inputs per text."""
         return len(self.mean) + (0 if self.bias is None else len(self.bias))
 
     def __call__(self, features: Array, out: Array | None = None) -> Array:
-        """Return ``(n, D)`` inputs of ``(n, d)`` raw features, in float32; ``out`` may be memory-mapped."""
+        """Return the ``(n, D)`` inputs of ``(n, d)`` raw features as float32. ``out`` may be memory-mapped."""
         out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
         d = len(self.mean)
         for rows in blocks(slice(0, len(features))):
@@ -63,7 +62,14 @@ def fit_feature_map(
     used: npt.NDArray[np.bool_] | None = None,
     processes: Processes = ALONE,
 ) -> FeatureMap:
-    """Return the scaling of features, or of the rows ``used``; the last ``n_surface`` are surface features."""
+    """Return the map that standardises features.
+
+    Args:
+        features: raw features, ``(n, d)``.
+        n_surface: number of surface features, which are the last columns.
+        used: rows to take mean and spread from (default: all).
+        processes: the processes that share the rows.
+    """
     used = np.ones(len(features), dtype=bool) if used is None else used
     n = np.count_nonzero(used)
 
@@ -78,21 +84,21 @@ def fit_feature_map(
 
     mean = mean_of(lambda part: part)
     spread = np.sqrt(mean_of(lambda part: (part - mean) ** 2))
-    gain = np.where(spread > 1e-6, 1.0, 0.0)  # a feature that never varies says nothing
+    gain = np.where(spread > 1e-6, 1.0, 0.0)  # a constant feature carries no information
     if n_surface:
         gain[-n_surface:] *= SURFACE_GAIN
     return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
 
 
-def as_they_are(dimension: int) -> FeatureMap:
-    """Return the map that leaves features as they are: the outputs of a fine-tuned backbone are rewards already."""
+def identity_map(dimension: int) -> FeatureMap:
+    """Return the identity map, for the outputs of a fine-tuned backbone."""
     zeros, ones = np.zeros(dimension, dtype=np.float32), np.ones(dimension, dtype=np.float32)
     return FeatureMap(zeros, ones, ones, clip=np.array(np.inf, dtype=np.float32))
 
 
 @dataclass(frozen=True)
 class LinearMembers:
-    """k rewards that are linear in mapped features: r_j(x, y) = theta_j · inputs(phi(x, y))."""
+    """k rewards that are linear in the mapped features: r_j(x, y) = θ_j · inputs(φ(x, y))."""
 
     inputs: FeatureMap
     theta: FloatArray
@@ -100,11 +106,11 @@ class LinearMembers:
 
     @property
     def n_members(self) -> int:
-        """How many rewards there are."""
+        """Number of rewards."""
         return int(self.theta.shape[1])
 
     def rewards(self, features: Array) -> FloatArray:
-        """Return ``(n, k)`` rewards of ``(n, d)`` raw features."""
+        """Return the ``(n, k)`` rewards of ``(n, d)`` raw features."""
         return np.asarray(self.inputs(features) @ self.theta, dtype=np.float64)
 
     def take(self, indices: Sequence[int]) -> "LinearMembers":
@@ -112,12 +118,12 @@ class LinearMembers:
         return replace(self, theta=self.theta[:, list(indices)])
 
     def arrays(self) -> Mapping[str, Array]:
-        """Return what a file must hold to give the members back."""
+        """Return the arrays to save."""
         parts = {"theta": self.theta, **vars(self.inputs)}
         return {name: array for name, array in parts.items() if array is not None}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> "LinearMembers":
-        """Return the members that ``arrays`` gave."""
+        """Return the members saved as ``arrays()``."""
         rest = {name: array for name, array in arrays.items() if name != "theta"}
         return cls(FeatureMap(**rest), np.asarray(arrays["theta"], dtype=np.float64))

@@ -1,4 +1,7 @@
-"""What is known of a fitted ensemble: held-out figures, history, data, options and timings, as typed values."""
+"""``FitRecord``: the typed record of a fit, with held-out figures, history, data, options and timings.
+
+Undefined figures are NaN here and null in JSON.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -6,10 +9,11 @@ from typing import Any, TypeAlias
 
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Level
-from pluralign.theory.calibration import Interval, Reliability
+from pluralign.theory.intervals import Interval
+from pluralign.theory.reliability import Reliability
 
 NEGLIGIBLE_WEIGHT = 1e-6
-"""A member of no more weight than this counts as absent."""
+"""Members with no more weight than this are ignored."""
 CHANCE = 0.5
 """The expected disagreement of a coin flip."""
 Settings: TypeAlias = Mapping[str, str | int | float | bool | None]
@@ -30,36 +34,36 @@ def worse_than_chance(disagreement: float, weight: float) -> bool:
 
 @dataclass(frozen=True)
 class Figures:
-    """One prediction of the vote shares, judged."""
+    """Figures of one prediction of the vote shares."""
 
     brier: float
     brier_corrected: float
-    """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1); NaN without pairs of two votes."""
+    """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1). NaN if every pair has one vote."""
     noise: float
     log_loss: float
     calibration_error: float
     """Expected calibration error over ten bins of equal mass."""
     interval: Interval
-    """95 % over prompts, of the corrected Brier score (of the plain one where there is no correction)."""
+    """95 % interval over prompts of the corrected Brier score (of the plain one if every pair has one vote)."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A baseline's figures, and the ensemble's Brier score less its own, pair by pair."""
+    """Figures of a baseline, and the paired difference of Brier scores (ensemble − baseline)."""
 
     brier: float
     brier_corrected: float
     log_loss: float
     k: int
     difference: Interval
-    """Below zero: the ensemble is better."""
+    """Below 0 the ensemble is better."""
     worst_disagreement: float | None
-    """Of its members, where it votes."""
+    """Largest disagreement of a member. None if the baseline has no votes."""
 
 
 @dataclass(frozen=True)
 class MemberFigures:
-    """One member of the ensemble, judged by itself."""
+    """Figures of one member."""
 
     weight: float
     disagreement: float
@@ -68,18 +72,18 @@ class MemberFigures:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured of a subject on one set of votes."""
+    """Figures of a predictor on one set of votes."""
 
     level: str
-    """The reading that ``test`` judges: the one an ensemble was fitted for."""
+    """The reading that ``test`` measures: the one an ensemble was fitted for."""
     test: Figures
     levels: Mapping[str, Figures]
-    """Every reading: of an ensemble, shares of hard votes and of policies at the fitted temperature."""
+    """Figures of every reading. An ensemble has two: hard votes, and policies at the fitted temperature."""
     baselines: Mapping[str, Compared]
     members: list[MemberFigures]
     reliability: Reliability
     strata: Mapping[str, tuple[int, float]]
-    """Pairs and mean squared error by how people split."""
+    """Number of pairs and mean squared error, by how people split."""
     pairs: int
     prompts: int
 
@@ -145,7 +149,7 @@ class PruneRecord:
 
 @dataclass(frozen=True)
 class FitRecord:
-    """What is known of a fit. An ensemble made by hand has an empty one."""
+    """The record of a fit. Ensembles built by hand have an empty one."""
 
     method: str = ""
     level: Level = "vote"
@@ -171,7 +175,7 @@ class FitRecord:
     pruned: PruneRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record with the keys of the command line's JSON; the figures of the evaluation stand beside."""
+        """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""
         if self == FitRecord():
             return {}
         found: dict[str, Any] = {}

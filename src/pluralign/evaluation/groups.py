@@ -1,210 +1,35 @@
-"""Calibration within groups of pairs: by length, by topic, by any column, and in the worst of random groups.
+"""Calibration within groups of pairs, the worst group, and the worst of random groups (adversarial groups).
 
-Good on average can hide bad for some. Decided here: how pairs are grouped, which way errors are counted, and how the
-noise of few votes is set beside them. Everything is the same for both orders of a pair.
+A good average can hide a group that is predicted badly. Results do not depend on the order of the two responses.
 """
 
 import itertools
 import re
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.cluster.vq import kmeans2
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.evaluation.groupings import group_labels, pair_lengths
 from pluralign.theory import calibration
-from pluralign.theory.calibration import Interval
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import Prompt, PromptLike
 
-Labels: TypeAlias = npt.NDArray[np.object_]
-
-DEFAULT_GROUPINGS = ("length", "topic")
-OWN_GROUPINGS = ("length", "topic", "strata")
-LENGTH_RATIOS = (1.1, 1.5, 2.5)
-"""Where the bins of longer ÷ shorter response are cut."""
-MANY_VALUES = 10
-"""A column of numbers with more distinct values is cut into quartiles."""
-RARE = 30
-"""Values of a column with fewer pairs are taken together."""
-PROMPTS_A_TOPIC = 30
-MOST_TOPICS = 8
-TOPIC_WORDS = 3
-VOCABULARY = 2000
-TOPIC_DIMENSIONS = 32
-RESTARTS = 4
 ENOUGH_PROMPTS = 20
-"""A group with fewer prompts is shown and never called the worst: its interval means little."""
+"""A group with fewer prompts is reported but never named the worst, because its interval is unreliable."""
 FRACTIONS = (0.05, 0.1, 0.2, 0.5, 1.0)
 SUBSETS = 200
 SUBSETS_AT_ONCE = 50
 SIMULATIONS = 20
-SIMULATED_PAIRS = 1_000_000
 BINS = 10
-
-MOST_COMMON = 0.5
-"""A word in more than this share of the prompts tells no topic."""
-
-_WORD = re.compile(r"[^\W\d_]{3,}")
-_FUNCTION_WORDS = frozenset(
-    _WORD.findall(
-        "about above after again against all also any and are because been before being below between both but can "
-        "could did does doing don down during each every few for from further get give had has have having her here "
-        "him his how into its just let like make many may might more most much must not now off one only onto other "
-        "others our out over own please same shall she should some such tell than that the their them then there these "
-        "they think thinking this those through too two under until upon use very want was way well were what when "
-        "where whether which while who whom whose why will with within without would write yes yet you your"
-    )
-)
 
 
 # --- grouping -------------------------------------------------------------------------------------------------------
-
-
-def groupings_of(preferences: PreferenceSet) -> list[str]:
-    """Return the names by which the pairs of a set can be grouped."""
-    return [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
-
-
-def check_grouping(grouping: str, preferences: PreferenceSet) -> None:
-    """Refuse a name by which the pairs of a set cannot be grouped."""
-    known = groupings_of(preferences)
-    if grouping not in known:
-        raise UsageError(f"pairs cannot be grouped by {grouping!r}; {did_you_mean(grouping, known)}.")
-
-
-def group_labels(grouping: str, preferences: PreferenceSet, *, seed: int = 0) -> Labels:
-    """Return the name of each pair's group, ``(n_pairs,)``.
-
-    Args:
-        grouping: ``length``, ``topic``, ``strata`` (how people split) or a column of the data.
-        preferences: the pairs.
-        seed: of the clusters of topics.
-    """
-    if grouping == "length":
-        return _length_labels(preferences)
-    if grouping == "topic":
-        return topics(preferences.prompts.tolist(), seed=seed)[preferences.prompt_index]
-    if grouping == "strata":
-        labels = np.empty(len(preferences), dtype=object)
-        for name, mask in calibration.strata(preferences.prob_a).items():
-            labels[mask] = name
-        return labels
-    check_grouping(grouping, preferences)
-    return column_labels(preferences.columns[grouping])
-
-
-def _lengths(preferences: PreferenceSet) -> tuple[FloatArray, FloatArray]:
-    lengths = np.array([len(text) for text in preferences.responses], dtype=np.float64)
-    return lengths[preferences.a_index], lengths[preferences.b_index]
-
-
-def _length_labels(preferences: PreferenceSet) -> Labels:
-    a, b = (np.maximum(side, 1.0) for side in _lengths(preferences))
-    bins = np.searchsorted(LENGTH_RATIOS, np.maximum(a, b) / np.minimum(a, b), side="right")
-    low = ("1", *map(str, LENGTH_RATIOS))
-    names = [f"{first} to {last} × as long" for first, last in itertools.pairwise(low)]
-    return np.array([*names, f"over {low[-1]} × as long"], dtype=object)[bins]
-
-
-def column_labels(values: npt.NDArray[Any]) -> Labels:
-    """Return group names from a column: numbers of many values in quartiles, else the values, rare ones together.
-
-    Example:
-        >>> column_labels(np.array(["uk"] * 40 + ["fr"] * 3)).tolist()[38:42]
-        ['uk', 'uk', 'other', 'other']
-    """
-    numbers = as_numbers(values)
-    if numbers is not None and len(np.unique(numbers[~np.isnan(numbers)])) > MANY_VALUES:
-        edges = np.unique(np.nanquantile(numbers, [0, 0.25, 0.5, 0.75, 1]))
-        bins = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
-        quarters = [f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges)]
-        labels = np.array(quarters, dtype=object)[bins]
-        labels[np.isnan(numbers)] = "missing"
-        return labels
-    labels = np.array(["missing" if value is None or value != value else str(value) for value in values], dtype=object)
-    names, position, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    return np.where(counts < RARE, "other", names)[position]
-
-
-def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
-    """Return a column as floats, NaN for nulls, where all of it can be read so; CSV columns are text.
-
-    Example:
-        >>> as_numbers(np.array(["1.5", None], dtype=object))
-        array([1.5, nan])
-    """
-    if values.dtype.kind == "b":
-        return None
-    try:
-        return np.array([np.nan if value is None else value for value in values.tolist()], dtype=np.float64)
-    except ValueError:
-        return None
-
-
-def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
-    """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by the words that set it apart.
-
-    Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, best of a few starts.
-    One topic for every thirty prompts, at most eight.
-    """
-    words = [set(_WORD.findall(_text(prompt).lower())) - _FUNCTION_WORDS for prompt in prompts]
-    k = int(np.clip(len(prompts) // PROMPTS_A_TOPIC, 1, MOST_TOPICS))
-    counts: dict[str, int] = {}
-    for own in words:
-        for word in own:
-            counts[word] = counts.get(word, 0) + 1
-    telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
-    vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
-    if k == 1 or len(vocabulary) <= k:
-        return np.full(len(prompts), "all prompts", dtype=object)
-    present = _presence(words, vocabulary)
-    cluster = _clusters(present, k, seed)
-    labels = np.empty(len(prompts), dtype=object)
-    everywhere = np.asarray(present.mean(axis=0)).ravel()
-    for one in np.unique(cluster):
-        inside = cluster == one
-        apart = np.asarray(present[inside].mean(axis=0)).ravel() - everywhere
-        named = [vocabulary[column] for column in np.argsort(-apart, kind="stable")[:TOPIC_WORDS]]
-        labels[inside] = ", ".join(named)
-    return labels
-
-
-def _text(prompt: PromptLike) -> str:
-    return " ".join(turn.content for turn in Prompt(prompt).turns)
-
-
-def _presence(words: Sequence[set[str]], vocabulary: Sequence[str]) -> Any:
-    column_of = {word: column for column, word in enumerate(vocabulary)}
-    columns = [sorted(column_of[word] for word in own if word in column_of) for own in words]
-    starts = np.cumsum([0, *map(len, columns)])
-    entries = np.concatenate([np.array(own, dtype=np.int64) for own in columns])
-    return sparse.csr_array((np.ones(len(entries)), entries, starts), shape=(len(words), len(vocabulary)))
-
-
-def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
-    frequency = np.asarray(present.mean(axis=0)).ravel()
-    weighted = present * -np.log(frequency)[None, :]
-    dimensions = min(TOPIC_DIMENSIONS, min(present.shape) - 1)
-    start = np.random.default_rng([seed, 3]).standard_normal(min(present.shape))
-    left, scale, _ = sparse.linalg.svds(sparse.csr_array(weighted), k=dimensions, v0=start)
-    points = left * scale
-    points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
-    best, least = np.zeros(len(points), dtype=np.int32), np.inf
-    for restart in range(RESTARTS):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a cluster ran empty: one topic fewer
-            centres, labels = kmeans2(points, k, iter=30, minit="++", seed=np.random.default_rng([seed, 4, restart]))
-        distance = float(((points - centres[labels]) ** 2).sum())
-        if distance < least:
-            best, least = labels, distance
-    return best
 
 
 # --- calibration within groups --------------------------------------------------------------------------------------
@@ -212,7 +37,7 @@ def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Group:
-    """One group of pairs, judged by itself."""
+    """Figures of one group of pairs."""
 
     name: str
     pairs: int
@@ -220,33 +45,33 @@ class Group:
     brier: float
     brier_corrected: float
     interval: Interval
-    """95 % over prompts, of the corrected Brier score (of the plain one where there is no correction)."""
+    """95 % interval over prompts of the corrected Brier score (of the plain one if all pairs have one vote)."""
     residual: Interval
-    """Mean p̂ − p, counted towards the longer response in groups of length, else towards the predicted majority."""
+    """Mean p̂ − p for the longer response in groups of length, for the predicted majority in others."""
     calibration_error: float
 
 
 @dataclass(frozen=True)
 class WorstGroup:
-    """The group with the highest corrected Brier score, with the caution that it was picked."""
+    """The group with the highest corrected Brier score, with an interval that allows for the selection."""
 
     grouping: str
     name: str
     brier_corrected: float
     interval: Interval
-    """At 1 − .05/groups, so that all groups' intervals hold together with 95 % (Bonferroni)."""
+    """At level 1 − .05/groups, so that the intervals of all groups hold together with 95 % (Bonferroni)."""
     groups: int
-    """How many it was picked from: those with enough prompts."""
+    """Number of groups with enough prompts to be selected."""
 
 
 def judge_groups(
     prob_hat: FloatArray, preferences: PreferenceSet, groupings: Sequence[str], *, seed: int = 0
 ) -> tuple[dict[str, list[Group]], WorstGroup | None]:
-    """Return how calibrated a prediction is within each group of each grouping, and the worst group.
+    """Return the calibration within each group of each grouping, and the worst group.
 
-    The residual is mean s·(p̂ − p), where s = ±1 turns the pair towards the longer response (``length``) or towards the
-    predicted majority (all others, where a positive residual is overconfidence). A pair without such a side counts 0,
-    the mean over its two orders.
+    The residual is mean s·(p̂ − p), with s = ±1 the side of the longer response (``length``) or of the predicted
+    majority (all other groupings, where a positive residual means overconfidence). A pair without such a side counts
+    0, the mean over its two orders.
     """
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
     error = calibration.squared_error(prob_hat, p)
@@ -255,7 +80,7 @@ def judge_groups(
     candidates: list[tuple[float, str, str, FloatArray, npt.NDArray[Any]]] = []
     for grouping in dict.fromkeys(groupings):
         labels = group_labels(grouping, preferences, seed=seed)
-        side = np.sign(np.subtract(*_lengths(preferences))) if grouping == "length" else np.sign(prob_hat - 0.5)
+        side = np.sign(np.subtract(*pair_lengths(preferences))) if grouping == "length" else np.sign(prob_hat - 0.5)
         found[grouping] = []
         for name in sorted(set(labels.tolist()), key=lambda label: (label in ("other", "missing"), _order(label))):
             rows = np.flatnonzero(labels == name)
@@ -267,9 +92,9 @@ def judge_groups(
                 prompts=len(np.unique(prompt)),
                 brier=float(error[rows].mean()),
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
-                interval=calibration.clustered_interval(values, prompt, seed=seed),
-                residual=calibration.clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
-                calibration_error=calibration.expected_calibration_error(prob_hat[rows], p[rows]),
+                interval=clustered_interval(values, prompt, seed=seed),
+                residual=clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
+                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
             if group.prompts >= ENOUGH_PROMPTS:
@@ -278,12 +103,12 @@ def judge_groups(
         return found, None
     height, grouping, name, values, prompt = max(candidates, key=lambda candidate: candidate[0])
     m = len(candidates)
-    interval = calibration.clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
+    interval = clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
     return found, WorstGroup(grouping, name, height, interval, m)
 
 
 def _order(label: str) -> tuple[float, str]:
-    """Numbers by size, then words."""
+    """Return a sort key: numbers by size, then words."""
     number = re.match(r"-?\d+(\.\d+)?(e[+-]?\d+)?", label)
     return (float(number[0]) if number else np.inf, label)
 
@@ -293,20 +118,20 @@ def _order(label: str) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class AdversarialGroup:
-    """The worst calibration error among random groups of one size, beside what noise alone would show."""
+    """The worst calibration error among random groups of one size, and the value expected from noise alone."""
 
     fraction: float
     """Size of the groups as a share of the prompts."""
     prompts: int
     worst: float
     expected: float
-    """The same for votes drawn from the prediction itself: the mean of several drawings."""
+    """Mean of the same figure over simulated votes drawn from the prediction."""
     high: float
-    """95 % of these drawings are below."""
+    """95 % quantile of the simulated figures."""
 
 
 def simulated_shares(prob_hat: FloatArray, n_votes: npt.NDArray[np.int64], random: np.random.Generator) -> FloatArray:
-    """Return shares that people would give if the prediction were right: Binomial(n_votes, p̂) / n_votes, one a pair."""
+    """Return simulated shares under a correct prediction: Binomial(n_votes, p̂) / n_votes per pair."""
     return random.binomial(n_votes, prob_hat) / n_votes
 
 
@@ -319,15 +144,16 @@ def adversarial_calibration(
     fractions: Sequence[float] = FRACTIONS,
     seed: int = 0,
 ) -> list[AdversarialGroup]:
-    """The worst calibration error over random groups of prompts, for groups of several sizes.
+    """Return the worst calibration error over random groups of prompts, for groups of several sizes.
 
     With pairs turned so that p̂ ≥ ½ and binned by p̂ (ten bins of equal mass), a group S of prompts has the error
 
       CE(S) = Σ_b |Σ_{i ∈ S, i in b} (p̂_i − p_i)| / |S|,
 
     and the adversarial error at size f is max CE(S) over 200 random S of f × all prompts; at f = 1 it is the error on
-    everything. Few votes alone make some group look bad, so the same is done for votes drawn from p̂ itself, with the
-    same groups: ``expected`` and ``high``. Above ``high``, some groups are worse served than a right p̂ would.
+    all pairs. Sampling noise alone makes some group look bad, so the same figure is computed for votes drawn from p̂
+    with the same groups: ``expected`` and ``high``. A value above ``high`` means that some groups are predicted worse
+    than noise explains.
 
     Args:
         prob_hat: predicted shares, ``(n_pairs,)``.
@@ -361,14 +187,14 @@ def adversarial_calibration(
         ]
     )
     found = []
-    random = np.random.default_rng([seed, 6])  # of its own, so that both orders of pairs meet the same groups
+    random = np.random.default_rng([seed, 6])  # a separate stream, so that both orders of pairs get the same groups
     for fraction in fractions:
         chosen = max(1, round(fraction * n_prompts))
         worst = np.zeros(1 + SIMULATIONS)
         for _ in range(1 if chosen == n_prompts else SUBSETS // SUBSETS_AT_ONCE):
             drawn = [random.choice(n_prompts, chosen, replace=False) for _ in range(SUBSETS_AT_ONCE)]
             starts = np.arange(SUBSETS_AT_ONCE + 1) * chosen
-            # Sparse, which also spares small products the cost of starting threads.
+            # Sparse products also avoid starting threads for small matrices.
             ones, shape = np.ones(SUBSETS_AT_ONCE * chosen), (SUBSETS_AT_ONCE, n_prompts)
             member = sparse.csr_array((ones, np.concatenate(drawn), starts), shape=shape)
             totals = np.abs(member @ errors).reshape(SUBSETS_AT_ONCE, 1 + SIMULATIONS, BINS).sum(axis=2)
@@ -379,61 +205,3 @@ def adversarial_calibration(
 
 
 # --- what is left of disagreement -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MajorityShare:
-    """How large the majority is on pairs where people split in some way, and how large it is predicted to be."""
-
-    pairs: int
-    people: float
-    """Mean share of the majority's side."""
-    predicted: float
-    """Mean share predicted for that side; NaN where people are even and there is no such side."""
-    expected: float
-    """What ``predicted`` would be if the prediction were right: its mean where votes drawn from it split this way."""
-    certain: float
-    """Share of the pairs for which it gives one side more than .9."""
-
-
-def majority_shares(
-    prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
-) -> dict[str, MajorityShare]:
-    """Return, for each of ``calibration.strata``, the share of the majority's side: people's own, and the predicted.
-
-    People's majorities are picked on few votes and look larger than they are, so even a right prediction gives
-    unanimous pairs less than 1. ``expected`` says how much less: the same figure for votes drawn from the prediction.
-
-    Example:
-        >>> shares = majority_shares(np.array([.95, .95]), np.array([.6, .4]), np.array([5, 5]))
-        >>> shares["contested"].people, shares["contested"].predicted, shares["contested"].certain
-        (0.6, 0.5, 1.0)
-    """
-    random = np.random.default_rng([seed, 7])
-    times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
-    drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
-    were_right = calibration.by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
-    predicted = calibration.by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
-    people = calibration.by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
-    certain = calibration.by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
-    return {
-        name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
-        for name, (count, mean) in people.items()
-    }
-
-
-def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
-    return np.where(prob_a == 0.5, np.nan, np.where(prob_a > 0.5, prob_hat, 1 - prob_hat))
-
-
-def certain_though_contested(shares: Mapping[str, MajorityShare]) -> float:
-    """Return the share of pairs given more than .9 to one side, among those where people are contested or even.
-
-    Example:
-        >>> some, none = MajorityShare(3, .6, .9, .7, 1.0), MajorityShare(1, .5, .5, .5, 0.0)
-        >>> certain_though_contested({"contested": some, "even": none})
-        0.75
-    """
-    parts = [shares[name] for name in ("contested", "even") if shares[name].pairs]
-    total = sum(part.pairs for part in parts)
-    return sum(part.pairs * part.certain for part in parts) / total if total else float("nan")

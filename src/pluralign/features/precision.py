@@ -203,7 +203,7 @@ def _seconds(layer: Any) -> float:
 
 def _texts() -> Sequence[Item]:
     """Return a few texts of different lengths."""
-    from pluralign.votes.town_hall import town_hall
+    from pluralign.votes.town_hall.townhall import town_hall
 
     votes = town_hall(24).preferences
     items = votes.items()

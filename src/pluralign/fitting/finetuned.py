@@ -19,7 +19,7 @@ from pluralign.core.options import changed_options
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
-from pluralign.ensemble.members import LinearMembers, as_they_are
+from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import TunedFeatures
 from pluralign.fitting.judging import TestPairs, judge
@@ -27,9 +27,10 @@ from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
 from pluralign.fitting.selection import choose_temperature
 from pluralign.fitting.task import FitWatcher, Members
 from pluralign.theory import calibration
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.training.bradley_terry import scores, sigmoid
+from pluralign.training.bradley_terry import scores
 from pluralign.training.joint import VOTE_SHARE
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
@@ -64,8 +65,8 @@ def fit_finetuned(
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     try:
-        from pluralign.training import finetune
-        from pluralign.training.pair_trainer import TextPairs
+        from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()
@@ -89,11 +90,11 @@ def fit_finetuned(
             "tuning": {key: value for key, value in asdict(tuning).items() if key not in SAME_RESULT_OPTIONS},
             "version": __version__,
         },
+        finetune.finetune_processes(),
     )
-    assert checkpoints.path is not None  # noqa: S101 - there is a folder
     bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
     tuned = finetune.fine_tune(
-        text_pairs, size, options, tuning, checkpoints.path, bound=bound, progress=progress,
+        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress,
         watch=lambda _, member: watcher.training(member),
     )  # fmt: skip
 
@@ -109,7 +110,7 @@ def fit_finetuned(
         watcher.record(history[-1])
     members = members_of_sizes[-1].unit_spread(train)
     ensemble = RewardEnsemble(
-        LinearMembers(as_they_are(tuned.features.outputs), members.theta),
+        LinearMembers(identity_map(tuned.features.outputs), members.theta),
         members.weights,
         tuned.features,
         choose_temperature(members, check),
@@ -134,10 +135,10 @@ def fit_finetuned(
         seconds_encoding=now - reading,
     )
     ensemble = replace(ensemble, record=record)
-    with finetune.only_the_first() as first:
-        if first:
-            save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
-            checkpoints.finish()
+    if checkpoints.processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        checkpoints.finish()
+    checkpoints.processes.wait()
     return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
 
 

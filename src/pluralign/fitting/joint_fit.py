@@ -12,17 +12,10 @@ from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.selection import choose_size, choose_temperature, validation_brier
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
 from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.joint import (
-    FEW_RESTARTS,
-    RESTARTS,
-    VOTE_SHARE,
-    JointFit,
-    Teacher,
-    fit_joint_sizes,
-    fit_policy_level,
-    fit_teacher,
-)
+from pluralign.training.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, JointFit, fit_joint_sizes
 from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.policy_level import fit_policy_level
+from pluralign.training.teacher import Teacher, fit_teacher
 
 TARGETS = ("teacher", "votes")
 AUTO_TARGET_SIZE = 8

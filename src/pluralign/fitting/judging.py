@@ -17,7 +17,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, BoundCost, DataSummary, Evaluation, FitRecord, HistoryRow
-from pluralign.evaluation.evaluate import evaluate_features
+from pluralign.evaluation.measure import evaluate_features
 from pluralign.fitting.task import Members
 from pluralign.theory import calibration
 from pluralign.training.baselines import Baseline

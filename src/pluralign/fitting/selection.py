@@ -10,6 +10,7 @@ import numpy as np
 from pluralign.core.types import Level
 from pluralign.fitting.task import Members
 from pluralign.theory import calibration
+from pluralign.theory.intervals import clustered_interval
 from pluralign.training.bradley_terry import scores
 from pluralign.training.pairs import Pairs
 
@@ -26,7 +27,7 @@ def choose_size(fits: Mapping[int, Members], check: Pairs, level: Level) -> int:
     """Return the smallest k whose validation error is within one standard error of the best."""
     errors = {k: calibration.squared_error(fit.prob_hat(check, level), check.prob_a) for k, fit in fits.items()}
     best = min(errors, key=lambda k: float(errors[k].mean()))
-    interval = calibration.clustered_interval(errors[best], check.prompt)
+    interval = clustered_interval(errors[best], check.prompt)
     slack = np.nan_to_num(interval.standard_error)  # NaN with one validation prompt
     return min(k for k in errors if errors[k].mean() <= interval.mean + slack)
 

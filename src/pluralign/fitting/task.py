@@ -13,8 +13,9 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.types import Level
 from pluralign.ensemble.record import HistoryRow
+from pluralign.theory.logistic import sigmoid
 from pluralign.training.baselines import Baseline
-from pluralign.training.bradley_terry import scores, sigmoid
+from pluralign.training.bradley_terry import scores
 from pluralign.training.member_bounds import training_bound
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs, validation_folds

@@ -86,6 +86,22 @@ def classifier_rewards(
         model.config.get_text_config().pad_token_id = own_pad
 
 
+def classifier_head(model: Any) -> tuple[str, Any]:
+    """Return the name and the layer of a sequence classifier's head: the last linear layer outside the body.
+
+    It is ``score`` in decoders, ``classifier`` or the like in encoders. The model may be wrapped by peft.
+    """
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    layers = [
+        (str(name), layer)
+        for name, layer in inner.named_modules()
+        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
+    ]
+    return layers[-1]
+
+
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
     """Return the tokens that a sequence classifier reads for a prompt and its response, at most ``limit``."""
     prompt, response = item
@@ -100,20 +116,3 @@ def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
         cut = "only_first" if fits else "longest_first"
         tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
     return dict(tokens)
-
-
-def head_name(model: Any) -> str:
-    """Return the name of the last linear layer outside the body: ``score`` of decoders, ``classifier`` of encoders.
-
-    Args:
-        model: a sequence classifier, with or without a peft adapter.
-    """
-    import torch
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = [
-        name
-        for name, layer in inner.named_modules()
-        if isinstance(layer, torch.nn.Linear) and name.split(".")[0] != inner.base_model_prefix
-    ]
-    return str(names[-1])

@@ -1,6 +1,7 @@
-"""Best-of-N policies: a member's choice among N samples of a base policy, the paper's stand-in for fine-tuning (§5).
+"""Best-of-N policies: a member chooses among N samples of a base policy.
 
-Arrays in, numbers out: what such a policy earns as N grows, and how far it moves from the base.
+The paper uses them instead of fine-tuning (§5). Computed here: the expected reward of such a policy as N grows, and its
+KL divergence from the base policy.
 """
 
 import math
@@ -15,17 +16,17 @@ from pluralign.core.arrays import FloatArray
 
 
 def expected_best(rewards: npt.ArrayLike, n: int) -> FloatArray:
-    """The mean reward of the best of n samples, over all subsets of n of the M samples at hand.
+    """Compute the expected reward of the best of n samples, over all subsets of size n of the M given samples.
 
     With rewards sorted r_(1) ≤ … ≤ r_(M), r_(i) is the best of C(i−1, n−1) subsets, so
 
       E[best of n] = Σ_i C(i−1, n−1) / C(M, n) · r_(i),
 
-    which is unbiased for fresh samples, and uses every sample where drawing one subset would use n.
+    which is unbiased for new samples and uses all M samples, whereas a single subset would use n.
 
     Args:
-        rewards: of the samples for one prompt, ``(M,)`` or ``(M, n_members)``.
-        n: samples a policy chooses from, at most M.
+        rewards: rewards of the samples for one prompt, ``(M,)`` or ``(M, n_members)``.
+        n: number of samples that the policy chooses from, at most M.
 
     Returns:
         A number, or ``(n_members,)``.
@@ -37,15 +38,15 @@ def expected_best(rewards: npt.ArrayLike, n: int) -> FloatArray:
     r = np.sort(np.asarray(rewards, dtype=np.float64), axis=0)
     m = len(r)
     if not 1 <= n <= m:
-        raise ValueError(f"n must be between 1 and the {m} samples at hand, not {n}.")
-    return np.asarray(np.tensordot(_chances(m, n), r, axes=1))
+        raise ValueError(f"n must be between 1 and the number of samples, {m}, not {n}.")
+    return np.asarray(np.tensordot(_prob_best(m, n), r, axes=1))
 
 
-def _chances(m: int, n: int) -> FloatArray:
-    """The chance that each of m responses, from worst to best, is the best of n drawn of them: C(i−1, n−1)/C(m, n)."""
-    chances = np.zeros(m)
-    chances[n - 1 :] = np.exp(_log_choose(np.arange(n - 1, m), n - 1) - _log_choose(np.array([m]), n))
-    return chances
+def _prob_best(m: int, n: int) -> FloatArray:
+    """Return C(i−1, n−1)/C(m, n): the probability that the i-th of m responses, worst first, is the best of n drawn."""
+    prob = np.zeros(m)
+    prob[n - 1 :] = np.exp(_log_choose(np.arange(n - 1, m), n - 1) - _log_choose(np.array([m]), n))
+    return prob
 
 
 def _log_choose(m: npt.NDArray[np.int64], n: int) -> FloatArray:
@@ -53,9 +54,9 @@ def _log_choose(m: npt.NDArray[np.int64], n: int) -> FloatArray:
 
 
 def best_of_n_kl(n: int) -> float:
-    """KL divergence of the best-of-n policy from its base, in nats: log n − (n − 1)/n.
+    """Compute the KL divergence of the best-of-n policy from its base, in nats: log n − (n − 1)/n.
 
-    Exact where samples never tie; otherwise an upper bound.
+    Exact if samples never tie, otherwise an upper bound.
 
     Example:
         >>> round(best_of_n_kl(4), 4)
@@ -71,52 +72,52 @@ def best_of_n_kl(n: int) -> float:
 
 @dataclass(frozen=True)
 class BestOfN:
-    """What each member's best-of-N policy earns, averaged over prompts."""
+    """Rewards of each member's best-of-N policy, averaged over prompts."""
 
     n: list[int]
     kl: list[float]
-    """Divergence from the base at each n, in nats."""
+    """KL divergence from the base at each n, in nats."""
     own: list[list[float]]
-    """Of each member, the mean reward of its policy's answers above the base's, in its standard deviations."""
+    """Per member: its mean reward for its own policy's answers minus that for the base's, in standard deviations."""
     others: list[list[float]]
-    """The mean reward that all the other members give the same answers, each in its own standard deviations."""
+    """Per member: the other members' mean reward for the same answers, each in its own standard deviations."""
     prompts: int
 
 
 def best_of_n(rewards: Sequence[npt.ArrayLike]) -> BestOfN | None:
-    """Follow every member's best-of-n policy from n = 1 to as many responses as half of the prompts have.
+    """Evaluate every member's best-of-n policy for n = 1 up to the median number of responses per prompt.
 
-    Rewards are scaled to mean 0 and standard deviation 1 over all responses, so that 0 is what the base earns.
+    Rewards are scaled to mean 0 and standard deviation 1 over all responses, so that 0 is the reward of the base.
 
     Args:
-        rewards: for each prompt, ``(n_responses, n_members)``.
+        rewards: one array per prompt, ``(n_responses, n_members)``.
 
     Returns:
-        None where fewer than half of the prompts have two responses.
+        The rewards, or None if fewer than half of the prompts have two responses.
 
     Example:
-        >>> found = best_of_n([np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])])
-        >>> found.n, found.own, found.others
+        >>> result = best_of_n([np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])])
+        >>> result.n, result.own, result.others
         ([1, 2], [[0.0, 1.0], [0.0, 1.0]], [[0.0, -1.0], [0.0, -1.0]])
     """
     lists = [np.asarray(of_prompt, dtype=np.float64) for of_prompt in rewards]
-    most = int(np.median([len(of_prompt) for of_prompt in lists])) if lists else 0
-    if most < 2:
+    largest = int(np.median([len(of_prompt) for of_prompt in lists])) if lists else 0
+    if largest < 2:
         return None
-    everything = np.concatenate(lists)
-    spread = np.maximum(everything.std(axis=0), 1e-12)
-    lists = [(of_prompt - everything.mean(axis=0)) / spread for of_prompt in lists if len(of_prompt) >= most]
+    pooled = np.concatenate(lists)
+    spread = np.maximum(pooled.std(axis=0), 1e-12)
+    lists = [(of_prompt - pooled.mean(axis=0)) / spread for of_prompt in lists if len(of_prompt) >= largest]
     base = np.mean([of_prompt.mean(axis=0) for of_prompt in lists], axis=0)
-    k = everything.shape[1]
-    sizes = list(range(1, most + 1))
-    own, others = np.zeros((k, most)), np.zeros((k, most))
-    for place, n in enumerate(sizes):
+    k = pooled.shape[1]
+    sizes = list(range(1, largest + 1))
+    own, others = np.zeros((k, largest)), np.zeros((k, largest))
+    for index, n in enumerate(sizes):
         for of_prompt in lists:
-            chances = _chances(len(of_prompt), n)
+            prob = _prob_best(len(of_prompt), n)
             for j in range(k):
-                earned = chances @ (of_prompt[np.argsort(of_prompt[:, j], kind="stable")] - base)
-                own[j, place] += earned[j]
-                others[j, place] += (earned.sum() - earned[j]) / max(k - 1, 1)
+                earned = prob @ (of_prompt[np.argsort(of_prompt[:, j], kind="stable")] - base)
+                own[j, index] += earned[j]
+                others[j, index] += (earned.sum() - earned[j]) / max(k - 1, 1)
     return BestOfN(
         n=sizes,
         kl=[best_of_n_kl(n) for n in sizes],

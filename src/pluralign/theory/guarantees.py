@@ -1,8 +1,7 @@
-"""The paper's guarantees as functions: each takes numbers or votes and returns what its theorem promises.
+"""The paper's guarantees as functions: Theorems 2, 3 and 4, and bounds for held-out votes that the paper does not have.
 
-Decided here: how Theorems 2, 3 and 4 are computed, and bounds for held-out votes that the paper does not have. What
-they say of one ensemble is decided in ``certification``. Lemma 1 is ``calibration.noise``. docs/certificates.md goes
-through the proofs and says where they needed mending.
+``analysis.certificate`` applies them to an ensemble. Lemma 1 is ``calibration.noise``. docs/certificates.md goes
+through the proofs and lists the corrections they needed.
 
 Reference: Halpern, Micha, Procaccia and Shapira, "Pairwise Calibrated Rewards for Pluralistic Alignment", §3, App. D.
 """
@@ -17,26 +16,27 @@ from pluralign.core.errors import UsageError
 from pluralign.theory import calibration
 
 LARGEST_OPINION_VARIANCE = 0.25
-"""Of a vote: p*(1 − p*) at p* = ½."""
+"""Largest variance of a vote: p*(1 − p*) at p* = ½."""
 BISECTIONS = 40
 BOLDNESS = 0.9
-"""The share of its capital that a bet may lose; any number below 1 is fair. Errors near 1 are rare: boldness pays."""
+"""Largest share of the capital that a bet may lose. Any value below 1 is valid; a large one pays off here, because
+errors near 1 are rare."""
 ROUNDING = 1e-12
-"""Sums of weights are compared with this slack."""
+"""Slack in comparisons of sums of weights."""
 
 
-# --- Theorem 2: few members are enough ------------------------------------------------------------------------------
+# --- Theorem 2: few members suffice ---------------------------------------------------------------------------------
 
 
 def sufficient_size(epsilon: float, variance: float = LARGEST_OPINION_VARIANCE) -> int:
-    """How many members are sure to be enough for a calibration error of ε: k = ⌈1/(4ε)⌉.
+    """Compute a number of members that guarantees a calibration error of ε: k = ⌈1/(4ε)⌉.
 
-    k annotators drawn at random, each with weight 1/k, err by E(p̂ − p*)² = mean p*(1 − p*)/k ≤ 1/(4k); so some
-    ensemble of that size errs no more. Where mean p*(1 − p*) is known, ⌈mean p*(1 − p*)/ε⌉ do.
+    k annotators drawn at random, each with weight 1/k, have the error E(p̂ − p*)² = mean p*(1 − p*)/k ≤ 1/(4k), so some
+    ensemble of that size has at most this error. If mean p*(1 − p*) is known, ⌈mean p*(1 − p*)/ε⌉ members are enough.
 
     Args:
-        epsilon: the calibration error to reach, above 0.
-        variance: mean p*(1 − p*), or the ¼ that it cannot exceed.
+        epsilon: target calibration error, above 0.
+        variance: mean p*(1 − p*), or its upper bound ¼.
 
     Example:
         >>> sufficient_size(0.01), sufficient_size(0.01, variance=0.12)
@@ -50,10 +50,10 @@ def sufficient_size(epsilon: float, variance: float = LARGEST_OPINION_VARIANCE) 
 
 
 def opinion_variance(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, n_ties: npt.ArrayLike = 0) -> float:
-    """Unbiased estimate of mean p*(1 − p*), the variance of one random person's vote.
+    """Estimate mean p*(1 − p*), the variance of the vote of one random person, without bias.
 
-    n times the estimated variance of a share of n votes: mean p(1 − p)·n/(n − 1) without ties. Pairs with one vote are
-    left out; NaN if there are no others.
+    This is n times the estimated variance of a share of n votes: mean p(1 − p)·n/(n − 1) without ties. Pairs with one
+    vote are ignored; the result is NaN if there are no others.
 
     Example:
         >>> opinion_variance([0.75, 1.0], n_votes=4)
@@ -65,7 +65,7 @@ def opinion_variance(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, n_ties: npt.
 
 
 def random_ensemble_error(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, k: int, n_ties: npt.ArrayLike = 0) -> float:
-    """The calibration error to expect of k random annotators with equal weights: mean p*(1 − p*)/k.
+    """Estimate the expected calibration error of k random annotators with equal weights: mean p*(1 − p*)/k.
 
     Example:
         >>> random_ensemble_error([0.75, 1.0], n_votes=4, k=5)
@@ -76,18 +76,18 @@ def random_ensemble_error(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, k: int,
     return opinion_variance(prob_a, n_votes, n_ties) / k
 
 
-# --- Theorem 3: outliers can go -------------------------------------------------------------------------------------
+# --- Theorem 3: outliers can be removed -----------------------------------------------------------------------------
 
 
 def checked_beta(beta: float) -> float:
-    """Return β if Theorem 3 covers it."""
+    """Return β. Raises UsageError unless it is at least 2, as Theorem 3 requires."""
     if not (math.isfinite(beta) and beta >= 2):
         raise UsageError(f"beta must be at least 2, not {beta:g}.")
     return beta
 
 
 def outlier_weight_bound(beta: float) -> float:
-    """The most weight that (β, (β+1)√ε)-outliers of an ε-calibrated ensemble can have: 1/(β−1).
+    """Compute the largest weight that the (β, (β+1)√ε)-outliers of an ε-calibrated ensemble can have: 1/(β−1).
 
     Example:
         >>> outlier_weight_bound(5.0)
@@ -99,14 +99,14 @@ def outlier_weight_bound(beta: float) -> float:
 
 
 def outlier_threshold(beta: float, epsilon: float, minimum: float) -> float:
-    """The disagreement Φ above which a member is an outlier in Theorem 3: β·Φ_min + (β+1)√ε.
+    """Compute the disagreement Φ above which a member is an outlier in Theorem 3: β·Φ_min + (β+1)√ε.
 
-    Φ is a probability: a threshold of 1 or more names nobody.
+    Φ is a probability, so with a threshold of 1 or more no member is an outlier.
 
     Args:
         beta: at least 2.
-        epsilon: the ensemble's calibration error.
-        minimum: Φ_min, the least disagreement of any reward. mean min(p, 1 − p) is not above it.
+        epsilon: calibration error of the ensemble.
+        minimum: Φ_min, the lowest disagreement of any reward. mean min(p, 1 − p) is a lower bound.
 
     Example:
         >>> round(outlier_threshold(2.0, epsilon=0.01, minimum=0.1), 4)
@@ -116,14 +116,14 @@ def outlier_threshold(beta: float, epsilon: float, minimum: float) -> float:
 
 
 def distances_to_ensemble(votes: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """How far each member is from what all say together: d(V_j, p̂) = mean |vote_j − p̂|, with p̂ = Σ_j α_j vote_j.
+    """Compute the distance of each member from the ensemble: d(V_j, p̂) = mean |vote_j − p̂|, with p̂ = Σ_j α_j vote_j.
 
-    A reward tie, a vote of ½, is a coin that decides: mean [v(1 − p̂) + (1 − v)p̂], as in ``calibration.disagreement``.
-    The weighted mean of the distances is mean 2p̂(1 − p̂).
+    A reward tie, a vote of ½, counts as a random choice: mean [v(1 − p̂) + (1 − v)p̂], as in
+    ``calibration.disagreement``. The weighted mean of the distances is mean 2p̂(1 − p̂).
 
     Args:
-        votes: of the members on any pairs, ``(n_pairs, k)``.
-        weights: of the members, ``(k,)``.
+        votes: votes of the members on any pairs, ``(n_pairs, k)``.
+        weights: weights of the members, ``(k,)``.
 
     Returns:
         The distances, ``(k,)``.
@@ -140,27 +140,27 @@ def distances_to_ensemble(votes: npt.ArrayLike, weights: npt.ArrayLike) -> Float
 def members_to_keep(
     votes: npt.ArrayLike, weights: npt.ArrayLike, beta: float, *, only_far: bool = False
 ) -> npt.NDArray[np.int64]:
-    """Which members Theorem 3 keeps: all but the 1/(β−1) of weight that is furthest from the ensemble itself.
+    """Find the members that Theorem 3 keeps: all but the 1/(β−1) of weight that is furthest from the ensemble.
 
-    Members are ordered by d(V_j, p̂), and those are removed whose weight, summed from the furthest inwards, is at most
-    1/(β−1). It takes no people's votes. If the ensemble was ε-calibrated, the rest with weights scaled to sum 1 is
-    (√ε + 1/(β−1))²-calibrated and has no (β, (β+1)√ε)-outlier.
+    Members are ordered by d(V_j, p̂). Removed are the furthest ones whose cumulative weight is at most 1/(β−1). Votes of
+    people are not needed. If the ensemble was ε-calibrated, the remaining members, with weights scaled to sum 1, are
+    (√ε + 1/(β−1))²-calibrated and include no (β, (β+1)√ε)-outlier.
 
-    At β = 2 that would remove everybody, so the nearest member with weight always stays. It is no outlier: the weighted
-    mean distance, mean 2p̂(1 − p̂), is at most 2 mean min(p̂, 1 − p̂).
+    At β = 2 this rule would remove all members, so the nearest member with weight is always kept. It is no outlier: the
+    weighted mean distance, mean 2p̂(1 − p̂), is at most 2 mean min(p̂, 1 − p̂).
 
-    The printed rule removes members even where none is far. ``only_far`` removes those with
-    d(V_j, p̂) > β·mean min(p̂, 1 − p̂) and no others. Every outlier is among them, they have at most 1/(β−1) of the
-    weight, and so the same two promises hold.
+    The rule as printed removes members even if none is far. ``only_far`` removes only those with
+    d(V_j, p̂) > β·mean min(p̂, 1 − p̂). They include every outlier and have at most 1/(β−1) of the weight, so both
+    guarantees still hold.
 
     Args:
-        votes: of the members on any pairs, ``(n_pairs, k)``.
-        weights: of the members, ``(k,)``.
-        beta: at least 2; a larger one removes less.
-        only_far: spare the members that cannot be outliers.
+        votes: votes of the members on any pairs, ``(n_pairs, k)``.
+        weights: weights of the members, ``(k,)``.
+        beta: at least 2; a larger value removes less.
+        only_far: keep the members that cannot be outliers.
 
     Returns:
-        Indices of the members that stay, in their order.
+        Sorted indices of the members to keep.
 
     Example:
         >>> votes = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 0, 1]])
@@ -186,7 +186,7 @@ def members_to_keep(
 
 
 def pruning_bound(epsilon: float, beta: float) -> float:
-    """The calibration error that Theorem 3 guarantees after pruning: (√ε + 1/(β−1))².
+    """Compute the calibration error that Theorem 3 guarantees after pruning: (√ε + 1/(β−1))².
 
     Example:
         >>> round(pruning_bound(0.01, 11.0), 4)
@@ -196,10 +196,10 @@ def pruning_bound(epsilon: float, beta: float) -> float:
 
 
 def shifted_bound(epsilon: float, shift: float) -> float:
-    """The most an ε-calibrated prediction can err after moving by ``shift`` in root mean square: (√ε + shift)².
+    """Bound the calibration error of an ε-calibrated prediction that moves by ``shift`` in RMS: (√ε + shift)².
 
-    The last step of Theorem 3's proof (Minkowski). Its shift is at most the removed weight, which is at most 1/(β−1);
-    but both predictions are known, so √(mean (p̂ − p̂')²) itself can be put in.
+    This is the last step of Theorem 3's proof (Minkowski). The shift is at most the removed weight, which is at most
+    1/(β−1). Both predictions are known, so the exact shift √(mean (p̂ − p̂')²) can be used instead.
 
     Example:
         >>> round(shifted_bound(0.01, 0.05), 4)
@@ -208,15 +208,15 @@ def shifted_bound(epsilon: float, shift: float) -> float:
     return (math.sqrt(epsilon) + shift) ** 2
 
 
-# --- Theorem 4: what is measured on N pairs holds for all -----------------------------------------------------------
+# --- Theorem 4: generalization from N pairs -------------------------------------------------------------------------
 
 
 def pseudo_dimension_bound(d: int, k: int) -> float:
-    """A bound on the pseudo-dimension of the squared error of k-ensembles: d' = 20(d+1)k·log(2(d+1)k).
+    """Bound the pseudo-dimension of the squared error of k-ensembles: d' = 20(d+1)k·log(2(d+1)k).
 
     Args:
         d: VC dimension of the members' comparisons, at least 1; for rewards linear in ℓ features it is at most ℓ.
-        k: members.
+        k: number of members.
 
     Example:
         >>> round(pseudo_dimension_bound(d=1, k=1), 1)
@@ -230,20 +230,20 @@ def pseudo_dimension_bound(d: int, k: int) -> float:
 
 
 def generalization_bound(n: int, d: int, k: int, delta: float) -> float:
-    """How far, at most, the error on N pairs is from the error on all, for every k-ensemble at once.
+    """Bound the difference between the error on N pairs and the expected error, for all k-ensembles at once.
 
     With probability 1 − δ over N independent pairs, |L' − L̂| ≤ √(2d' log(eN/d')/N) + √(log(1/δ)/(2N)) for all
-    ensembles of k members, whichever was chosen and however; L' is the true error plus C of Lemma 1. Errors are in
-    [0, 1], so a bound of 1 or more says nothing. Pairs of one prompt are not independent: counting prompts is cautious.
+    ensembles of k members, however they are chosen. L' is the true error plus C of Lemma 1. Errors are in [0, 1], so a
+    bound of 1 or more is vacuous. Pairs of one prompt are not independent; counting prompts is conservative.
 
     Args:
-        n: N, the pairs.
+        n: N, the number of pairs.
         d: VC dimension of the members' comparisons.
-        k: members.
-        delta: the chance that it does not hold.
+        k: number of members.
+        delta: probability that the bound fails.
 
     Returns:
-        The bound; infinity for N < d', where the count of patterns it rests on does not apply.
+        The bound; infinity for N < d', where the underlying count of patterns does not apply.
 
     Example:
         >>> round(generalization_bound(100_000, d=1, k=1, delta=0.05), 4), generalization_bound(20, 1, 1, 0.05)
@@ -254,13 +254,14 @@ def generalization_bound(n: int, d: int, k: int, delta: float) -> float:
     size = pseudo_dimension_bound(d, k)
     if n < size:
         return math.inf
-    return math.sqrt(2 * size * math.log(math.e * n / size) / n) + math.sqrt(math.log(1 / _chance(delta)) / (2 * n))
+    complexity = math.sqrt(2 * size * math.log(math.e * n / size) / n)
+    return complexity + math.sqrt(math.log(1 / _checked_delta(delta)) / (2 * n))
 
 
 def samples_until_informative(d: int, k: int, delta: float, width: float = 1.0) -> int:
-    """The least N from which ``generalization_bound`` is below a width; 1 is where it begins to say anything.
+    """Compute the smallest N for which ``generalization_bound`` is below a width; below 1 it is informative.
 
-    From N = d' on the bound falls with N, so bisection finds it.
+    For N ≥ d' the bound decreases with N, so bisection finds the answer.
 
     Example:
         >>> samples_until_informative(d=1, k=1, delta=0.05)
@@ -270,7 +271,7 @@ def samples_until_informative(d: int, k: int, delta: float, width: float = 1.0) 
     """
     if not width > 0:
         raise UsageError(f"width must be above 0, not {width:g}.")
-    low = math.ceil(pseudo_dimension_bound(d, k)) - 1  # the bound is infinite here
+    low = math.ceil(pseudo_dimension_bound(d, k)) - 1  # the bound is infinite at this N
     high = 2 * (low + 1)
     while generalization_bound(high, d, k, delta) >= width:
         low, high = high, 2 * high
@@ -284,9 +285,9 @@ def samples_until_informative(d: int, k: int, delta: float, width: float = 1.0) 
 
 
 def prompt_means(values: npt.ArrayLike, prompts: npt.ArrayLike) -> FloatArray:
-    """The mean of each prompt's values, NaN left out: prompts are independent draws where pairs are not.
+    """Compute the mean of the values of each prompt, ignoring NaN. Prompts are independent draws; pairs are not.
 
-    Drawing a prompt and then its pairs, as the paper does, each mean has the expectation of a single pair's value.
+    If a prompt is drawn first and then its pairs, as in the paper, each mean has the expectation of a single pair.
 
     Example:
         >>> prompt_means([0.0, 0.5, 1.0, np.nan], [7, 7, 3, 4])
@@ -299,10 +300,10 @@ def prompt_means(values: npt.ArrayLike, prompts: npt.ArrayLike) -> FloatArray:
 
 
 def hoeffding_width(n: int, delta: float, span: float = 1.0) -> float:
-    """How far the mean of n independent values in an interval of length ``span`` is from its expectation.
+    """Bound the deviation of the mean of n independent values in an interval of length ``span`` from its expectation.
 
-    At most span·√(log(2/δ)/(2n)) with probability 1 − δ. For one ensemble and prompts it has not learned from, that
-    is a bound on |L' − L̂| that does not grow with d or k; unlike Theorem 4 it says nothing of training data.
+    At most span·√(log(2/δ)/(2n)) with probability 1 − δ. For one ensemble and held-out prompts this bounds |L' − L̂|
+    independently of d and k. Unlike Theorem 4 it does not apply to training data.
 
     Example:
         >>> round(hoeffding_width(200, 0.05), 4)
@@ -310,18 +311,18 @@ def hoeffding_width(n: int, delta: float, span: float = 1.0) -> float:
 
     Reference: Hoeffding, "Probability inequalities for sums of bounded random variables", JASA 58 (1963), Theorem 2.
     """
-    return span * math.sqrt(math.log(2 / _chance(delta)) / (2 * n)) if n else math.inf
+    return span * math.sqrt(math.log(2 / _checked_delta(delta)) / (2 * n)) if n else math.inf
 
 
 def bernstein_width(values: npt.ArrayLike, delta: float, span: float = 1.0) -> float:
-    """``hoeffding_width`` for values that vary little: √(2V log(4/δ)/n) + 7·span·log(4/δ)/(3(n−1)).
+    """Compute a tighter ``hoeffding_width`` for small variance: √(2V log(4/δ)/n) + 7·span·log(4/δ)/(3(n−1)).
 
-    V is the sample variance. Each side has probability δ/2.
+    V is the sample variance. Each side fails with probability δ/2.
 
     Args:
         values: independent values in an interval of length ``span``, ``(n,)``.
-        delta: the chance that it does not hold.
-        span: length of the interval that no value can leave, whatever the sample.
+        delta: probability that the bound fails.
+        span: length of the interval of possible values, not only of those in the sample.
 
     Returns:
         The width; infinity for fewer than two values.
@@ -336,30 +337,31 @@ def bernstein_width(values: npt.ArrayLike, delta: float, span: float = 1.0) -> f
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return math.inf
-    log = math.log(4 / _chance(delta))
+    log = math.log(4 / _checked_delta(delta))
     return math.sqrt(2 * float(x.var(ddof=1)) * log / len(x)) + 7 * span * log / (3 * (len(x) - 1))
 
 
 def betting_interval(values: npt.ArrayLike, delta: float, low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
-    """Where the expectation of independent values in [low, high] lies with probability 1 − δ, by betting against it.
+    """Compute a confidence interval, level 1 − δ, of the expectation of independent values in [low, high], by betting.
 
-    For values x_i scaled to [0, 1] and a candidate mean m, a gambler starts with 1 and stakes λ_i on x_i being above m:
-    K = Π (1 + λ_i (x_i − m)). If m is the mean the game is fair, and K reaches 2/δ with probability δ/2 at most; an m
-    at which it does is ruled out as too low. The same with 1 − x_i rules out the m that are too high. The stakes
+    For values x_i scaled to [0, 1] and a candidate mean m, a bettor starts with capital 1 and stakes λ_i on x_i > m:
+    K = Π (1 + λ_i (x_i − m)). If m is the mean, the game is fair and K reaches 2/δ with probability at most δ/2, so an
+    m with a larger K is rejected as too low. The same with 1 − x_i rejects values of m that are too high. The stakes
 
-      λ_i = √(2 log(2/δ) / (n σ²_{i−1})), at most 0.9/m,
+        λ_i = √(2 log(2/δ) / (n σ²_{i−1})), at most 0.9/m,
 
-    use only values before the i-th, so the game is fair; σ², their variance, raises them where values vary little. At
-    some hundred prompts it is several times narrower than ``hoeffding_width`` and ``bernstein_width``, and as rigorous.
+    use only the values before the i-th, so the game is fair. σ² is the variance of these values, so stakes are larger
+    if values vary little. With a few hundred prompts the interval is several times narrower than ``hoeffding_width``
+    and ``bernstein_width``, and as rigorous.
 
     Args:
-        values: independent, in an order that does not depend on them, ``(n,)``.
-        delta: the chance that it does not hold.
-        low: what no value can be below, whatever the sample.
-        high: what no value can be above.
+        values: independent values, in an order that does not depend on them, ``(n,)``.
+        delta: probability that the interval misses the expectation.
+        low: smallest possible value, not only in the sample.
+        high: largest possible value.
 
     Returns:
-        The two ends.
+        The lower and the upper end.
 
     Example:
         >>> below, above = betting_interval(np.tile([0.02, 0.08], 100), 0.05)
@@ -370,22 +372,22 @@ def betting_interval(values: npt.ArrayLike, delta: float, low: float = 0.0, high
     the hedged capital interval.
     """
     x = (np.asarray(values, dtype=np.float64) - low) / (high - low)
-    log, count = math.log(2 / _chance(delta)), np.arange(2, len(x) + 2)
+    log, count = math.log(2 / _checked_delta(delta)), np.arange(2, len(x) + 2)
     variance = (0.25 + np.cumsum((x - (0.5 + np.cumsum(x)) / count) ** 2)) / count
     stakes = np.sqrt(2 * log / (len(x) * np.append(0.25, variance[:-1])))
 
     def lower(x: FloatArray) -> float:
-        ruled_out, possible = 0.0, 1.0
-        for _ in range(BISECTIONS):  # the capital falls as m rises
-            m = (ruled_out + possible) / 2
+        rejected, possible = 0.0, 1.0
+        for _ in range(BISECTIONS):  # the capital decreases in m
+            m = (rejected + possible) / 2
             log_capital = np.log1p(np.minimum(stakes, BOLDNESS / m) * (x - m)).sum()
-            ruled_out, possible = (m, possible) if log_capital >= log else (ruled_out, m)
-        return ruled_out
+            rejected, possible = (m, possible) if log_capital >= log else (rejected, m)
+        return rejected
 
     return low + (high - low) * lower(x), high - (high - low) * lower(1 - x)
 
 
-def _chance(delta: float) -> float:
+def _checked_delta(delta: float) -> float:
     if not 0 < delta < 1:
         raise UsageError(f"delta must be strictly between 0 and 1, not {delta:g}.")
     return delta

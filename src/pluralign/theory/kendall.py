@@ -1,10 +1,8 @@
-"""How differently the members of an ensemble rank the same responses.
+"""Kendall's tau between the rankings that the members of an ensemble give the same responses.
 
-Arrays in, arrays or numbers out. Decided here: what Kendall's tau means with ties and over several prompts, and from
-where on two members count as near copies or near opposites of each other.
+Defined here: tau with ties and over several prompts, the thresholds for near copies and near opposites, and related
+measures of agreement.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,33 +13,34 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray, IndexArray
 
 NEAR_COPY = 0.8
-"""Two members this close rank nine of ten pairs of responses the same way."""
+"""At this tau two members rank nine of ten pairs of responses the same way."""
 NEAR_OPPOSITE = -0.5
-"""Two members this far apart rank three of four pairs of responses the other way round."""
-_SIGNS_A_BLOCK = 4_000_000
+"""At this tau two members rank three of four pairs of responses in opposite order."""
+SIGNS_PER_BLOCK = 4_000_000
+"""Comparisons held in memory at once."""
 
 
 def kendall_tau_b(rewards: npt.ArrayLike) -> FloatArray:
-    """Kendall's tau-b between the rankings that each two members give one list of responses.
+    """Compute Kendall's tau-b between the rankings of one list of responses, for each two members.
 
     With s_i(y, y') = sign(r_i(y) - r_i(y')),
 
-      tau_ij = sum s_i s_j / sqrt(sum s_i^2 * sum s_j^2), summed over all pairs of responses y, y'.
+        tau_ij = sum s_i s_j / sqrt(sum s_i^2 * sum s_j^2), summed over all pairs of responses y, y'.
 
-    1 is the same ranking, 0 what random rankings have on average, -1 the reverse. Without ties (1 - tau) / 2 is the
+    1 means the same ranking, -1 the reverse ranking; random rankings have mean 0. Without ties, (1 - tau) / 2 is the
     share of pairs that two members rank differently. A tie of rewards is neither agreement nor disagreement.
 
     Args:
-      rewards: Rewards of one prompt's responses, (n_responses, n_members).
+        rewards: rewards of the responses of one prompt, ``(n_responses, n_members)``.
 
     Returns:
-      tau, (n_members, n_members); NaN in the row and column of a member that gives all responses the same reward.
+        tau, ``(n_members, n_members)``; NaN in the row and column of a member that gives all responses the same reward.
 
     Example:
-      >>> kendall_tau_b([[1.0, 5.0, 3.0], [2.0, 6.0, 2.0], [3.0, 7.0, 1.0]])
-      array([[ 1.,  1., -1.],
-             [ 1.,  1., -1.],
-             [-1., -1.,  1.]])
+        >>> kendall_tau_b([[1.0, 5.0, 3.0], [2.0, 6.0, 2.0], [3.0, 7.0, 1.0]])
+        array([[ 1.,  1., -1.],
+               [ 1.,  1., -1.],
+               [-1., -1.,  1.]])
 
     Reference: Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945); the paper's Section 5, "Do
     the reward models capture distinct preferences?", and Figure 3.
@@ -53,48 +52,45 @@ def kendall_tau_b(rewards: npt.ArrayLike) -> FloatArray:
         raise ValueError("rewards must be finite numbers.")
     n, k = r.shape
     product = np.zeros((k, k))
-    rows = max(1, _SIGNS_A_BLOCK // (n * k))
-    for start in range(0, n, rows):  # every pair is met in both orders, which changes no ratio
+    rows = max(1, SIGNS_PER_BLOCK // (n * k))
+    for start in range(0, n, rows):  # each pair is counted in both orders, which changes no ratio
         signs = np.sign(r[start : start + rows, None] - r[None]).reshape(-1, k)
         product += signs.T @ signs
-    told_apart = np.diag(product)  # pairs that each member does not tie
-    norm = np.sqrt(np.outer(told_apart, told_apart))  # of whole numbers, so equal rankings give exactly 1
+    untied = np.diag(product)  # pairs that each member does not tie
+    norm = np.sqrt(np.outer(untied, untied))  # of whole numbers, so equal rankings give exactly 1
     tau: FloatArray = product / np.where(norm > 0.0, norm, np.nan)
     return tau
 
 
 @dataclass(frozen=True, eq=False)
 class MeanTau:
-    """Kendall's tau averaged over prompts.
-
-    Attributes:
-      tau: Mean over the prompts where both members tell responses apart, (k, k).
-      standard_error: Of that mean, prompts being independent; NaN for fewer than two prompts, (k, k).
-      off_diagonal: Mean of tau over all pairs of different members; NaN for a single member.
-      off_diagonal_standard_error: Of it, from its spread over prompts.
-      per_prompt: The mean over pairs of members for each prompt, (n_prompts,).
-      constant: For how many prompts each member gave every response the same reward, (k,).
-    """
+    """Kendall's tau averaged over prompts."""
 
     tau: FloatArray
+    """Mean over the prompts where neither member ties all responses, ``(k, k)``."""
     standard_error: FloatArray
+    """Standard error of that mean with independent prompts, ``(k, k)``; NaN for fewer than two prompts."""
     off_diagonal: float
+    """Mean of tau over all pairs of different members; NaN for a single member."""
     off_diagonal_standard_error: float
+    """Standard error of ``off_diagonal`` over prompts."""
     per_prompt: FloatArray
+    """Mean over pairs of different members, per prompt, ``(n_prompts,)``."""
     constant: IndexArray
+    """Number of prompts where the member gave all responses the same reward, ``(k,)``."""
 
 
 def mean_tau(rewards: Sequence[npt.ArrayLike]) -> MeanTau:
-    """Average `kendall_tau_b` over prompts, with its spread.
+    """Average ``kendall_tau_b`` over prompts, with standard errors.
 
     Args:
-      rewards: For each prompt the rewards of its responses, (n_responses, n_members); lists may differ in length.
+        rewards: rewards of the responses per prompt, ``(n_responses, n_members)``; prompts may differ in n_responses.
 
     Example:
-      >>> same, reverse = [[1.0, 1.0], [2.0, 2.0]], [[1.0, 2.0], [2.0, 1.0]]
-      >>> found = mean_tau([same, same, same, reverse])
-      >>> float(found.tau[0, 1]), float(found.standard_error[0, 1])
-      (0.5, 0.5)
+        >>> same, reverse = [[1.0, 1.0], [2.0, 2.0]], [[1.0, 2.0], [2.0, 1.0]]
+        >>> mean = mean_tau([same, same, same, reverse])
+        >>> float(mean.tau[0, 1]), float(mean.standard_error[0, 1])
+        (0.5, 0.5)
 
     Reference: Section 5, Figure 3.
     """
@@ -111,7 +107,7 @@ def mean_tau(rewards: Sequence[npt.ArrayLike]) -> MeanTau:
 
 
 def _mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Mean along the first axis and its standard error, NaN entries left out."""
+    """Return the mean along the first axis and its standard error. NaN entries are ignored."""
     known = ~np.isnan(values)
     n = known.sum(axis=0)
     mean = np.where(known, values, 0.0).sum(axis=0) / np.where(n > 0, n, np.nan)
@@ -120,13 +116,14 @@ def _mean(values: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def weighted_off_diagonal(matrix: npt.ArrayLike, weights: npt.ArrayLike) -> float:
-    """Mean of a matrix over two different members drawn by weight: sum a_i a_j m_ij / sum a_i a_j over i != j.
+    """Compute the mean of a matrix over two different members drawn by weight.
 
-    NaN entries are left out; NaN where fewer than two members have weight.
+    sum a_i a_j m_ij / sum a_i a_j over i != j. NaN entries are ignored; the result is NaN if fewer than two members
+    have weight.
 
     Example:
-      >>> weighted_off_diagonal([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.5, 0.5, 0.0])
-      0.5
+        >>> weighted_off_diagonal([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.5, 0.5, 0.0])
+        0.5
     """
     m, alpha = np.asarray(matrix, dtype=np.float64), np.asarray(weights, dtype=np.float64)
     share = np.outer(alpha, alpha) * ~np.isnan(m)
@@ -135,20 +132,20 @@ def weighted_off_diagonal(matrix: npt.ArrayLike, weights: npt.ArrayLike) -> floa
 
 
 def vote_agreement(votes: npt.ArrayLike) -> FloatArray:
-    """How often each two members prefer the same response: mean [v_i v_j + (1 - v_i)(1 - v_j)].
+    """Compute the share of pairs where two members prefer the same response: mean [v_i v_j + (1 - v_i)(1 - v_j)].
 
-    A reward tie, v = 1/2, agrees with anything half of the time, also with itself.
+    A reward tie, v = 1/2, agrees with every vote half of the time, including its own.
 
     Args:
-      votes: Votes of the members, (n_pairs, n_members).
+        votes: votes of the members, ``(n_pairs, n_members)``.
 
     Returns:
-      Shares of pairs, (n_members, n_members).
+        Shares of pairs, ``(n_members, n_members)``.
 
     Example:
-      >>> vote_agreement([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-      array([[1.  , 0.75],
-             [0.75, 1.  ]])
+        >>> vote_agreement([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+        array([[1.  , 0.75],
+               [0.75, 1.  ]])
     """
     v = np.asarray(votes, dtype=np.float64)
     if v.ndim != 2 or not v.size:
@@ -157,40 +154,40 @@ def vote_agreement(votes: npt.ArrayLike) -> FloatArray:
 
 
 def near_copies(tau: npt.ArrayLike, threshold: float = NEAR_COPY) -> list[tuple[int, int]]:
-    """Pairs of members whose tau is at least `threshold`, closest first.
+    """List the pairs of members whose tau is at least ``threshold``, closest first.
 
     Example:
-      >>> near_copies([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]])
-      [(0, 1)]
+        >>> near_copies([[1.0, 0.9, 0.1], [0.9, 1.0, 0.2], [0.1, 0.2, 1.0]])
+        [(0, 1)]
     """
     t = np.asarray(tau, dtype=np.float64)
-    found = [(i, j) for i in range(len(t)) for j in range(i + 1, len(t)) if t[i, j] >= threshold]
-    return sorted(found, key=lambda pair: -t[pair])
+    pairs = [(i, j) for i in range(len(t)) for j in range(i + 1, len(t)) if t[i, j] >= threshold]
+    return sorted(pairs, key=lambda pair: -t[pair])
 
 
 def near_opposites(tau: npt.ArrayLike, threshold: float = NEAR_OPPOSITE) -> list[tuple[int, int]]:
-    """Pairs of members whose tau is at most `threshold`, most opposed first.
+    """List the pairs of members whose tau is at most ``threshold``, most opposed first.
 
     Example:
-      >>> near_opposites([[1.0, -0.7], [-0.7, 1.0]])
-      [(0, 1)]
+        >>> near_opposites([[1.0, -0.7], [-0.7, 1.0]])
+        [(0, 1)]
     """
     return near_copies(-np.asarray(tau, dtype=np.float64), -threshold)
 
 
 def weight_on_tops(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """How much weight has each response as its first choice; a member whose top is a tie shares its weight out.
+    """Compute the weight of the members whose top choice each response is. Tied top choices split a member's weight.
 
     Args:
-      rewards: Rewards of one prompt's responses, (n_responses, n_members).
-      weights: Weights of the members, (n_members,).
+        rewards: rewards of the responses of one prompt, ``(n_responses, n_members)``.
+        weights: weights of the members, ``(n_members,)``.
 
     Returns:
-      Weight on each response, (n_responses,).
+        Weight per response, ``(n_responses,)``.
 
     Example:
-      >>> weight_on_tops([[3.0, 1.0, 2.0], [1.0, 2.0, 2.0]], [0.5, 0.25, 0.25])
-      array([0.625, 0.375])
+        >>> weight_on_tops([[3.0, 1.0, 2.0], [1.0, 2.0, 2.0]], [0.5, 0.25, 0.25])
+        array([0.625, 0.375])
     """
     r = np.asarray(rewards, dtype=np.float64)
     top = r == r.max(axis=0)
@@ -199,10 +196,10 @@ def weight_on_tops(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray
 
 
 def expected_distinct(n_responses: int, n_members: int) -> float:
-    """How many different first choices members would have if each chose at random: n (1 - (1 - 1/n)^k).
+    """Compute the expected number of distinct top choices if each member chose at random: n (1 - (1 - 1/n)^k).
 
     Example:
-      >>> expected_distinct(2, 2)
-      1.5
+        >>> expected_distinct(2, 2)
+        1.5
     """
     return n_responses * (1.0 - (1.0 - 1.0 / n_responses) ** n_members)

@@ -1,4 +1,4 @@
-"""Least squares on the probability simplex: the weights of an ensemble, given its members' votes."""
+"""Least squares on the probability simplex: the weights of an ensemble, given the votes of its members."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,21 +7,21 @@ from scipy.optimize import nnls
 from pluralign.core.arrays import FloatArray
 
 RIDGE = 1e-8
-"""Added to the diagonal of the mean-square matrix: of several equally good answers it picks the most even one (copies
-of a member share its weight), and no objective rises by more than this."""
+"""Added to the diagonal of the mean-square matrix. Among several optimal solutions it selects the most even one, so
+that copies of a member share its weight. It raises the objective by at most this value."""
 
 
 def simplex_least_squares(matrix: npt.ArrayLike, target: npt.ArrayLike) -> FloatArray:
-    """The convex combination of columns nearest to a target, exactly.
+    """Find the convex combination of columns that is nearest to a target. The solution is exact.
 
     Solves  min_a  mean_i (sum_j a_j V_ij - p_i)^2   subject to  a_j >= 0,  sum_j a_j = 1.
 
-    On the simplex V a - p = (V - p 1') a = A a, so this seeks the shortest vector A a. Its optimality conditions are
+    On the simplex V a - p = (V - p 1') a = A a, so the problem is to minimise |A a|. Its optimality conditions are
     those of the non-negative least squares problem  min_{b >= 0} |A b|^2 + (sum_j b_j - 1)^2  after scaling b to sum 1:
     there, A'A b = (1 - s) 1 + m with m >= 0, m'b = 0 and s = sum b. So an exact solver for the latter gives the former.
 
     Args:
-        matrix: V, for instance the members' votes, ``(n_rows, n_columns)``.
+        matrix: V, for example the votes of the members, ``(n_rows, n_columns)``.
         target: p, ``(n_rows,)``.
 
     Returns:
@@ -41,20 +41,19 @@ def simplex_least_squares(matrix: npt.ArrayLike, target: npt.ArrayLike) -> Float
     k = v.shape[1]
     difference = v - p[:, None]
     gram = difference.T @ difference / len(p)
-    # Only A'A matters, so n rows become k: any factor F with F'F = A'A gives the same problem.
+    # Only A'A matters: any factor F with F'F = A'A gives the same problem, with k rows instead of n.
     values, vectors = np.linalg.eigh(gram + RIDGE * np.eye(k))
     factor = np.sqrt(np.clip(values, 0.0, None))[:, None] * vectors.T
-    # Rescaling A does not move the answer; without it a nearly perfect fit would drown in the row of ones.
+    # Scaling A does not change the solution; without it the row of ones would dominate a nearly perfect fit.
     factor /= max(np.abs(factor).max(), np.finfo(float).tiny)
     solution, _ = nnls(np.vstack([factor, np.ones(k)]), np.append(np.zeros(k), 1.0))
     return np.asarray(solution / solution.sum())
 
 
 def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
-    """How much the objective could at most still fall: 0 exactly at the optimum (the Frank–Wolfe gap).
+    """Compute the Frank–Wolfe gap, an upper bound on f(a) - min f that is 0 exactly at the optimum.
 
-    gap = max over the simplex of  grad f(a)'(a - b) = grad'a - min_j grad_j,  for f(a) = mean (V a - p)^2. For convex f
-    it bounds f(a) - min f from above.
+    gap = max over the simplex of  grad f(a)'(a - b) = grad'a - min_j grad_j,  for f(a) = mean (V a - p)^2.
 
     Example:
         >>> optimality_gap([[1.0, 0.0], [0.0, 1.0]], [0.75, 0.25], [0.75, 0.25])

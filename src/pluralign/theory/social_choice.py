@@ -1,7 +1,7 @@
-"""One answer for all: rules that choose among candidates by the pairwise support that weighted members give them.
+"""Social choice rules: choose one candidate by the pairwise support of weighted members.
 
-Weights are real numbers, which the voting libraries we looked at do not take (they count ballots), so the rules are
-written here; each is a few lines over the matrix of pairwise support. Arrays in, numbers out.
+Weights are real numbers. The voting libraries we examined count ballots and do not accept such weights, so the rules
+are implemented here; each is a few lines over the matrix of pairwise support.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ _EQUAL = 1e-9
 
 
 def pairwise_support(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """The share of weight that prefers each candidate to each other: s_ab = Σ_j α_j 1[r_j(a) > r_j(b)], ½ for a tie.
+    """Compute the share of weight that prefers a to b: s_ab = Σ_j α_j 1[r_j(a) > r_j(b)], where a tie counts ½.
 
     Args:
-        rewards: of the candidates of one prompt, ``(n_candidates, n_members)``.
-        weights: of the members, ``(n_members,)``.
+        rewards: rewards of the candidates of one prompt, ``(n_candidates, n_members)``.
+        weights: weights of the members, ``(n_members,)``.
 
     Returns:
         Support, ``(n_candidates, n_candidates)``; s_ab + s_ba = 1, and ½ on the diagonal.
@@ -39,7 +39,7 @@ def pairwise_support(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArr
 
 
 def maximin(support: FloatArray) -> FloatArray:
-    """The support each candidate has against its strongest rival, min_b s_ab (Simpson, Kramer).
+    """Compute the support of each candidate against its strongest rival, min_b s_ab (Simpson, Kramer).
 
     Example:
         >>> maximin(np.array([[0.5, 0.6, 0.7], [0.4, 0.5, 0.9], [0.3, 0.1, 0.5]]))
@@ -50,7 +50,7 @@ def maximin(support: FloatArray) -> FloatArray:
 
 
 def borda(support: FloatArray) -> FloatArray:
-    """The mean support of each candidate over all rivals: its weighted Borda score, scaled to [0, 1].
+    """Compute the mean support of each candidate over all rivals: the weighted Borda score, scaled to [0, 1].
 
     Example:
         >>> borda(np.array([[0.5, 0.6, 0.7], [0.4, 0.5, 0.9], [0.3, 0.1, 0.5]])).round(3)
@@ -61,7 +61,7 @@ def borda(support: FloatArray) -> FloatArray:
 
 
 def schulze(support: FloatArray) -> FloatArray:
-    """How many rivals each candidate beats by Schulze's method; a Condorcet winner beats all.
+    """Count the rivals that each candidate beats by Schulze's method. A Condorcet winner beats all.
 
     The strength of a path of victories (s > ½) is its weakest link; a beats b if the strongest path from a to b is
     stronger than any from b to a.
@@ -80,9 +80,9 @@ def schulze(support: FloatArray) -> FloatArray:
 
 
 def maximal_lottery(support: FloatArray) -> FloatArray:
-    """The lottery that no other lottery beats in expectation: optimal play of the game with payoff s − ½.
+    """Compute the lottery that no other lottery beats in expectation: optimal play in the game with payoff s − ½.
 
-    max_p min_b Σ_a p_a (s_ab − ½), a linear programme. Its value is 0, and a Condorcet winner gets all of it.
+    max_p min_b Σ_a p_a (s_ab − ½), a linear programme. Its value is 0, and a Condorcet winner has probability 1.
 
     Example:
         >>> maximal_lottery(np.array([[0.5, 0.6, 0.4], [0.4, 0.5, 0.6], [0.6, 0.4, 0.5]])).round(3)
@@ -92,7 +92,7 @@ def maximal_lottery(support: FloatArray) -> FloatArray:
     51 (1984).
     """
     n = len(support)
-    found = linprog(
+    solution = linprog(
         np.append(np.zeros(n), -1.0),  # maximise the value v
         A_ub=np.column_stack([-(support - 0.5).T, np.ones(n)]),
         b_ub=np.zeros(n),
@@ -100,7 +100,7 @@ def maximal_lottery(support: FloatArray) -> FloatArray:
         b_eq=[1.0],
         bounds=[(0, None)] * n + [(None, None)],
     )
-    lottery = np.clip(found.x[:n], 0.0, None)
+    lottery = np.clip(solution.x[:n], 0.0, None)
     return np.asarray(lottery / lottery.sum())
 
 
@@ -110,11 +110,11 @@ RULES: Mapping[str, Callable[[FloatArray], FloatArray]] = {
     "schulze": schulze,
     "lottery": maximal_lottery,
 }
-"""Each gives every candidate a score; the highest is chosen, and of the lottery one is drawn."""
+"""Each rule scores every candidate. The highest score wins; from the lottery a candidate is drawn."""
 
 
 def choose(support: FloatArray, rule: str, seed: npt.ArrayLike = 0) -> int:
-    """Return the candidate that a rule chooses; ties go by mean support, then by lot.
+    """Return the candidate that a rule chooses. Ties are broken by mean support, then at random.
 
     Example:
         >>> choose(np.array([[0.5, 0.6], [0.4, 0.5]]), "maximin")

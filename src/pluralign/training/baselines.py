@@ -1,7 +1,7 @@
-"""What an ensemble is compared with: every simpler way to predict the share of votes, fitted with the same care.
+"""Baselines: simpler predictors of the share of votes, fitted as carefully as the ensemble.
 
-Each baseline is a few arrays and a formula for the share, so that it is saved beside the ensemble and evaluated on
-other votes too. All rewards are linear in the features; regularisation is chosen on validation prompts for each.
+Each baseline is a formula for the share and the arrays it needs, so it is saved with the ensemble and evaluated on
+other votes too. All rewards are linear in the features. Regularisation is chosen on validation prompts for each.
 """
 
 import time
@@ -14,8 +14,10 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import ndtr
 
-from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.theory.calibration import brier
+from pluralign.theory.logistic import sigmoid
+from pluralign.training import streams
 from pluralign.training.bradley_terry import (
     L2_GRID,
     SEARCH_DIRECTIONS,
@@ -24,10 +26,8 @@ from pluralign.training.bradley_terry import (
     fit_path,
     principal_directions,
     scores,
-    sigmoid,
 )
-from pluralign.training.differences import Differences
-from pluralign.training.pairs import Pairs
+from pluralign.training.pairs import Differences, Pairs
 from pluralign.training.stagewise import hard_votes, solve_weights
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
@@ -35,28 +35,32 @@ Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)
 EM_ROUNDS = 12
 REDUCED = 64
+"""The mixture and the mean–variance model are fitted in this many principal directions."""
 VARIANCE_L2 = (0.1, 0.01)
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A fitted baseline: which formula of ``FORMULAS`` it uses and the arrays it needs."""
+    """A fitted baseline."""
 
     formula: str
+    """Key of ``FORMULAS``."""
     arrays: Arrays
+    """The arrays that the formula needs, by name."""
     seconds: float = 0.0
+    """Duration of the fit."""
 
     @property
     def k(self) -> int:
-        """How many rewards it has."""
+        """Number of rewards."""
         return int(self.arrays["theta"].shape[1]) if self.arrays["theta"].ndim == 2 else 1
 
     def votes(self, pairs: Differences) -> FloatArray | None:
-        """Return its members' hard votes, ``(n_pairs, k)``, where the share is one of votes."""
+        """Return the hard votes of its members, ``(n_pairs, k)``; None if its share is not a share of votes."""
         return hard_votes(pairs, self.arrays["theta"]) if self.formula == "votes" else None
 
     def prob_hat(self, pairs: Differences) -> FloatArray:
-        """Return the predicted share preferring response a, ``(n_pairs,)``."""
+        """Return the predicted share of people preferring a, ``(n_pairs,)``."""
         return FORMULAS[self.formula](self.arrays, pairs)
 
 
@@ -76,7 +80,7 @@ def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
 
 
 def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """Φ((μ_a − μ_b) / √(s²_a + s²_b)), log s² linear: utilities that are normal with their own spread."""
+    """Φ((μ_a − μ_b) / √(s²_a + s²_b)) with log s² linear: normal utilities, each text with its own variance."""
     variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
     total = variance[pairs.a] + variance[pairs.b]
     return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
@@ -98,7 +102,7 @@ BASELINES = {
     "mean_variance": "mean-variance",
     "mixture": "mixture",
 }
-"""Every baseline that is fitted, with its formula."""
+"""Formula of every fitted baseline."""
 BASELINE_NAMES = {
     "floor": "floor",
     "constant_half": "constant ½",
@@ -110,12 +114,12 @@ BASELINE_NAMES = {
     "mean_variance": "mean–variance",
     "mixture": "mixture of BT",
 }
-"""What people call each of them, and the two that need no fit."""
+"""Display name of every baseline, including the two that need no fit."""
 
 
 def fit_baselines(
     pairs: Pairs,
-    folds: Sequence[npt.NDArray[np.bool_]],
+    folds: Sequence[Mask],
     k: int,
     *,
     seed: int = 0,
@@ -125,10 +129,10 @@ def fit_baselines(
 
     Args:
         pairs: the training pairs.
-        folds: masks of validation pairs, by which regularisation is chosen.
-        k: how many members the ensembles among them get.
+        folds: masks of validation pairs, which choose the regularisation, ``(n,)`` each.
+        k: number of members of the ensembles among the baselines.
         seed: of resampling and starts.
-        report: called with each baseline's name before it is fitted.
+        report: called with the name of each baseline before its fit.
     """
     fitted: dict[str, Baseline] = {}
 
@@ -151,10 +155,8 @@ def fit_baselines(
     return fitted
 
 
-def _fit_single(
-    pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]
-) -> dict[str, Any]:
-    """One Bradley–Terry reward; its regularisation is the one whose σ(Δr) predicts validation votes best."""
+def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
     errors = np.zeros(len(L2_GRID))
     for held_out in folds:
         path = fit_path(reduced[~held_out], target[~held_out])
@@ -164,8 +166,8 @@ def _fit_single(
     return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
 
 
-def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[npt.NDArray[np.bool_]], l2: float) -> float:
-    """The T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
+def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
+    """Return the T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
     errors = np.zeros(len(TEMPERATURES))
     for held_out in folds:
         z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], prob_a[~held_out], l2))
@@ -174,32 +176,32 @@ def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[npt.NDArray
 
 
 def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
-    """The reward and its opposite, {r, −r}, with the best weight: p̂ takes two values."""
+    """Weight a reward and its opposite, {r, −r}, in the best way; p̂ takes two values."""
     both = np.column_stack([theta, -theta])
     return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
 
 
 def _fit_bootstrap(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
-    """Soft Bradley–Terry rewards of prompts drawn with replacement; votes with the best weights."""
-    rng = np.random.default_rng([seed, 4])
+    """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way."""
+    rng = np.random.default_rng([seed, streams.BOOTSTRAP])
     names, position = np.unique(pairs.prompt, return_inverse=True)
     members = []
     for _ in range(k):
         drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
-        members.append(
-            fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=drawn[position], start=theta, steps=3)
-        )
+        weight = drawn[position]
+        members.append(fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=weight, start=theta, steps=3))
     stacked = np.column_stack(members)
     return {"theta": stacked, "weights": solve_weights(pairs.difference, stacked, pairs.prob_a)[0]}
 
 
 def _fit_mixture(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
-    """A mixture of k Bradley–Terry models by EM: each vote was cast by one of k kinds of people.
+    """Fit a mixture of k Bradley–Terry models by EM: each vote comes from one of k groups of people.
 
-    E: a vote for a comes from kind j with chance ∝ π_j σ(Δr_j), a vote for b with chance ∝ π_j (1 − σ(Δr_j)).
-    M: each kind's reward is fitted to its share of the votes (one Newton path from where it was), π_j is that share.
+    E: a vote for a comes from group j with probability ∝ π_j σ(Δr_j), a vote for b ∝ π_j (1 − σ(Δr_j)).
+    M: each group's reward is fitted to its share of the votes by two Newton steps from its last value, and π_j is
+    that share.
     """
-    rng = np.random.default_rng([seed, 5])
+    rng = np.random.default_rng([seed, streams.MIXTURE])
     axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
     x, p = pairs.difference @ axes, pairs.prob_a
     noise = rng.standard_normal((x.shape[1], k))
@@ -218,49 +220,46 @@ def _fit_mixture(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) 
     return {"theta": axes @ members, "weights": weights}
 
 
-def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[npt.NDArray[np.bool_]]) -> dict[str, Any]:
-    """Thurstone's model with a spread for every text: mean and log variance linear, by maximum likelihood.
+def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
 
-    Fitted in the leading directions; the strength of regularisation of the variance is chosen on validation prompts.
+    It is fitted in the leading directions. The regularisation strength is chosen on validation prompts.
 
     Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
     """
     axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
-    inputs = np.asarray(pairs.judge().of_texts(axes), dtype=np.float64)
+    inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
     guide = axes.T @ theta
 
-    def solve(rows: npt.NDArray[np.bool_], l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
+    def solve(rows: Mask, l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
         objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
         start = np.concatenate([guide, np.zeros(len(guide) + 1)])
-        found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
-        return found[: len(guide)], found[len(guide) : -1], float(found[-1])
+        solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+        return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
 
     def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
         return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": offset}
 
-    errors = []
+    validation, errors = pairs[folds[0]], []
     for l2 in VARIANCE_L2:
-        error = 0.0
-        for held_out in folds[:1]:
-            part = Baseline("mean-variance", arrays(*solve(~held_out, l2, 40)))
-            checked = pairs[held_out]
-            error += brier(part.prob_hat(checked.judge()), checked.prob_a)
-        errors.append(error)
-    everything = np.ones(len(pairs), dtype=bool)
-    return arrays(*solve(everything, VARIANCE_L2[int(np.argmin(errors))], 80))
+        fitted = Baseline("mean-variance", arrays(*solve(~folds[0], l2, 40)))
+        errors.append(brier(fitted.prob_hat(validation.lazy_difference()), validation.prob_a))
+    all_rows = np.ones(len(pairs), dtype=bool)
+    return arrays(*solve(all_rows, VARIANCE_L2[int(np.argmin(errors))], 80))
 
 
 def mean_variance_loss(
     inputs: FloatArray,
-    a: npt.NDArray[np.int32],
-    b: npt.NDArray[np.int32],
+    a: IndexArray,
+    b: IndexArray,
     prob_a: FloatArray,
     l2: float,
     guide: FloatArray,
 ) -> Callable[[FloatArray], tuple[float, FloatArray]]:
     """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
 
-    μ is the mean's coefficients, log s² = λ·φ + c; μ is drawn to the Bradley–Terry reward ``guide``.
+    μ are the coefficients of the mean, log s² = λ·φ + c, and μ is regularised towards the Bradley–Terry reward
+    ``guide``.
     """
     n, (n_items, d) = len(prob_a), inputs.shape
 
@@ -272,13 +271,15 @@ def mean_variance_loss(
         p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
         density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
         slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
-        along = slope * z * -0.5 / total
-        of_utility = slope / np.sqrt(total)
-        of_mean = (np.bincount(a, of_utility, n_items) - np.bincount(b, of_utility, n_items)) @ inputs
-        of_spread = (variance * (np.bincount(a, along, n_items) + np.bincount(b, along, n_items))) @ inputs
-        of_offset = float(along @ total)
+        total_gradient = slope * z * -0.5 / total
+        utility_gradient = slope / np.sqrt(total)
+        mean_gradient = (np.bincount(a, utility_gradient, n_items) - np.bincount(b, utility_gradient, n_items)) @ inputs
+        text_gradient = np.bincount(a, total_gradient, n_items) + np.bincount(b, total_gradient, n_items)
+        spread_gradient = (variance * text_gradient) @ inputs
+        offset_gradient = float(total_gradient @ total)
         entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
         value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
-        return value, np.concatenate([of_mean + l2 * (mean - guide), of_spread + l2 * spread, [of_offset]])
+        gradients = mean_gradient + l2 * (mean - guide), spread_gradient + l2 * spread, [offset_gradient]
+        return value, np.concatenate(gradients)
 
     return value_and_gradient

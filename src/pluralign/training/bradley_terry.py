@@ -1,7 +1,7 @@
 """Bradley–Terry rewards from vote shares: logistic regression on feature differences, by Newton's method.
 
-The single reward that everybody trains, here with the votes kept (soft labels) or flattened (hard labels). It is a
-baseline, the teacher of ``joint``, and the classifier inside ``stagewise``.
+The target is the share of votes (soft labels) or the majority (hard labels). The fit is a baseline, the teacher of
+``joint``, and the classifier inside ``stagewise``.
 """
 
 from collections.abc import Sequence
@@ -10,29 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray
-from pluralign.training.differences import Matrix, gram
+from pluralign.theory.logistic import sigmoid
+from pluralign.training.pairs import Matrix, gram
 
 L2_GRID = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
-"""Strengths of regularisation that are tried, from the strongest; each fit starts from the one before."""
+"""Regularisation strengths to choose from, strongest first. Each fit starts from the previous one."""
 SEARCH_DIRECTIONS = 128
-"""Principal directions in which strengths of regularisation are compared: near enough, and ten times cheaper."""
+"""Regularisation strengths are compared in this many principal directions: accurate enough, and ten times cheaper."""
 NEWTON_STEPS = 30
 NEWTON_TOLERANCE = 1e-7
-"""Newton's method stops when a step would gain less than this share of the loss."""
-
-
-def sigmoid(z: npt.ArrayLike) -> FloatArray:
-    """1 / (1 + exp(-z)) without overflow.
-
-    Example:
-        >>> sigmoid([-1000.0, 0.0, 1000.0])
-        array([0. , 0.5, 1. ])
-    """
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * np.asarray(z, dtype=np.float64))))
+"""Newton's method stops when a step lowers the loss by less than this fraction."""
 
 
 def scores(difference: Matrix, theta: npt.ArrayLike) -> FloatArray:
-    """Products theta · difference in the differences' own precision, which spares a copy of them, then in double.
+    """Return θ · difference as float64, ``(n,)`` or ``(n, k)``.
+
+    The product is computed in the precision of the differences, so that they need not be copied.
 
     Example:
         >>> scores(np.array([[1.0, 2.0]], dtype=np.float32), [1.0, 1.0])
@@ -44,9 +37,9 @@ def scores(difference: Matrix, theta: npt.ArrayLike) -> FloatArray:
 def bradley_terry_loss(
     theta: npt.ArrayLike, difference: Matrix, target: npt.ArrayLike, l2: float, weight: npt.ArrayLike = 1.0
 ) -> float:
-    """Mean cross-entropy of sigma(theta · difference) to the target share, plus l2/2 |theta|².
+    """Return the mean cross-entropy between σ(θ · difference) and the target share, plus l2/2 |θ|².
 
-    L(theta) = mean_i w_i (log(1 + exp(z_i)) - t_i z_i) + l2/2 |theta|²,   z_i = theta · difference_i.
+    L(θ) = mean_i w_i (log(1 + exp(z_i)) - t_i z_i) + l2/2 |θ|²,   z_i = θ · difference_i.
 
     Reference: App. "BT Objective", the soft-label objective with cross-entropy.
     """
@@ -64,18 +57,18 @@ def fit_bradley_terry(
     start: npt.ArrayLike | None = None,
     steps: int = NEWTON_STEPS,
 ) -> FloatArray:
-    """The reward that minimises ``bradley_terry_loss``, which is strictly convex.
+    """Return the reward that minimises ``bradley_terry_loss``, which is strictly convex.
 
     Args:
-        difference: features of response a less those of b, ``(n, d)``.
-        target: share to be predicted, in [0, 1], ``(n,)``.
-        l2: strength of regularisation, above 0.
-        weight: what each pair counts, ``(n,)``.
-        start: where to begin, ``(d,)``.
-        steps: the most Newton steps to take.
+        difference: features of response a minus those of b, ``(n, d)``.
+        target: share to predict, in [0, 1], ``(n,)``.
+        l2: regularisation strength, above 0.
+        weight: weight of each pair, ``(n,)``.
+        start: initial θ, ``(d,)``; zeros by default.
+        steps: maximum number of Newton steps.
 
     Returns:
-        theta, ``(d,)``.
+        θ, ``(d,)``.
 
     Example:
         >>> theta = fit_bradley_terry(np.array([[1.0], [1.0]]), [0.75, 0.75], l2=1e-9)
@@ -106,7 +99,7 @@ def fit_bradley_terry(
 def fit_path(
     difference: Matrix, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID, *, weight: npt.ArrayLike = 1.0
 ) -> FloatArray:
-    """``fit_bradley_terry`` for each strength in turn, each from the one before, ``(len(l2_grid), d)``."""
+    """Fit each regularisation strength in turn, starting from the previous fit; return ``(len(l2_grid), d)``."""
     path: list[FloatArray] = []
     for l2 in l2_grid:
         path.append(fit_bradley_terry(difference, target, l2, weight=weight, start=path[-1] if path else None))
@@ -114,16 +107,16 @@ def fit_path(
 
 
 def principal_directions(difference: Matrix, m: int) -> Array:
-    """Return the m directions along which differences vary most, as orthonormal columns ``(d, m)``."""
+    """Return the m directions in which differences vary most, as orthonormal columns ``(d, m)``."""
     _, vectors = np.linalg.eigh(gram(difference))
     return np.ascontiguousarray(vectors[:, ::-1][:, :m].astype(difference.dtype))
 
 
 def directions_with(difference: Matrix, theta: FloatArray, m: int) -> Array:
-    """Return m principal directions and, if they leave some of ``theta`` out, that direction too, ``(d, m + 1)``."""
+    """Return m principal directions, and the rest of ``theta`` if they do not span it, ``(d, m)`` or ``(d, m + 1)``."""
     leading = principal_directions(difference, m)
     rest = theta - leading @ (leading.T @ theta)
     length = float(np.linalg.norm(rest))
-    if length < 1e-5 * float(np.linalg.norm(theta)):  # rounding, which would count some direction twice
+    if length < 1e-5 * float(np.linalg.norm(theta)):  # rounding error: it would add some direction a second time
         return leading
     return np.column_stack([leading, rest / length]).astype(difference.dtype)

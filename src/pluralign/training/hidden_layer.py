@@ -1,7 +1,7 @@
-"""A learned hidden layer, for rewards that are a small network instead of linear.
+"""A learned hidden layer, for rewards that are a small network (``--members mlp``).
 
-The layer is that of one soft-label Bradley–Terry network; the members of an ensemble are then linear in it and in the
-inputs. So all members share one pass, and every method and baseline works on it unchanged.
+The layer comes from one soft-label Bradley–Terry network. The members of an ensemble are then linear in the layer and
+in the inputs. All members share one forward pass, and every method and baseline works on it unchanged.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pluralign.core.arrays import Array, FloatArray
-from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
+from pluralign.theory.logistic import sigmoid
+from pluralign.training import streams
+from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.pairs import Pairs
 
 WIDTH = 32
@@ -19,17 +21,23 @@ STEPS = 60
 
 
 def fit_hidden_layer(pairs: Pairs, *, seed: int = 0, width: int = WIDTH) -> tuple[Array, Array]:
-    """Return W ``(d, h)`` and b ``(h,)`` of a network r = u·φ + v·tanh(W'φ + b) fitted to the votes."""
+    """Return W ``(d, width)`` and b ``(width,)`` of a network r = u·φ + v·tanh(W'φ + b) fitted to the votes.
+
+    Args:
+        pairs: the training pairs.
+        seed: of the random start.
+        width: number of hidden units.
+    """
     inputs = pairs.inputs
     d = inputs.shape[1]
-    rng = np.random.default_rng([seed, 6])
+    rng = np.random.default_rng([seed, streams.HIDDEN_LAYER])
     linear = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.1)
-    own = inputs[np.union1d(pairs.a, pairs.b)]  # inputs are shared with test prompts, whose texts have no say here
-    layer = rng.standard_normal((d, width)) / (np.sqrt(d) * np.maximum(float(np.std(own)), 1e-6))
+    trained = inputs[np.union1d(pairs.a, pairs.b)]  # ``inputs`` also holds the texts of test prompts
+    layer = rng.standard_normal((d, width)) / (np.sqrt(d) * np.maximum(float(np.std(trained)), 1e-6))
     start = np.concatenate([linear, layer.ravel(), np.zeros(width), rng.standard_normal(width) * 0.1])
     objective = network_loss(pairs, width, L2)
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
-    _, layer, bias, _ = unpack(found, d, width)
+    solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
+    _, layer, bias, _ = unpack(solution, d, width)
     return layer.astype(np.float32), bias.astype(np.float32)
 
 
@@ -49,12 +57,12 @@ def network_loss(pairs: Pairs, width: int, l2: float) -> Callable[[FloatArray], 
         reward = scores(inputs, u) + hidden @ v
         z = reward[pairs.a] - reward[pairs.b]
         slope = (sigmoid(z) - pairs.prob_a) / n
-        of_reward = np.bincount(pairs.a, slope, len(reward)) - np.bincount(pairs.b, slope, len(reward))
-        of_before = of_reward[:, None] * v * (1 - hidden**2)
-        of_layer = inputs.T @ of_before.astype(inputs.dtype) + l2 * layer
+        reward_gradient = np.bincount(pairs.a, slope, len(reward)) - np.bincount(pairs.b, slope, len(reward))
+        hidden_gradient = reward_gradient[:, None] * v * (1 - hidden**2)
+        layer_gradient = inputs.T @ hidden_gradient.astype(inputs.dtype) + l2 * layer
         gradient = np.concatenate([
-            of_reward.astype(inputs.dtype) @ inputs + l2 * u, of_layer.ravel(), of_before.sum(axis=0),
-            hidden.T @ of_reward + l2 * v,
+            reward_gradient.astype(inputs.dtype) @ inputs + l2 * u, layer_gradient.ravel(), hidden_gradient.sum(axis=0),
+            hidden.T @ reward_gradient + l2 * v,
         ])  # fmt: skip
         entropy = np.mean(np.logaddexp(0.0, z) - pairs.prob_a * z)
         return float(entropy + 0.5 * l2 * (u @ u + np.sum(layer**2) + v @ v)), gradient.astype(np.float64)

@@ -1,125 +1,63 @@
-"""Joint ensembles: k members trained together on the share their votes predict. The default method, ours.
+"""Joint ensembles: k members trained together on the share that their votes predict. The default method, ours.
 
-The vote 1[Δr > 0] has no slope, so it is softened to σ(Δr/τ) and τ is lowered as training goes on:
+The vote 1[Δr > 0] has no gradient, so training replaces it by σ(Δr/τ) and lowers τ step by step:
 
-    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread,
+    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread.
 
-then the hard votes are taken and the weights α solved exactly. What makes it work on a few thousand noisy pairs:
+The weights α of the hard votes are then solved exactly. With a few thousand noisy pairs, these choices matter:
 
-* **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). Votes do not see a positive factor; the teacher does, and
-  votes on very different texts (one of them junk) are less extreme than a logistic model thinks;
-* **a teacher**, a soft-label Bradley–Terry reward. The target t is mostly its share, free of the votes' noise;
+* **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). They change the teacher but no vote, since a vote does not
+  depend on a positive factor;
+* **a teacher** (``teacher``). The target t is mostly the share it predicts, which has no vote noise;
 * **few directions**: the leading principal ones and the teacher's own;
-* **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs nobody was asked about;
-* **restarts and sizes in one pass**; of restarts the best on the training pairs is kept;
-* **a price on extremes**: a member whose disagreement passes a bound pays, and each keeps some teacher in it.
+* **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs that nobody voted on;
+* **restarts and sizes in one pass**; the restart with the lowest error on the training pairs is kept;
+* **a penalty on disagreement**: a member whose disagreement exceeds a bound pays, and every member keeps some
+  correlation with the teacher.
 
-docs/log.md has what each is worth.
+docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 
-from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import brier
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training.bradley_terry import (
-    SEARCH_DIRECTIONS,
-    directions_with,
-    fit_bradley_terry,
-    fit_path,
-    principal_directions,
-    scores,
-    sigmoid,
-)
-from pluralign.training.differences import Matrix, row_squares, scale_rows
+from pluralign.training import streams
+from pluralign.training.bradley_terry import directions_with, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
+from pluralign.training.teacher import Teacher
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
-DAMPING_GRID = (0.0, 1.0, 3.0)
-TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 VOTE_DIRECTIONS = 64
-POLICY_DIRECTIONS = 128
+"""Members are trained in this many principal directions."""
 RESTARTS = 6
 FEW_RESTARTS = 3
-"""For fits that only serve a choice or a comparison."""
+"""Restarts of fits that only serve a choice or a comparison."""
 STEPS = 500
 BATCH = 4096
-"""Pairs in a step, mixtures among them."""
+"""Pairs per step, mixtures included."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
+"""τ at the first and at the last step."""
 MIXTURE_SHARE = 0.3
-"""Share of a batch that is rotated mixtures."""
+"""Share of rotated mixtures in a batch."""
 VOTE_SHARE = 0.3
-"""Share of raw votes in the target beside the teacher's."""
+"""Share of the raw votes in the target; the teacher has the rest."""
 SPREAD_L2 = 0.003
 TEACHER_CORRELATION = 0.1
-"""The least correlation of a member's reward differences with the teacher's."""
-EXTREME_PRICE = 0.3
-POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
-POLICY_NOISE = 0.5
-
-
-@dataclass(frozen=True)
-class Teacher:
-    """A soft-label Bradley–Terry reward on damped differences, with what was chosen for it on validation prompts."""
-
-    theta: FloatArray
-    """``(d,)``."""
-    damping: float
-    mean_square: float
-    """mean |d|² of the training pairs, which damping is measured by."""
-    l2: float
-
-    def damp(self, difference: Matrix) -> Matrix:
-        """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
-        return damp(difference, self.damping, self.mean_square)
-
-    def prob_hat(self, difference: Matrix) -> FloatArray:
-        """Return σ(θ·d̃), ``(n,)``."""
-        return sigmoid(scores(self.damp(difference), self.theta))
-
-
-def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
-    """Shorten long differences: d·√((1+c)/(1+c|d|²/mean|d|²)).
-
-    Example:
-        >>> damp(np.array([[1.0, 0.0], [3.0, 0.0]]), 3.0, 1.0).round(3)
-        array([[1.   , 0.   ],
-               [1.134, 0.   ]])
-    """
-    if damping == 0:
-        return difference
-    factor = np.sqrt((1 + damping) / (1 + damping * row_squares(difference) / mean_square))
-    return scale_rows(difference, factor.astype(difference.dtype))
-
-
-def fit_teacher(
-    pairs: Pairs, folds: Sequence[npt.NDArray[np.bool_]], dampings: Sequence[float] = DAMPING_GRID
-) -> Teacher:
-    """Fit the teacher; damping and regularisation are those that predict the votes on validation prompts best."""
-    difference, prob_a = pairs.difference, pairs.prob_a
-    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
-    directions = principal_directions(difference, SEARCH_DIRECTIONS)
-    errors: dict[tuple[float, float], float] = {}
-    for damping in dampings:
-        reduced = damp(difference, damping, mean_square) @ directions
-        for held_out in folds:
-            path = fit_path(reduced[~held_out], prob_a[~held_out], TEACHER_L2_GRID)
-            for l2, theta in zip(TEACHER_L2_GRID, path, strict=True):
-                error = brier(sigmoid(scores(reduced[held_out], theta)), prob_a[held_out])
-                errors[damping, l2] = errors.get((damping, l2), 0.0) + error
-    damping, l2 = min(errors, key=errors.__getitem__)
-    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2)
-    return Teacher(theta, damping, mean_square, l2)
+"""Minimum correlation of a member's reward differences with the teacher's."""
+DISAGREEMENT_PENALTY = 0.3
+"""Penalty per unit of disagreement above the bound."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +65,15 @@ class JointFit:
     """Members trained together."""
 
     theta: FloatArray
-    """``(d, k)``, for undamped differences too: a vote does not see the damping."""
+    """``(d, k)``; also valid for undamped differences, since damping changes no vote."""
     weights: FloatArray
     """``(k,)``."""
     score: float
-    """Squared error to the blended target on the training pairs: what restarts are compared by."""
+    """Squared error to the target on the training pairs; restarts are compared by it."""
 
 
 def fit_joint(pairs: Pairs, teacher: Teacher, k: int, **options: Any) -> JointFit:
-    """Train k members together at the level of votes; options are those of ``fit_joint_sizes``."""
+    """Train k members together for hard votes; options are those of ``fit_joint_sizes``."""
     return fit_joint_sizes(pairs, teacher, [k], **options)[k]
 
 
@@ -149,16 +87,19 @@ def fit_joint_sizes(
     bound: float = 1.0,
     restarts: int = RESTARTS,
 ) -> dict[int, JointFit]:
-    """Train ensembles of several sizes at the level of votes, each by itself but all on the batches of the largest.
+    """Train ensembles of several sizes for hard votes. They are independent, but share the batches of the largest.
 
     Args:
         pairs: the training pairs.
-        teacher: the reward that most of the target comes from.
-        sizes: how many members each ensemble has.
+        teacher: the reward that provides most of the target.
+        sizes: number of members of each ensemble.
         seed: of starts and batches.
-        vote_share: share of the raw votes in the target; 1 does without the teacher (and without mixtures).
-        bound: the largest training disagreement a member may have; 1 sets none.
-        restarts: how many starts are tried for each size.
+        vote_share: share of the raw votes in the target; 1 uses neither teacher nor mixtures.
+        bound: maximum training disagreement of a member; 1 sets no bound.
+        restarts: number of starts per size.
+
+    Returns:
+        The best restart of each size.
     """
     damped = teacher.damp(pairs.difference)
     axes = directions_with(damped, teacher.theta, min(VOTE_DIRECTIONS, damped.shape[1]))
@@ -166,106 +107,164 @@ def fit_joint_sizes(
     guide = (axes.T @ teacher.theta).astype(np.float32)
     share = sigmoid(scores(x, guide))
     target = (1 - vote_share) * share + vote_share * pairs.prob_a
-    each = [k for k in sizes for _ in range(restarts)]
+    problem = _Problem(x, guide, target.astype(np.float32), share.astype(np.float32), vote_share < 1, bound)
     fits: dict[int, JointFit] = {}
-    for candidate in _train_ensembles(x, guide, target, share, each, seed, vote_share < 1, bound):
-        # The price keeps members near the bound; this keeps them under it.
-        near = [cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
-        theta = np.column_stack(near)
+    for candidate in _train_ensembles(problem, [k for k in sizes for _ in range(restarts)], seed):
+        # The penalty keeps members near the bound; the cap enforces it.
+        capped = [cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
+        theta = np.column_stack(capped)
         votes = hard_votes(x, theta)
         weights = simplex_least_squares(votes, target)
-        found = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, brier(votes @ weights, target))
-        best = fits.setdefault(len(weights), found)
-        fits[len(weights)] = min(best, found, key=lambda fit: fit.score)
+        fit = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, brier(votes @ weights, target))
+        best = fits.setdefault(len(weights), fit)
+        fits[len(weights)] = min(best, fit, key=lambda one: one.score)
     return fits
 
 
-def _train_ensembles(
-    x: SingleArray,
-    guide: SingleArray,
-    target: FloatArray,
-    share: FloatArray,
-    sizes: Sequence[int],
-    seed: int,
-    mixtures: bool,
-    bound: float,
-) -> list[FloatArray]:
-    """Train an ensemble of each size, equal ones side by side, in one pass; return the members of each, ``(m, k)``."""
-    rng = np.random.default_rng([seed, 2])
-    n, m = x.shape
-    covariance = x.T @ x / n
-    n_mixed = int(BATCH * MIXTURE_SHARE) if mixtures else 0
-    target, share = target.astype(np.float32), share.astype(np.float32)
+# --- training -------------------------------------------------------------------------------------------------------
 
-    def unit_spread(theta: SingleArray) -> SingleArray:
-        square = np.einsum("mk,mk->k", theta, covariance @ theta)
-        return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
 
-    toward = unit_spread(guide[:, None])
-    correlation_with = (covariance @ toward)[:, 0]
-    # Every member starts as the teacher with a random direction as strong beside it. The largest ensembles draw theirs
-    # as if they were alone, so that smaller ones beside them change nothing.
-    draws = {k: rng if k == max(sizes) else np.random.default_rng([seed, 2, k]) for k in sizes}
-    starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
-    theta = np.hstack(list(starts.values()))
-    theta = unit_spread(toward + unit_spread(theta - toward * (correlation_with @ theta)))
+@dataclass(frozen=True)
+class _Problem:
+    """What all ensembles are trained on, in the leading directions."""
+
+    x: SingleArray
+    """Damped differences, ``(n, m)``."""
+    teacher: SingleArray
+    """``(m,)``."""
+    target: SingleArray
+    """Share that weighted votes should match, ``(n,)``."""
+    share: SingleArray
+    """Share predicted by the teacher, ``(n,)``."""
+    mixtures: bool
+    """Whether batches contain rotated mixtures."""
+    bound: float
+    """Disagreement above which a member pays; 1 sets no bound."""
+
+
+def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
+    """Train one ensemble per entry of ``sizes``, all in one pass; return the members of each, ``(m, k)``."""
+    rng = np.random.default_rng([seed, streams.JOINT])
+    space = _UnitSpread(problem.x)
+    teacher = space.scaled(problem.teacher[:, None])
+    theta = _random_start(space, teacher, sizes, seed, rng)
     logits = np.zeros(theta.shape[1], dtype=np.float32)
-    adam = [Adam(theta), Adam(logits)]
-    strength = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
-    # Large arrays are written over in every step: new ones would be new memory each time.
-    few = n <= BATCH - n_mixed  # then each pair is in every batch, once and with more weight
-    rows = np.arange(min(n, BATCH - n_mixed))
-    batch, other = (np.empty((size, m), dtype=np.float32) for size in (len(rows) + n_mixed, n_mixed))
-    drawn, mixed = batch[: len(rows)], batch[len(rows) :]
-    drawn[:] = x[rows]
-    weight = np.full((len(batch), 1), 1 / BATCH, dtype=np.float32)
-    weight[: len(rows)] *= (BATCH - n_mixed) / len(rows)
-    gradients = VoteGradients(weight, sizes, bound)
+    theta_adam, logit_adam = Adam(theta), Adam(logits)
+    l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
+    batches = _Batches(problem, rng)
+    gradients = VoteGradients(batches.weight, sizes, problem.bound)
     for step in range(STEPS):
         done = step / (STEPS - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
-        if not few:
-            rows = rng.integers(n, size=len(drawn))
-            np.take(x, rows, axis=0, out=drawn, mode="clip")
-        first, second = rng.integers(n, size=(2, n_mixed))
-        angle = rng.random((n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
-        np.take(x, first, axis=0, out=mixed, mode="clip")
-        np.take(x, second, axis=0, out=other, mode="clip")
-        mixed *= np.cos(angle)
-        mixed += np.multiply(other, np.sin(angle), out=other)
-        mixed_share = sigmoid(mixed @ guide).astype(np.float32)
-        wanted = np.concatenate([target[rows], mixed_share])
-        likely = np.concatenate([share[rows], mixed_share])
-        gradient, of_logits = gradients(batch, wanted, likely, theta, logits, tau)
-        pulled = covariance @ theta
-        gradient -= pulled * np.einsum("mk,mk->k", theta, gradient)  # only turns: the spread stays one
-        gradient += strength * (theta - pulled * np.einsum("mk,mk->k", theta, theta))
-        theta = unit_spread(theta - adam[0].step(gradient, rate))
-        logits = logits - adam[1].step(of_logits, rate)
-        if bound < 1:
-            correlation = correlation_with @ theta
-            aside = unit_spread(theta - toward * correlation)
-            least = np.float32(TEACHER_CORRELATION)
-            theta = np.where(correlation < least, least * toward + np.sqrt(1 - least**2) * aside, theta)
+        batch, target, share = batches.draw()
+        theta_gradient, logit_gradient = gradients(batch, target, share, theta, logits, tau)
+        tangent = space.tangent(theta_gradient, theta, l2)
+        theta = space.scaled(theta - theta_adam.step(tangent, rate))
+        logits = logits - logit_adam.step(logit_gradient, rate)
+        if problem.bound < 1:
+            theta = space.correlated(theta, teacher, np.float32(TEACHER_CORRELATION))
     return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
 
 
-class VoteGradients:
-    """The slopes of what several ensembles pay on a batch, all of them in one pass.
+class _UnitSpread:
+    """The space of rewards whose differences have mean square 1: θ'Cθ = 1 with C = mean_i d_i d_i'."""
 
-    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i by which people prefer a, an ensemble of k members pays
+    def __init__(self, x: SingleArray) -> None:
+        self.covariance = x.T @ x / len(x)
+
+    def scaled(self, theta: SingleArray) -> SingleArray:
+        """Return each column of ``(m, k)`` scaled to unit spread."""
+        square = np.einsum("mk,mk->k", theta, self.covariance @ theta)
+        return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
+
+    def correlation(self, theta: SingleArray, teacher: SingleArray) -> SingleArray:
+        """Return the correlation of each column with the teacher ``(m, 1)``, for columns of unit spread, ``(k,)``."""
+        return np.asarray((self.covariance @ teacher)[:, 0] @ theta)
+
+    def tangent(self, gradient: SingleArray, theta: SingleArray, l2: SingleArray) -> SingleArray:
+        """Return the gradient plus that of l2/2 |θ|², without the part that would change the spread."""
+        normal = self.covariance @ theta
+        gradient -= normal * np.einsum("mk,mk->k", theta, gradient)
+        gradient += l2 * (theta - normal * np.einsum("mk,mk->k", theta, theta))
+        return gradient
+
+    def correlated(self, theta: SingleArray, teacher: SingleArray, least: np.float32) -> SingleArray:
+        """Return members moved towards the teacher where their correlation with it is below ``least``."""
+        correlation = self.correlation(theta, teacher)
+        aside = self.scaled(theta - teacher * correlation)
+        return np.where(correlation < least, least * teacher + np.sqrt(1 - least**2) * aside, theta)
+
+
+def _random_start(
+    space: _UnitSpread, teacher: SingleArray, sizes: Sequence[int], seed: int, rng: np.random.Generator
+) -> SingleArray:
+    """Return the first members, ``(m, sum(sizes))``: the teacher plus a random direction of equal strength.
+
+    The largest ensembles use the random numbers that they would use alone, so smaller ones beside them change nothing.
+    """
+    draws = {k: rng if k == max(sizes) else np.random.default_rng([seed, streams.JOINT, k]) for k in sizes}
+    m = len(teacher)
+    starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
+    theta = np.hstack(list(starts.values()))
+    aside = space.scaled(theta - teacher * space.correlation(theta, teacher))
+    return space.scaled(teacher + aside)
+
+
+class _Batches:
+    """Batches of pairs and rotated mixtures. Large arrays are reused in every step to save allocations."""
+
+    def __init__(self, problem: _Problem, rng: np.random.Generator) -> None:
+        self.problem, self.rng = problem, rng
+        n, m = problem.x.shape
+        self.n_mixed = int(BATCH * MIXTURE_SHARE) if problem.mixtures else 0
+        n_drawn = BATCH - self.n_mixed
+        self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
+        self.rows = np.arange(min(n, n_drawn))
+        self.batch = np.empty((len(self.rows) + self.n_mixed, m), dtype=np.float32)
+        self.other = np.empty((self.n_mixed, m), dtype=np.float32)
+        self.drawn, self.mixed = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
+        self.drawn[:] = problem.x[self.rows]
+        self.weight = np.full((len(self.batch), 1), 1 / BATCH, dtype=np.float32)
+        self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
+
+    def draw(self) -> tuple[SingleArray, SingleArray, SingleArray]:
+        """Return differences ``(n, m)``, targets and the teacher's shares of a batch; valid until the next call."""
+        problem, n = self.problem, len(self.problem.x)
+        if self.resample:
+            self.rows = self.rng.integers(n, size=len(self.drawn))
+            np.take(problem.x, self.rows, axis=0, out=self.drawn, mode="clip")
+        first, second = self.rng.integers(n, size=(2, self.n_mixed))
+        angle = self.rng.random((self.n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
+        np.take(problem.x, first, axis=0, out=self.mixed, mode="clip")
+        np.take(problem.x, second, axis=0, out=self.other, mode="clip")
+        self.mixed *= np.cos(angle)
+        self.mixed += np.multiply(self.other, np.sin(angle), out=self.other)
+        mixed_share = sigmoid(self.mixed @ problem.teacher).astype(np.float32)
+        target = np.concatenate([problem.target[self.rows], mixed_share])
+        share = np.concatenate([problem.share[self.rows], mixed_share])
+        return self.batch, target, share
+
+
+class VoteGradients:
+    """Gradients of the loss of several ensembles on a batch, computed in one pass.
+
+    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i of people preferring a, the loss of an ensemble of k members is
 
         Σ_i w_i (Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
 
-    its squared error and the price c of members that disagree with people beyond the bound. Large arrays are kept and
-    written over.
+    the squared error plus the penalty c on disagreement above the bound. Large arrays are reused.
+
+    Args:
+        weight: w, ``(n, 1)``.
+        sizes: number of members of each ensemble.
+        bound: disagreement above which a member pays.
     """
 
     def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:
         n_members, n_ensembles = sum(sizes), len(sizes)
         self.weight, self.bound = weight, bound
-        self.price = np.repeat(np.float32(EXTREME_PRICE) / np.array(sizes, dtype=np.float32), sizes)
+        self.penalty = np.repeat(np.float32(DISAGREEMENT_PENALTY) / np.array(sizes, dtype=np.float32), sizes)
         self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
         self.blocks = np.zeros((n_members, n_ensembles), dtype=np.float32)
         self.firsts = np.cumsum([0, *sizes[:-1]])
@@ -282,33 +281,33 @@ class VoteGradients:
         logits: SingleArray,
         tau: np.float32,
     ) -> tuple[SingleArray, SingleArray]:
-        """Return the slopes in θ, ``(m, n_members)``, and in the logits of α, ``(n_members,)``.
+        """Return the gradients in θ, ``(m, n_members)``, and in the logits of α, ``(n_members,)``.
 
         Args:
-            x: ``(n, m)`` differences.
-            target: ``(n,)``, what the weighted votes should be.
-            share: ``(n,)``, by which people are taken to prefer a.
-            theta: ``(m, n_members)``, the members of one ensemble after those of another.
+            x: differences, ``(n, m)``.
+            target: t, the share that weighted votes should match, ``(n,)``.
+            share: p, the share of people taken to prefer a, ``(n,)``.
+            theta: members of all ensembles, one ensemble after the other, ``(m, n_members)``.
             logits: ``(n_members,)``.
-            tau: the temperature.
+            tau: the temperature τ.
         """
-        # In place of a vote σ its lean tanh(z/2τ) = 2σ − 1: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
+        # With lean = tanh(z/2τ) = 2σ − 1 in place of σ: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
         lean, factors, coefficients = self.lean, self.factors, self.coefficients
         np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
         weights = np.exp(logits - np.maximum.reduceat(logits, self.firsts)[self.ensemble])
         weights /= self._sums(weights)
-        self.blocks[self.members, self.ensemble] = weights  # so that sums over members are one product
+        self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
         factors[:, :-1] = 0.5 * (lean @ self.blocks + 1) - target[:, None]
         factors[:, -1] = 1 - 2 * share
         factors *= self.weight
         moments = factors.T @ lean
         coefficients[:-1] = 0.5 * self.blocks.T
-        coefficients[-1] = 0.25 * self.price * (0.5 + 0.5 * moments[-1] > self.bound)
+        coefficients[-1] = 0.25 * self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)
         np.matmul(factors, coefficients, out=self.slope)
         self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
-        of_weights = moments[self.ensemble, self.members]  # less what all members of an ensemble share
-        of_logits = weights * (of_weights - self._sums(weights * of_weights))
-        return np.asarray(x.T @ self.slope / tau), np.asarray(of_logits)
+        weight_gradient = moments[self.ensemble, self.members]  # up to a term that is equal within an ensemble
+        logit_gradient = weights * (weight_gradient - self._sums(weights * weight_gradient))
+        return np.asarray(x.T @ self.slope / tau), np.asarray(logit_gradient)
 
     def _sums(self, values: SingleArray) -> SingleArray:
         """Return for each member the sum over its ensemble."""
@@ -316,92 +315,15 @@ class VoteGradients:
 
 
 class Adam:
-    """The Adam step for one array."""
+    """The Adam optimiser for one array."""
 
     def __init__(self, like: SingleArray) -> None:
         self.mean, self.square, self.count = np.zeros_like(like), np.zeros_like(like), 0
 
     def step(self, gradient: SingleArray, rate: float) -> SingleArray:
-        """Return what to subtract."""
+        """Return the step to subtract."""
         self.count += 1
         self.mean += 0.1 * (gradient - self.mean)
         self.square += 0.01 * (gradient**2 - self.square)
         mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.99**self.count)
         return np.asarray(rate * mean / (np.sqrt(square) + 1e-10), dtype=np.float32)
-
-
-# --- trained for the policy-level reading ---------------------------------------------------------------------------
-
-
-def fit_policy_level(
-    pairs: Pairs, k: int, folds: Sequence[npt.NDArray[np.bool_]], *, l2: float, seed: int = 0, bound: float = 1.0
-) -> JointFit:
-    """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes; regularisation chosen on validation prompts.
-
-    Args:
-        pairs: the training pairs.
-        k: how many members.
-        folds: masks of validation pairs.
-        l2: regularisation of the Bradley–Terry reward from which all members start, with some noise.
-        seed: of the noise.
-        bound: the largest training disagreement a member may have; 1 sets none.
-    """
-    difference, prob_a = pairs.difference, pairs.prob_a
-    leading = difference @ principal_directions(difference, POLICY_DIRECTIONS)
-    errors = np.zeros(len(POLICY_L2_GRID))
-    for held_out in folds:
-        learn, check = leading[~held_out], leading[held_out]
-        start = _policy_start(learn, fit_bradley_terry(learn, prob_a[~held_out], l2), k, seed)
-        for position, strength in enumerate(POLICY_L2_GRID):
-            theta, weights = _minimise_policy(learn, prob_a[~held_out], start, strength, steps=50)
-            errors[position] += brier(sigmoid(scores(check, theta)) @ weights, prob_a[held_out])
-    guide = fit_bradley_terry(difference, prob_a, l2)
-    axes = directions_with(difference, guide, min(POLICY_DIRECTIONS, difference.shape[1]))
-    x = np.ascontiguousarray(difference @ axes)
-    start = _policy_start(x, axes.T @ guide, k, seed)
-    theta, weights = _minimise_policy(x, prob_a, start, POLICY_L2_GRID[int(np.argmin(errors))], steps=100)
-    found = np.asarray(axes @ theta)
-    near = np.column_stack([cap_disagreement(member, guide, difference, prob_a, bound) for member in found.T])
-    soft = sigmoid(scores(difference, near))
-    if not np.array_equal(near, found):  # the shares are linear in the weights, so these can be solved anew
-        weights = simplex_least_squares(soft, prob_a)
-    return JointFit(near, weights, brier(soft @ weights, prob_a))
-
-
-def _policy_start(x: Array, guide: FloatArray, k: int, seed: int) -> FloatArray:
-    noise = np.random.default_rng([seed, 3]).standard_normal((len(guide), k))
-    strength = POLICY_NOISE * np.std(scores(x, guide)) / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
-    return np.asarray(guide[:, None] + strength * noise)
-
-
-def _minimise_policy(
-    x: Array, prob_a: FloatArray, start: FloatArray, l2: float, steps: int
-) -> tuple[FloatArray, FloatArray]:
-    objective = policy_loss(x, prob_a, l2, start.shape[1])
-    unknowns = np.append(start.ravel(), np.zeros(start.shape[1]))
-    found = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
-    theta, logits = found[: start.size].reshape(start.shape), found[start.size :]
-    return theta, _softmax(logits)
-
-
-def policy_loss(x: Array, prob_a: FloatArray, l2: float, k: int) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (θ, logits of α) ↦ (mean (Σ_j α_j σ(θ_j·d) − p)² + l2/k Σ_j |θ_j|², its gradient)."""
-    n, m = x.shape
-
-    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
-        theta, weights = unknowns[: m * k].reshape(m, k), _softmax(unknowns[m * k :])
-        soft = sigmoid(scores(x, theta))
-        error = soft @ weights - prob_a
-        slope = (2 / n) * error[:, None] * weights * soft * (1 - soft)
-        of_theta = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * theta
-        of_weights = (2 / n) * (error @ soft)
-        of_logits = weights * (of_weights - weights @ of_weights)
-        value = float(np.mean(error**2) + l2 / k * np.sum(theta**2))
-        return value, np.append(of_theta.ravel(), of_logits)
-
-    return value_and_gradient
-
-
-def _softmax(logits: FloatArray) -> FloatArray:
-    raised = np.exp(logits - logits.max())
-    return np.asarray(raised / raised.sum())

@@ -1,4 +1,4 @@
-"""The options of ``fit``: which method, and how a backbone is fine-tuned."""
+"""Options of ``fit``: the method, and how a backbone is fine-tuned."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -18,23 +18,29 @@ MAX_MEMBERS = 256
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How an ensemble is learned."""
+    """Options of ``fit``."""
 
-    k: int | str = field(default=8, metadata={"help": "Members of the ensemble, or auto: the fewest that do as well."})
-    method: Method = field(
-        default="joint", metadata={"help": "All members together, or one after the other (the paper)."}
+    k: int | str = field(
+        default=8,
+        metadata={"help": "Number of members, or auto: the fewest that are as accurate on validation prompts."},
     )
-    variant: Variant = field(default="symmetric", metadata={"help": "Stagewise: the loss of each stage."})
+    method: Method = field(
+        default="joint", metadata={"help": "Train all members together, or one after the other (the paper)."}
+    )
+    variant: Variant = field(
+        default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
+    )
     loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
-    level: Level = field(default="vote", metadata={"help": "What is optimised: shares of hard votes, or of policies."})
+    level: Level = field(default="vote", metadata={"help": "Train for shares of hard votes, or of policies."})
     target: Target = field(
-        default="auto", metadata={"help": "Joint: learn from a teacher, the raw votes, or what validates better."}
+        default="auto",
+        metadata={"help": "Joint: learn from a teacher, from raw votes, or from the better one in validation (auto)."},
     )
     members: MemberKind = field(
-        default="linear", metadata={"help": "Rewards linear in the features, or a small network."}
+        default="linear", metadata={"help": "Rewards that are linear in the features, or a small network."}
     )
     max_disagreement: float = field(
-        default=0.5, metadata={"help": "No member may disagree with people more than this; 1 sets no bound."}
+        default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
     )
     encoder: str = same_option(EncodeOptions, "encoder")
     layer: int | None = same_option(EncodeOptions, "layer")
@@ -42,15 +48,17 @@ class FitOptions:
     precision: Precision = same_option(EncodeOptions, "precision")  # noqa: RUF009
     surface: bool = same_option(EncodeOptions, "surface")
     features: str | None = field(
-        default=None, metadata={"help": "Folder that pluralign encode wrote: read from disk as it is used."}
+        default=None,
+        metadata={"help": "Precomputed features from pluralign encode; skips encoding, reads from disk as needed."},
     )
     test_fraction: float = field(
-        default=0.1, metadata={"help": "Share of prompts held out where no official split is."}
+        default=0.1, metadata={"help": "Share of prompts to hold out if the data has no official split."}
     )
     keep_held_out: bool = field(
-        default=True, metadata={"help": "Keep the held-out votes and texts in the folder, for report and the like."}
+        default=True,
+        metadata={"help": "Store the held-out votes and texts in the folder, for report and other commands."},
     )
-    seed: int = field(default=0, metadata={"help": "Seed of the split and of everything random."})
+    seed: int = field(default=0, metadata={"help": "Seed of the split and of all random choices."})
 
     def __post_init__(self) -> None:
         if isinstance(self.k, str) and self.k.isdecimal():
@@ -63,8 +71,8 @@ class FitOptions:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
         if self.method == "stagewise" and self.level == "policy":
             raise UsageError(
-                "stagewise members are fitted for votes; use --method joint for --level policy "
-                "(the policy-level reading of a stagewise ensemble is reported all the same)."
+                "stagewise members are trained for votes; use --method joint for --level policy "
+                "(the policy-level figures of a stagewise ensemble are reported in any case)."
             )
         check_choices(
             self,
@@ -77,33 +85,37 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """How a language model is fine-tuned; the defaults are the paper's recipe (App. Training Pipeline)."""
+    """Options of fine-tuning a language model. The defaults are the paper's recipe (App. Training Pipeline)."""
 
     backbone: str | None = field(
         default=None,
         metadata={"help": "Fine-tune this model instead: a model folder, a hub id, smollm2 or minilm."},
     )
-    lora: bool = field(default=False, metadata={"help": "Backbone: train LoRA adapters and the head, not all weights."})
-    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the adapters."})
+    lora: bool = field(
+        default=False, metadata={"help": "Backbone: train LoRA adapters and the head instead of all weights."}
+    )
+    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the LoRA adapters."})
     optimizer: Optimizer = field(default="soap", metadata={"help": "Backbone: soap (the paper) or adamw."})
     learning_rate: float | None = field(
-        default=None, metadata={"help": "Backbone: 2e-5 unless given, 2e-4 with --lora; ten times that for the head."}
+        default=None,
+        metadata={"help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."},
     )
     fresh_head: bool = field(
         default=False,
-        metadata={"help": "Backbone: begin with a head that knows nothing (the paper), not a fitted one."},
+        metadata={"help": "Backbone: start with a random head (the paper) instead of a fitted one."},
     )
     epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
     batch_size: int | None = field(
         default=None,
-        metadata={"help": "Backbone: pairs a step, all devices together: up to 512, fewer where pairs are few."},
+        metadata={"help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs."},
     )
-    micro_batch: int = field(default=8, metadata={"help": "Backbone: most pairs a device reads at once."})
+    micro_batch: int = field(default=8, metadata={"help": "Backbone: maximum pairs per device in one forward pass."})
     max_length: int = field(
-        default=1024, metadata={"help": "Backbone: tokens of a text that are read; the prompt's beginning is cut."}
+        default=1024,
+        metadata={"help": "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt."},
     )
     gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Backbone: save memory by computing activations twice."}
+        default=False, metadata={"help": "Backbone: recompute activations to save memory."}
     )
 
     def __post_init__(self) -> None:
@@ -113,4 +125,4 @@ class FinetuneOptions:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
         if self.backbone is None and (changed := changed_options(self)):
-            raise UsageError(f"{changed[0]} is about fine-tuning: name a model to tune with --backbone.")
+            raise UsageError(f"--{changed[0].replace('_', '-')} requires --backbone.")

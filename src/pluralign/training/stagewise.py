@@ -1,7 +1,7 @@
-"""Forward stagewise ensembles: the paper's own procedure (§4), and two variants of its loss.
+"""Forward stagewise ensembles: the paper's procedure (§4), and two variants of its loss.
 
-Each stage fits one reward to what the hard votes so far get wrong, then solves all weights anew. Members are linear in
-the features they are given.
+Each stage fits one reward to the residual of the hard votes so far, then solves all weights again. Members are linear
+in the features. ``finetune`` trains language models in the same stages.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +12,15 @@ from scipy.optimize import minimize
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import votes_from_rewards
+from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training.bradley_terry import fit_bradley_terry, scores, sigmoid
-from pluralign.training.differences import Matrix
+from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.options import Loss, Variant
+from pluralign.training.pairs import Matrix
 
 MEMBER_STEPS = 200
+"""Maximum number of L-BFGS iterations per member."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,13 @@ class Stage:
     """The ensemble after one stage."""
 
     theta: FloatArray
-    """``(d, k)``: the members so far."""
+    """The members so far, ``(d, k)``."""
     weights: FloatArray
     """``(k,)``."""
     brier: float
     """On the training votes."""
     brier_uncapped: float
-    """The same had the newest member not been pulled towards people."""
+    """The same, had the bound not changed the newest member."""
 
 
 def stages(
@@ -47,19 +49,18 @@ def stages(
     first: FloatArray | None = None,
     anchor: FloatArray | None = None,
 ) -> Iterator[Stage]:
-    """Yield the ensemble after each of k stages; ``first`` holds members that an interrupted run had finished.
+    """Yield the ensemble after each of k stages.
 
     Args:
-        difference: features of response a less those of b, ``(n, d)``.
-        prob_a: the share of people choosing a, ``(n,)``.
-        k: how many members to fit.
-        l2: strength of regularisation of each member.
-        variant: ``printed``: the residual itself is the target; ``symmetric``: ½ plus the residual, which does not
-            depend on the order of the pair; ``weighted``: a classifier of its sign, weighted by its size.
-        loss: ``mse`` as in the paper, or ``bce``, for the first two variants.
-        bound: the largest training disagreement a member may have; 1 sets none.
-        first: members to begin with, ``(d, j)``.
-        anchor: the reward that members too far from people are turned to; a Bradley–Terry fit unless given, ``(d,)``.
+        difference: features of response a minus those of b, ``(n, d)``.
+        prob_a: share of people preferring a, ``(n,)``.
+        k: number of members.
+        l2: regularisation strength of each member.
+        variant: target of a stage, see ``stage_target``. The first stage is always symmetric: it fits prob_a itself.
+        loss: ``mse`` as in the paper, or ``bce``. The weighted variant always uses ``bce``.
+        bound: maximum training disagreement of a member; 1 sets no bound.
+        first: members that an interrupted run has finished, ``(d, j)``.
+        anchor: the reward that members above the bound are moved towards, ``(d,)``; by default a Bradley–Terry fit.
     """
     if anchor is None:
         anchor = fit_bradley_terry(difference, prob_a, l2)
@@ -68,63 +69,93 @@ def stages(
     for j in range(1, k + 1):
         if theta.shape[1] < j:
             residual = prob_a - prob_hat
-            free = fit_member(difference, residual, l2=l2, variant="symmetric" if j == 1 else variant, loss=loss)
-            member = cap_disagreement(free, anchor, difference, prob_a, bound)
+            uncapped = fit_member(difference, residual, l2=l2, variant="symmetric" if j == 1 else variant, loss=loss)
+            member = cap_disagreement(uncapped, anchor, difference, prob_a, bound)
         else:
-            free = member = theta[:, j - 1]
+            uncapped = member = theta[:, j - 1]
         theta = np.column_stack([theta[:, : j - 1], member, theta[:, j:]])
         weights, prob_hat = solve_weights(difference, theta[:, :j], prob_a)
-        uncapped = prob_hat
-        if not np.array_equal(free, member):
-            _, uncapped = solve_weights(difference, np.column_stack([theta[:, : j - 1], free]), prob_a)
+        prob_uncapped = prob_hat
+        if not np.array_equal(uncapped, member):
+            _, prob_uncapped = solve_weights(difference, np.column_stack([theta[:, : j - 1], uncapped]), prob_a)
         brier = float(np.mean((prob_hat - prob_a) ** 2))
-        yield Stage(theta[:, :j], weights, brier, float(np.mean((uncapped - prob_a) ** 2)))
+        yield Stage(theta[:, :j], weights, brier, float(np.mean((prob_uncapped - prob_a) ** 2)))
 
 
 def solve_weights(difference: Matrix, theta: FloatArray, prob_a: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the best simplex weights of the members' hard votes and the share they then predict."""
+    """Return the best simplex weights of the members' hard votes, and the share that they predict."""
     votes = hard_votes(difference, theta)
     weights = simplex_least_squares(votes, prob_a)
     return weights, votes @ weights
 
 
 def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
-    """1[theta_j · difference > 0], ½ for a tie, ``(n, k)``."""
+    """Return 1[θ_j · difference > 0], and ½ for a tie, ``(n, k)``."""
     reward = difference @ theta.astype(difference.dtype)
     return votes_from_rewards(reward, np.zeros_like(reward))
+
+
+# --- one stage ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StageTarget:
+    """What one stage fits σ(Δr) to."""
+
+    target: FloatArray
+    """``(n,)``; outside [0, 1] possible with ``mse``."""
+    weight: FloatArray
+    """Weight of each pair in the loss, ``(n,)``."""
+    loss: Loss
+
+
+def stage_target(residual: FloatArray, variant: Variant, loss: Loss = "mse") -> StageTarget:
+    """Return the target of one stage for the residual ε = p − p̂ of the ensemble so far.
+
+    printed     mean (ε_i − σ(Δr_i))²                            (the paper's §4)
+    symmetric   mean (½ + ε_i − σ(Δr_i))²                        (the same averaged over both orders of each pair)
+    weighted    mean w_i BCE(1[ε_i > 0], σ(Δr_i)),  w_i = |ε_i| / mean |ε|   (the Frank–Wolfe step)
+
+    Swapping a pair turns ε into −ε but σ into 1 − σ, so the printed loss depends on the order of the two responses.
+
+    Args:
+        residual: ε, ``(n,)``.
+        variant: one of the three.
+        loss: ``mse``, or ``bce`` with targets clipped to [0, 1]. The weighted variant always uses ``bce``.
+
+    Example:
+        >>> stage_target(np.array([0.4, -0.6]), "symmetric").target.round(1)
+        array([ 0.9, -0.1])
+    """
+    if variant == "weighted":
+        weight = np.abs(residual) / max(float(np.abs(residual).mean()), 1e-12)
+        return StageTarget((residual > 0).astype(float), weight, "bce")
+    target = residual if variant == "printed" else 0.5 + residual
+    return StageTarget(np.clip(target, 0.0, 1.0) if loss == "bce" else target, np.ones(len(residual)), loss)
 
 
 def fit_member(
     difference: Matrix, residual: FloatArray, *, l2: float, variant: Variant = "symmetric", loss: Loss = "mse"
 ) -> FloatArray:
-    """Fit one reward to the residual ε = p − p̂ of the ensemble so far.
-
-    printed     min_θ mean (ε_i − σ(θ·d_i))² + l2/2 |θ|²          (the paper's §4)
-    symmetric   min_θ mean (½ + ε_i − σ(θ·d_i))² + l2/2 |θ|²      (the same averaged over both orders of each pair)
-    weighted    min_θ mean w_i BCE(1[ε_i > 0], σ(θ·d_i)) + l2/2 |θ|²,  w_i = |ε_i| / mean |ε|   (the Frank–Wolfe step)
-
-    Swapping a pair turns ε into −ε but σ into 1 − σ, so the printed loss depends on how pairs happen to be turned.
+    """Fit one linear reward to the residual of the ensemble so far: the loss of ``stage_target`` plus l2/2 |θ|².
 
     Args:
-        difference: features of response a less those of b, ``(n, d)``.
-        residual: ε, ``(n,)``.
-        l2: strength of regularisation.
-        variant: which of the three.
-        loss: ``mse``, or ``bce`` with targets clipped to [0, 1].
+        difference: features of response a minus those of b, ``(n, d)``.
+        residual: ε = p − p̂, ``(n,)``.
+        l2: regularisation strength.
+        variant: target of the stage.
+        loss: ``mse`` or ``bce``.
 
     Returns:
         θ, ``(d,)``.
     """
-    if variant == "weighted":
-        weight = np.abs(residual) / max(np.abs(residual).mean(), 1e-12)
-        return fit_bradley_terry(difference, (residual > 0).astype(float), l2, weight=weight)
-    target = residual if variant == "printed" else 0.5 + residual
-    if loss == "bce":
-        return fit_bradley_terry(difference, np.clip(target, 0.0, 1.0), l2)
-    start = fit_bradley_terry(difference, np.clip(target, 0.0, 1.0), max(l2, 0.1))
-    objective = squared_loss(difference, target, l2)
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": MEMBER_STEPS})
-    return np.asarray(found.x, dtype=np.float64)
+    stage = stage_target(residual, variant, loss)
+    if stage.loss == "bce":
+        return fit_bradley_terry(difference, stage.target, l2, weight=stage.weight)
+    start = fit_bradley_terry(difference, np.clip(stage.target, 0.0, 1.0), max(l2, 0.1))
+    objective = squared_loss(difference, stage.target, l2)
+    solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": MEMBER_STEPS})
+    return np.asarray(solution.x, dtype=np.float64)
 
 
 def squared_loss(difference: Matrix, target: FloatArray, l2: float) -> Callable[[FloatArray], tuple[float, FloatArray]]:

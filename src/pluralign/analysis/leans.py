@@ -1,0 +1,280 @@
+"""How the votes of each member move with traits and words of the responses.
+
+For the two responses of a pair let x = ±1 mark the one with more of a trait, and let y = 2 vote − 1 mark the one that a
+member prefers. The *lean* of the member is the coefficient of x in the regression of y on x and, for every trait except
+length, on the difference in length (its sign and its size). At equal length the member chooses the response with more
+of the trait with probability (1 + lean)/2. The *relative* lean is the member's lean minus the lean of the ensemble.
+
+Leans on single words are measured in the same way, where x marks the response that has the word.
+
+This module decides which leans a card may claim. A relative lean is claimed if it is significant at 5 % after a
+Bonferroni correction over traits × members (and separately over words × members), with standard errors clustered by
+prompt, and if it moves at least one vote in twenty. If the ensemble leans one way and the member has no clear lean the
+other way, the claim is only that the member cares less.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.votes.prompts import Prompt
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+SIGNIFICANCE = 0.05
+"""Probability of any false claim on all cards of an ensemble together, for traits and for words."""
+MIN_LEAN = 0.1
+"""Smaller relative leans move less than one vote in twenty and are not claimed."""
+MIN_PROMPTS = 20
+"""Traits and words that differ on fewer prompts are not judged: their clustered standard errors are too small."""
+MAX_WORDS = 1000
+"""Only the most frequent words are judged."""
+PREFERS = "prefers "
+CARES_LESS = "cares less about "
+LIKES_WORD = "likes mentions of "
+DISLIKES_WORD = "dislikes mentions of "
+
+
+@dataclass(frozen=True)
+class Lean:
+    """How the votes of one member move with one trait or word, at equal length."""
+
+    trait: str
+    """Key of the trait, or the word."""
+    own: float
+    """Lean of the member: it chooses the response with more of the trait with probability (1 + own)/2."""
+    relative: float
+    """``own`` minus ``ensemble``."""
+    standard_error: float
+    """Standard error of ``relative``, clustered by prompt."""
+    z: float
+    """Score statistic of ``relative``: standard normal for a member with the lean of the ensemble."""
+    ensemble: float
+    """Lean of the weighted votes of all members."""
+    people: float
+    """Lean of people's votes."""
+    pairs: int
+    """Number of pairs whose responses differ in the trait."""
+    claim: str
+    """Claim for a card, such as "prefers longer answers"; empty if the lean is small or not significant."""
+
+
+def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
+    """Return the votes on a random sample of prompts whose texts have at most ``max_characters``.
+
+    Whole prompts are drawn, at least one, and the same votes give the same sample. The prompt counts once per response.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> votes = town_hall(400).preferences
+        >>> held_out = HeldOutVotes(votes, np.zeros((len(votes.responses), 1)))
+        >>> len(votes.prompts), len(sample_prompts(held_out, 100_000).preferences.prompts)
+        (50, 22)
+    """
+    votes, items = held_out.preferences, held_out.preferences.items()
+    prompts = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
+    responses = np.array([len(text) for text in votes.responses])
+    sizes = np.bincount(items.prompt_index, prompts[items.prompt_index] + responses[items.response_index])
+    if sizes.sum() <= max_characters:
+        return held_out
+    order = np.random.default_rng(11).permutation(len(sizes))
+    n = max(int(np.searchsorted(np.cumsum(sizes[order]), max_characters, side="right")), 1)
+    return held_out[np.isin(votes.prompt_index, order[:n])]
+
+
+# --- contrasts between the two responses of a pair ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A trait or word, and the pairs whose responses differ in it."""
+
+    name: str
+    prefers_more: str
+    """Claim for a member that prefers more of it."""
+    prefers_less: str
+    """Claim for a member that prefers less of it."""
+    cares_less: tuple[str, str]
+    """Claims for a member that cares less than the ensemble about more of it, and about less of it."""
+    rows: IntArray
+    """Indices of the pairs."""
+    x: FloatArray
+    """1 if response a has more of it, −1 if response b has, ``(n_rows,)``."""
+    adjust_for_length: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Contrasts:
+    """All traits and words in which the responses of a set of pairs differ."""
+
+    traits: list[Contrast]
+    """One per trait, in the order of ``TRAITS``."""
+    words: list[Contrast]
+    """The most frequent words first."""
+    length: FloatArray
+    """Sign and size of the difference in length, the controls of the regression, ``(n_pairs, 2)``."""
+    trait_correlation: FloatArray
+    """Correlation of the signs of every two traits, ``(n_traits, n_traits)``."""
+
+
+def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
+    """Compare the two responses of each pair in every trait and word."""
+    votes, items = held_out.preferences, held_out.preferences.items()
+    prompts = [Prompt(prompt).text for prompt in votes.prompts]
+    responses = [str(votes.responses[r]) for r in items.response_index]
+    values = trait_values([prompts[p] for p in items.prompt_index], responses)
+    difference = values[items.a] - values[items.b]
+    signs = np.sign(difference)
+    length = difference[:, KEYS.index("length")]
+    norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
+    return Contrasts(
+        traits=_trait_contrasts(signs),
+        words=_word_contrasts(responses, items.a, items.b),
+        length=np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1),
+        trait_correlation=(signs.T @ signs) / np.outer(norm, norm),
+    )
+
+
+def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
+    contrasts = []
+    for trait, x in zip(TRAITS, signs.T, strict=True):
+        rows = np.flatnonzero(x)
+        cares_less = (CARES_LESS + trait.more, CARES_LESS + trait.less)
+        contrast = Contrast(
+            trait.key, PREFERS + trait.more, PREFERS + trait.less, cares_less, rows, x[rows], trait.key != "length"
+        )
+        contrasts.append(contrast)
+    return contrasts
+
+
+def _word_contrasts(responses: list[str], a_index: IndexArray, b_index: IndexArray) -> list[Contrast]:
+    words = [content_words(response) for response in responses]
+    occurrences: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for row, (a, b) in enumerate(zip(a_index, b_index, strict=True)):
+        for one, other, x in ((a, b, 1.0), (b, a, -1.0)):
+            for word in words[one] - words[other]:
+                occurrences[word].append((row, x))
+    contrasts = []
+    for word, occurring in sorted(occurrences.items(), key=lambda entry: (-len(entry[1]), entry[0])):
+        if len(occurring) >= MIN_PROMPTS:
+            rows, signs = (np.array(column) for column in zip(*occurring, strict=True))
+            likes, dislikes = f"{LIKES_WORD}“{word}”", f"{DISLIKES_WORD}“{word}”"
+            contrasts.append(Contrast(word, likes, dislikes, ("", ""), rows, signs))
+    return contrasts[:MAX_WORDS]
+
+
+# --- regressions ----------------------------------------------------------------------------------------------------
+
+
+def measure_leans(
+    contrasts: list[Contrast], length: FloatArray, held_out: HeldOutVotes, weights: FloatArray
+) -> list[list[Lean]]:
+    """Return the lean of each member on each contrast.
+
+    Args:
+        contrasts: traits or words. The significance level is corrected for their number times the number of members.
+        length: the controls, ``Contrasts.length``.
+        held_out: the votes that ``contrasts`` were found in.
+        weights: weights of the members, ``(k,)``.
+
+    Returns:
+        One list per member. Leans on contrasts with fewer than ``MIN_PROMPTS`` prompts are NaN.
+    """
+    votes, k = held_out.preferences, len(weights)
+    member_votes = 2.0 * held_out.votes - 1.0
+    ensemble_votes = member_votes @ weights
+    # Columns: members, members relative to the ensemble, people, the ensemble.
+    y = np.column_stack(
+        [member_votes, member_votes - ensemble_votes[:, None], 2.0 * votes.prob_a - 1.0, ensemble_votes]
+    )
+    leans: list[list[Lean]] = [[] for _ in range(k)]
+    threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * max(len(contrasts), 1) * k)))
+    for contrast in contrasts:
+        rows = contrast.rows
+        clusters = np.unique(votes.prompt_index[rows], return_inverse=True)[1]
+        n_prompts = int(clusters.max(initial=-1)) + 1
+        fitted = AdjustedMean(*np.full((3, 2 * k + 2), np.nan))
+        if n_prompts >= MIN_PROMPTS:
+            controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
+            fitted = adjusted_mean(y[rows], contrast.x, controls, clusters)
+        lean, z = fitted.mean, fitted.z
+        clear = (np.abs(z) > threshold) & (np.abs(lean) >= MIN_LEAN)
+        for j in range(k):
+            own, relative, ensemble = float(lean[j]), float(lean[k + j]), float(lean[-1])
+            prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
+            preference = contrast.prefers_more if relative > 0 else contrast.prefers_less
+            claim = preference if prefers else contrast.cares_less[relative > 0]
+            leans[j].append(
+                Lean(
+                    trait=contrast.name,
+                    own=own,
+                    relative=relative,
+                    standard_error=float(fitted.standard_error[k + j]),
+                    z=float(z[k + j]),
+                    ensemble=ensemble,
+                    people=float(lean[-2]),
+                    pairs=len(rows),
+                    claim=claim if clear[k + j] else "",
+                )
+            )
+    return leans
+
+
+class AdjustedMean(NamedTuple):
+    """One coefficient per column of y, each array ``(m,)``; NaN if x is a linear combination of the controls."""
+
+    mean: FloatArray
+    standard_error: FloatArray
+    """Clustered."""
+    z: FloatArray
+    """Score statistic: standard normal if x has no effect."""
+
+
+def adjusted_mean(y: FloatArray, x: FloatArray, controls: FloatArray, clusters: IntArray) -> AdjustedMean:
+    """Return the coefficient of x in the regression of each column of y on x and the controls.
+
+    By the Frisch–Waugh–Lovell theorem the coefficient is b = Σ x̃ y / Σ x̃², where x̃ is x minus its regression on the
+    controls. With residuals e, its standard error clustered over G clusters g is √(G/(G−1) Σ_g (Σ_{i∈g} x̃ e)²) / Σ x̃².
+    That is too small for few clusters, so z uses the residuals of the regression on the controls alone, which are the
+    residuals under the null hypothesis. Without controls and with x = ±1, b is the mean of x y. There is no intercept,
+    because exchanging the responses of a pair changes every sign.
+
+    Args:
+        y: ``(n, m)``.
+        x: ``(n,)``.
+        controls: ``(n, c)``.
+        clusters: index of the cluster of each row, from 0, ``(n,)``.
+
+    Example:
+        >>> y, x = np.array([[1.0], [1.0], [-1.0], [1.0]]), np.array([1.0, 1.0, -1.0, -1.0])
+        >>> fitted = adjusted_mean(y, x, np.empty((4, 0)), np.arange(4))
+        >>> float(fitted.mean[0]), float(fitted.standard_error[0])
+        (0.5, 0.5)
+
+    Reference: Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 73 (1986).
+    """
+    n_clusters = int(clusters.max()) + 1
+    without = np.linalg.lstsq(controls, np.column_stack([x, y]), rcond=None)[0] if controls.size else None
+    left, rest = (x, y) if without is None else (x - controls @ without[:, 0], y - controls @ without[:, 1:])
+    scale = float(left @ left)
+    if scale < 1e-9 * len(x) or n_clusters < 2:
+        return AdjustedMean(*np.full((3, y.shape[1]), np.nan))
+    mean = left @ rest / scale
+    spread, spread_without = (
+        np.sqrt(n_clusters / (n_clusters - 1) * (_sums(left[:, None] * residual, clusters) ** 2).sum(axis=0))
+        for residual in (rest - np.outer(left, mean), rest)
+    )
+    return AdjustedMean(mean, spread / scale, mean * scale / np.maximum(spread_without, 1e-12))
+
+
+def _sums(values: FloatArray, clusters: IntArray) -> FloatArray:
+    sums = np.zeros((int(clusters.max()) + 1, values.shape[1]))
+    np.add.at(sums, clusters, values)
+    return sums

@@ -1,0 +1,217 @@
+"""Commands that analyse one ensemble: ``prune``, ``certify``, ``diversity``, ``profile`` and ``report``."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pluralign.cli.arguments import (
+    EnsembleFolder,
+    Groups,
+    Json,
+    OtherVotes,
+    OtherVotesOption,
+    Seed,
+    command_history,
+    with_options,
+)
+from pluralign.cli.console import emit, note, progress_bar, working
+from pluralign.cli.inputs import load_held_out_votes, needs_extra, saved_held_out_votes
+from pluralign.core.errors import UsageError
+from pluralign.votes.options import LoadOptions
+
+
+@with_options(LoadOptions)
+def prune(
+    ensemble: EnsembleFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pruned ensemble; not DIR.")],
+    load_options: LoadOptions,
+    beta: Annotated[
+        float, typer.Option(help="Remove at most 1/(beta - 1) of the weight: a quarter at 5, a tenth at 11.")
+    ] = 5.0,
+    only_far: Annotated[
+        bool, typer.Option("--only-far", help="Remove only possible outliers, even if more weight may be removed.")
+    ] = False,
+    data: OtherVotesOption = None,
+    as_json: Json = False,
+) -> None:
+    """Remove the members farthest from the ensemble (Theorem 3), and report the cost.
+
+    Examples:
+        pluralign prune ensemble -o pruned
+        pluralign prune ensemble -o pruned --beta 3 --only-far
+        pluralign prune ensemble -o pruned --data other-votes.jsonl --json
+    """
+    from pluralign.analysis.pruning import prune as prune_ensemble
+    from pluralign.analysis.pruning import refuse_same_folder
+    from pluralign.cli.views.analysis import pruning_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    refuse_same_folder(output, ensemble)
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    pruning = prune_ensemble(loaded, held_out, beta, only_far=only_far)
+    pruning.save(output, source=ensemble)
+    emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
+
+
+@with_options(LoadOptions)
+def certify(
+    ensemble: EnsembleFolder,
+    load_options: LoadOptions,
+    data: OtherVotes = None,
+    epsilon: Annotated[float, typer.Option(help="Target calibration error; reports the k that guarantees it.")] = 0.025,
+    delta: Annotated[float, typer.Option(help="Failure probability of a bound.")] = 0.05,
+    beta: Annotated[float, typer.Option(help="Outlier threshold of Theorem 3, at least 2.")] = 5.0,
+    as_json: Json = False,
+) -> None:
+    """Report what the paper's theorems guarantee for an ensemble, and which bounds are vacuous.
+
+    Examples:
+        pluralign certify ensemble
+        pluralign certify ensemble other-votes.jsonl --json
+        pluralign certify ensemble --epsilon 0.01 --delta 0.01 --beta 3
+    """
+    from pluralign.analysis.certificate import certify as certify_ensemble
+    from pluralign.cli.views.analysis import certificate_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
+    emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+
+
+def diversity(
+    ensemble: EnsembleFolder,
+    candidates: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CANDIDATES]",
+            help="JSON Lines of {prompt, responses}, or - for standard input (default: the responses of held-out "
+            "prompts).",
+        ),
+    ] = None,
+    cases: Annotated[int, typer.Option(help="Number of prompts to show with every member's choice.", min=0)] = 1,
+    prompt: Annotated[
+        str | None, typer.Option(help="Show prompts that contain this text, or the prompt with this number.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how differently the members rank the same responses, and show their first choices.
+
+    Examples:
+        pluralign diversity ensemble
+        pluralign diversity ensemble candidates.jsonl --cases 3
+        pluralign diversity ensemble candidates.jsonl --prompt 'school' --json
+    """
+    from pluralign.analysis import member_rankings
+    from pluralign.cli.views.analysis import diversity_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import load_held_out
+    from pluralign.votes.candidates import load_candidates
+
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = load_held_out(ensemble) if candidates is None else saved_held_out_votes(ensemble)
+    if candidates is None and held_out:
+        lists, rewards = member_rankings.held_out_candidates(held_out)
+        if not lists:
+            raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
+    else:
+        with progress_bar("Reading candidates") as progress:
+            lists = load_candidates(candidates or "-", progress)
+        if repeats := sum(one.repeats for one in lists):
+            note(f"dropped {repeats:,} duplicate responses to the same prompt.")
+        with progress_bar("Encoding texts") as progress:
+            rewards = member_rankings.score_candidates(loaded, lists, progress)
+    measured = member_rankings.measure_diversity(loaded, lists, rewards=rewards, held_out=held_out)
+    numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
+    shown = member_rankings.case_studies(
+        loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
+    )
+    title = f"{ensemble} on {candidates or 'its held-out prompts'}"
+    emit({**dataclasses.asdict(measured), "cases": shown}, diversity_page(measured, shown, title), as_json)
+
+
+@with_options(LoadOptions)
+def profile(
+    ensemble: EnsembleFolder, load_options: LoadOptions, data: OtherVotes = None, as_json: Json = False
+) -> None:
+    """Describe how each member differs from the others, with significance tests.
+
+    Examples:
+        pluralign profile ensemble
+        pluralign profile ensemble other-votes.jsonl --json
+    """
+    from pluralign.analysis.profiles import member_profiles
+    from pluralign.cli.views.analysis import profile_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
+    result = {"members": profiles, "pairs": len(votes), "prompts": len(votes.prompts)}
+    emit(result, profile_page(profiles, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+
+
+@with_options(LoadOptions)
+def report(
+    ensemble: EnsembleFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
+    load_options: LoadOptions,
+    data: OtherVotesOption = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(help="JSON Lines of {prompt, responses} to rank (default: the responses of held-out prompts)."),
+    ] = None,
+    group: Groups = ["length", "topic"],  # noqa: B006
+    cases: Annotated[int, typer.Option(help="Number of case studies.", min=0)] = 4,
+    prompt: Annotated[str, typer.Option(help="Use only prompts that contain this text as case studies.")] = "",
+    figures: Annotated[
+        Path | None, typer.Option(help="Folder for the figures as PNG and SVG files (default: not written).")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Write a self-contained HTML report: figures, member profiles, certificate and case studies.
+
+    Examples:
+        pluralign report ensemble -o report.html
+        pluralign report ensemble -o report.html --candidates candidates.jsonl --prompt school --cases 6
+        pluralign report ensemble -o report.html --figures figures
+    """
+    from pluralign.analysis.report_data import collect_report_data
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.evaluation.evaluate import evaluate
+    from pluralign.votes.candidates import load_candidates
+
+    with needs_extra("matplotlib", "report", "a report"):
+        from pluralign.publishing.figures import save_figures
+        from pluralign.publishing.report import draw_figures
+        from pluralign.publishing.report import report as write_report
+
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    with progress_bar("Measuring") as progress:
+        study = collect_report_data(
+            loaded,
+            held_out,
+            evaluate(loaded, held_out.preferences, groups=[], seed=seed) if data else None,
+            candidates=load_candidates(candidates) if candidates else None,
+            cases=cases,
+            containing=prompt,
+            groupings=group,
+            seed=seed,
+            progress=progress,
+        )
+    with working("Drawing"):
+        commands = command_history(loaded.record, ensemble, sys.argv[1:])
+        write_report(loaded, study, output, commands=commands)
+        drawn = save_figures(draw_figures(study), figures) if figures else []
+    result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
+    written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
+    emit(result, [written], as_json)

@@ -1,0 +1,224 @@
+"""Commands that use an ensemble on texts: ``score``, ``compare``, ``generate`` and ``answer``."""
+
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, with_options
+from pluralign.cli.console import emit, note, print_json, progress_bar, working
+from pluralign.cli.inputs import load_votes, saved_held_out_votes
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.options import changed_options
+from pluralign.models.options import RemoteOptions, SamplingOptions
+from pluralign.scale.options import EngineOptions
+from pluralign.votes.options import LoadOptions
+
+
+@with_options(EngineOptions)
+def score(
+    ensemble: EnsembleFolder,
+    engine_options: EngineOptions,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]",
+            help="JSON Lines file, or - for standard input; with -o also CSV, Parquet or a folder of Parquet shards.",
+        ),
+    ] = "-",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write Parquet shards with rewards to this folder; resumes a partial one."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print each member's reward for lines of {prompt, response}. With -o, write Parquet shards.
+
+    Examples:
+        pluralign score ensemble texts.jsonl
+        echo '{"prompt": "Tea?", "response": "Yes."}' | pluralign score ensemble
+        pluralign score ensemble shards -o scored --engine ray --workers 8 --worker-gpus 1
+    """
+    if output is None:
+        from pluralign.scale.lines import score as score_lines
+
+        if changed := changed_options(engine_options):
+            raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
+        _print_lines(ensemble, file, score_lines, as_json)
+        return
+    from pluralign.cli.views.jobs import shards_page
+    from pluralign.scale.jobs import score as score_shards
+
+    with progress_bar("Scoring shards") as progress:
+        job = score_shards(ensemble, file, output, engine_options, progress=progress)
+    emit(job, shards_page(job), as_json)
+
+
+def compare(
+    ensemble: EnsembleFolder,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="JSON Lines file, or - for standard input.")] = "-",
+    as_json: Json = False,
+) -> None:
+    """Print the members' votes and the predicted share for lines of {prompt, response_a, response_b}.
+
+    Examples:
+        pluralign compare ensemble pairs.jsonl
+        echo '{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}' | pluralign compare ensemble
+    """
+    from pluralign.scale.lines import compare as compare_lines
+
+    _print_lines(ensemble, file, compare_lines, as_json)
+
+
+def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
+    """Print a JSON object for each line of a file as it is read, or all of them in one object."""
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    loaded = RewardEnsemble.load(ensemble)
+    if file != "-" and not Path(file).is_file():
+        raise UsageError(f"there is no file {file}.")
+    with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
+        lines = read(loaded, stream, "standard input" if file == "-" else file)
+        if as_json:
+            print_json({"lines": list(lines)})
+            return
+        for line in lines:
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+@with_options(SamplingOptions, RemoteOptions)
+def generate(
+    prompts: Prompts,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Candidates file; a partial one is resumed.")],
+    sampling_options: SamplingOptions,
+    remote_options: RemoteOptions,
+    model: Annotated[
+        str,
+        typer.Option(help="smollm2, the folder or hub id of a causal language model, or a model name on the server."),
+    ] = "smollm2",
+    n: Annotated[int, typer.Option("-n", help="Distinct responses per prompt.")] = 8,
+    limit: PromptLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Sample several distinct responses per prompt from a language model. Run again to resume.
+
+    Examples:
+        pluralign generate prompts.jsonl -o candidates.jsonl -n 16
+        pluralign generate prism -o candidates.jsonl --model my-org/my-model -n 100 --limit 50
+        pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json
+        pluralign generate prompts.jsonl -o candidates.jsonl --model llama3.2 --base-url http://localhost:11434/v1
+    """
+    from pluralign.answering.generate import find_sampler
+    from pluralign.answering.generate import generate as generate_candidates
+    from pluralign.cli.views.jobs import generation_page
+
+    sampler = find_sampler(model, remote_options)
+    concurrency = remote_options.concurrency if remote_options.base_url else 1
+    with progress_bar(f"Sampling from {sampler.name}") as progress:
+        generation = generate_candidates(
+            prompts, output, sampler, n, sampling_options, limit=limit, concurrency=concurrency, progress=progress
+        )
+    emit(generation.to_json(), generation_page(generation, n), as_json)
+    if generation.failed:
+        raise typer.Exit(1)
+
+
+@with_options(SamplingOptions, RemoteOptions)
+def answer(
+    ensemble: EnsembleFolder,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The question.")],
+    sampling_options: SamplingOptions,
+    remote_options: RemoteOptions,
+    mode: Annotated[str, typer.Option(help="balanced, steerable or distributional.")] = "balanced",
+    candidates: Annotated[
+        str | None,
+        typer.Option(help="Candidates: JSON Lines of {prompt, responses}, or - for standard input."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Sample the candidates from this language model; names as in generate.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of candidates to sample.", min=1, max=1000)] = 8,
+    rule: Annotated[
+        str, typer.Option(help="Balanced: consensus rule: maximin, borda, schulze or lottery.")
+    ] = "maximin",
+    distill: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Balanced: write one statement from the slate with this model.")
+    ] = None,
+    member: Annotated[int | None, typer.Option(help="Steerable: this member answers.")] = None,
+    like: Annotated[str, typer.Option(help="Steerable: your preference, in words.")] = "",
+    choices: Annotated[
+        str | None, typer.Option(help="Steerable: your own choices, as votes in any DATA format.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer a prompt with the ensemble: a slate and a consensus, one chosen member, or a random member.
+
+    Examples:
+        pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
+        pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
+        pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
+        pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
+    """
+    from pluralign.analysis.profiles import member_profiles
+    from pluralign.answering.answer import answer as answer_prompt
+    from pluralign.answering.answer import check_request
+    from pluralign.answering.consensus import WRITING_TEMPERATURE
+    from pluralign.answering.generate import find_sampler, sample_distinct
+    from pluralign.cli.views.answers import answer_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    check_request(mode, rule)
+    if (candidates is None) == (model is None):
+        raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
+    loaded = RewardEnsemble.load(ensemble)
+    held_out = saved_held_out_votes(ensemble)
+    profiles = member_profiles(loaded.weights, held_out) if held_out else []
+    samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
+
+    def sampled(name: str, options: SamplingOptions, text: str, count: int) -> list[str]:
+        with working(f"Sampling from {samplers[name].name}"):
+            return sample_distinct(samplers[name], text, count, options).responses
+
+    for sampler in samplers.values():
+        with working(f"Connecting to {sampler.name}"):
+            sampler.prepare()
+    texts = _candidates_for(prompt, candidates) if candidates else sampled(str(model), sampling_options, prompt, n)
+    if model and len(texts) < n:
+        note(f"{model} gave {len(texts)} distinct responses, not {n}.")
+    writing_options = dataclasses.replace(
+        sampling_options, temperature=min(sampling_options.temperature, WRITING_TEMPERATURE)
+    )
+    votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
+    with progress_bar("Encoding texts") as progress:
+        result = answer_prompt(
+            loaded,
+            prompt,
+            texts,
+            mode,  # type: ignore[arg-type]  # checked above
+            rule=rule,
+            writer=functools.partial(sampled, distill, writing_options) if distill else None,
+            member=member,
+            like=like,
+            choices=votes,
+            profiles=profiles,
+            seed=sampling_options.seed,
+            progress=progress,
+        )
+    emit(result, answer_page(result, prompt, {profile.member: profile.name for profile in profiles}), as_json)
+
+
+def _candidates_for(prompt: str, file: str) -> list[str]:
+    """Return the responses of the line with this prompt, or of the only line."""
+    from pluralign.votes.candidates import load_candidates
+
+    lists = load_candidates(file)
+    matching = [one for one in lists if one.prompt_text == prompt]
+    if not matching and len(lists) > 1:
+        raise DataError("no line has this prompt", file=file, remedy="give the prompt exactly as in the file")
+    return list((matching or lists)[0].responses)

@@ -1,0 +1,122 @@
+"""Commands that run whole experiments: ``demo`` and ``reproduce``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pluralign.cli.arguments import Json, Seed, command_history
+from pluralign.cli.console import emit, print_json, progress_bar, show, working
+from pluralign.cli.inputs import needs_extra
+from pluralign.core.errors import UsageError
+
+
+def demo(
+    pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2000,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="Text encoder; see pluralign fit --help.")] = "minilm",
+    report: Annotated[Path | None, typer.Option(help="Also write a report on the ensemble to this HTML file.")] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Run the full pipeline on synthetic data with known preferences (a town hall).
+
+    Examples:
+        pluralign demo
+        pluralign demo --pairs 1000000 -o town.jsonl
+        pluralign demo --report town.html
+        pluralign demo --pairs 500 --json
+    """
+    from pluralign.cli.views.experiments import story_page
+    from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
+    from pluralign.experiments.demo_story import run_demo
+    from pluralign.votes.summary import inspect, inspect_truth
+    from pluralign.votes.town_hall.townhall import town_hall
+
+    with working(f"Generating votes on {pairs:,} pairs"):
+        town = town_hall(pairs, seed=seed)
+    if output:
+        with working(f"Writing {output}"):
+            town.preferences.save(output)
+        count = len(town.preferences)
+        written = f"Wrote {count:,} pairs to {output}. Next: pluralign inspect {output}"
+        emit({"file": str(output), "pairs": count}, [written], as_json)
+        return
+    summary, truth = inspect(town.preferences), inspect_truth(town)
+    if not as_json:  # before the fits, which take a while
+        show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
+    with progress_bar("Encoding texts") as progress:
+        story = run_demo(town, seed=seed, encoder=encoder, progress=progress)
+    if report:
+        with needs_extra("matplotlib", "report", "a report"):
+            from pluralign.publishing.report import report as write_report
+
+        last = ["report", "town", "-o", str(report)]
+        commands = command_history(story.ensemble.record, Path("town"), last)
+        write_report(story.ensemble, story.report_data, report, name="The town hall", commands=commands)
+    if as_json:
+        print_json({"inspect": summary, "truth": truth, **story.to_json(), "report": str(report) if report else None})
+        return
+    show(story_page(story))
+    if report:
+        show([f"Wrote {report}. Open it in a browser."])
+
+
+def reproduce(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder for all results; a partial run is resumed.")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="NAME:FOLDER, a local copy of the votes (default: download from the hub).")
+    ] = "",
+    backbone: Annotated[str, typer.Option(help="Checkpoint to fine-tune: a folder or a hub id.")] = "",
+    encoder: Annotated[str, typer.Option(help="Use frozen features of this encoder instead of a backbone.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."),
+    ] = "",
+    prompts: Annotated[
+        str, typer.Option(help="Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
+    ] = "",
+    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
+    ] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Rehearse every step with synthetic votes and a tiny model.")
+    ] = False,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Run one of the paper's experiments, or show its steps and estimated cost.
+
+    Examples:
+        pluralign reproduce multipref --dry-run
+        pluralign reproduce multipref --tiny -o rehearsal
+        pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
+        pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
+    """
+    from pluralign.cli.views.experiments import plan_page, reproduction_page
+    from pluralign.experiments.plan import plan as plan_recipe
+    from pluralign.experiments.reproduce import reproduce as run_recipe
+
+    inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
+    inputs |= {"prompts": prompts, "lora": lora, "seed": seed}
+    if dry_run:
+        plan = plan_recipe(name, output or "OUT", **inputs)
+        emit(plan, plan_page(plan), as_json)
+        return
+    if output is None:
+        raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
+    with progress_bar(f"Reproducing {name}") as progress:
+        reproduction = run_recipe(
+            name, output, tiny=tiny, **inputs, announce=lambda line: print(line, file=sys.stderr), progress=progress
+        )
+    emit(reproduction, reproduction_page(reproduction), as_json)

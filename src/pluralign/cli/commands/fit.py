@@ -1,0 +1,137 @@
+"""Commands that make an ensemble and score it: ``encode``, ``fit`` and ``evaluate``."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pluralign.cli.arguments import Data, Groups, Json, Seed, with_options
+from pluralign.cli.console import emit, is_first_process, progress_bar
+from pluralign.cli.inputs import load_votes
+from pluralign.features.options import EncodeOptions
+from pluralign.scale.options import EngineOptions
+from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.votes.options import LoadOptions
+
+
+@with_options(LoadOptions, EncodeOptions, EngineOptions)
+def encode(
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder; a partial one is resumed.")],
+    load_options: LoadOptions,
+    encode_options: EncodeOptions,
+    engine_options: EngineOptions,
+    as_json: Json = False,
+) -> None:
+    """Precompute the text features of DATA, or of a folder of Parquet shards, for fit. Run again to resume.
+
+    Examples:
+        pluralign encode votes.parquet -o features
+        pluralign fit votes.parquet -o ensemble --features features
+        pluralign encode votes.parquet -o features --engine ray --workers 8 --encoder my-model --worker-gpus 1
+        pluralign encode shards -o /shared/features --engine ray --address head:6379 --json
+    """
+    from pluralign.cli.views.jobs import shards_page
+    from pluralign.scale.jobs import encode as encode_texts
+
+    texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
+    with progress_bar("Encoding shards") as progress:
+        job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
+    emit(job, shards_page(job), as_json)
+
+
+@with_options(LoadOptions, FitOptions, FinetuneOptions)
+def fit(
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble and for unfinished work.")],
+    load_options: LoadOptions,
+    fit_options: FitOptions,
+    finetune_options: FinetuneOptions,
+    as_json: Json = False,
+) -> None:
+    """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
+
+    Examples:
+        pluralign fit votes.jsonl.gz -o ensemble
+        pluralign fit demo -o town --method stagewise --variant printed --k 4
+        pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json
+        pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
+        accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
+    """
+    from pluralign.cli.views.fit import FitWatch, fit_page
+    from pluralign.fitting.fit import fit as fit_ensemble
+
+    frozen, prints = finetune_options.backbone is None, is_first_process()
+    preferences = load_votes(data, load_options)
+    with ExitStack() as until_fitted:
+        progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
+        watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
+        ensemble = fit_ensemble(
+            preferences, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
+        )
+    if prints:
+        result = {"folder": str(output), **ensemble.record.to_json(), "weights": ensemble.weights.tolist()}
+        emit(result, fit_page(ensemble, str(output)), as_json)
+
+
+@with_options(LoadOptions)
+def evaluate(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="PREDICTOR",
+            help="Ensemble folder, a transformers reward model (folder or hub id), or a .jsonl, .csv or .parquet file "
+            "of scores or probabilities.",
+        ),
+    ],
+    data: Data,
+    load_options: LoadOptions,
+    against: Annotated[
+        list[str], typer.Option(metavar="PREDICTOR", help="Compare with another predictor, pair by pair. Repeatable.")
+    ] = [],  # noqa: B006
+    group: Groups = ["length", "topic"],  # noqa: B006
+    beta: Annotated[
+        list[float], typer.Option(help="Also score the policy level at this regularisation strength. Repeatable.")
+    ] = [],  # noqa: B006
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Reference policy: data (columns logprob_a and logprob_b), smollm2, a model folder or a hub id."
+        ),
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Precomputed features from pluralign encode; skips encoding.")
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Evaluate an ensemble, a reward model or a file of scores on votes.
+
+    Examples:
+        pluralign evaluate ensemble other-votes.jsonl
+        pluralign evaluate ensemble demo --json
+        pluralign evaluate my-org/reward-model votes.jsonl --against ensemble
+        pluralign evaluate scores.jsonl votes.jsonl --group length --group country
+        pluralign evaluate ensemble votes.jsonl --beta 0.5 --reference smollm2
+    """
+    from pluralign.cli.views.evaluation import evaluation_page
+    from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
+    from pluralign.evaluation.sources import find_predictor
+
+    for name in (subject, *against):
+        find_predictor(name)
+    preferences = load_votes(data, load_options)
+    with progress_bar("Encoding texts") as progress:
+        evaluation = evaluate_predictor(
+            subject,
+            preferences,
+            against=against,
+            groups=group,
+            betas=beta,
+            reference=reference,
+            features=features,
+            seed=seed,
+            progress=progress,
+        )
+    emit(evaluation, evaluation_page(evaluation, f"{subject} on {preferences.name}"), as_json)

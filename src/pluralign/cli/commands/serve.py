@@ -1,0 +1,169 @@
+"""Commands that put an ensemble to work elsewhere: ``tune``, ``export`` and ``serve``."""
+
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, command_history, with_options
+from pluralign.cli.console import emit, progress_bar, working
+from pluralign.cli.inputs import needs_extra, saved_held_out_votes
+from pluralign.core.errors import UsageError
+from pluralign.models.options import RemoteOptions
+from pluralign.policies.options import TuneOptions
+from pluralign.server.options import ServeOptions
+
+
+@with_options(TuneOptions)
+def tune(
+    ensemble: EnsembleFolder,
+    prompts: Prompts,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the adapters; a partial one is resumed.")],
+    tune_options: TuneOptions,
+    model: Annotated[
+        str, typer.Option(help="smollm2, or the folder or hub id of a causal language model.")
+    ] = "smollm2",
+    member: Annotated[
+        list[int], typer.Option(metavar="J", help="Tune this member only (default: all with weight). Repeatable.")
+    ] = [],  # noqa: B006
+    limit: PromptLimit = None,
+    as_json: Json = False,
+) -> None:
+    """Tune a language model to each member: one LoRA adapter per member, evaluated on held-out prompts.
+
+    Examples:
+        pluralign tune ensemble prompts.jsonl -o policies --model my-org/my-model
+        pluralign tune ensemble prompts.jsonl -o policies --method grpo --steps 300 --member 0 --member 3
+        pluralign tune ensemble ensemble -o policies --limit 48 --steps 40 --max-new-tokens 48 --json
+    """
+    from pluralign.cli.views.policies import tuning_page
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.policies.tune import tune as tune_policies
+    from pluralign.publishing.transformers_export import member_names
+
+    loaded = RewardEnsemble.load(ensemble)
+    names = member_names(ensemble, loaded)
+    with progress_bar(f"Tuning {model}") as progress:
+        tuning = tune_policies(
+            loaded, prompts, model, output, tune_options, members=member, names=names, limit=limit, progress=progress
+        )
+    emit(tuning, tuning_page(tuning), as_json)
+
+
+def export(
+    ensemble: EnsembleFolder,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder, written atomically.")],
+    member: Annotated[int | None, typer.Option(help="Export only this member, with one output.")] = None,
+    separate: Annotated[
+        bool, typer.Option("--all", help="Export each member with one output, in folders member-0, member-1, ….")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="Data type of the weights: float32, bfloat16 or float16.")] = "float32",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload to this repository on the Hugging Face hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="Create the repository public (default: private).")] = False,
+    as_json: Json = False,
+) -> None:
+    """Export a fine-tuned ensemble, or one member, as a reward model that transformers can load.
+
+    Examples:
+        pluralign export ensemble -o reward-models
+        pluralign export ensemble -o member-2 --member 2 --dtype bfloat16
+        pluralign export stagewise-ensemble -o members --all
+        pluralign export ensemble -o reward-models --push-to-hub my-org/reward-models
+    """
+    from pluralign.ensemble.ensemble import read_description
+    from pluralign.ensemble.record import FitRecord
+    from pluralign.publishing.transformers_export import export as export_ensemble
+
+    record = FitRecord.from_json(read_description(ensemble)["facts"])
+    with working("Exporting"):
+        exported = export_ensemble(
+            ensemble,
+            output,
+            member=member,
+            separate=separate,
+            dtype=dtype,  # type: ignore[arg-type]  # checked there
+            overwrite=overwrite,
+            push_to_hub=push_to_hub,
+            public=public,
+            commands=command_history(record, ensemble, sys.argv[1:]),
+        )
+    lines = [f"Wrote {output}. {output / 'README.md'} describes it and shows how to load it."]
+    if exported.hub:
+        lines.append(f"Uploaded to {exported.hub}.")
+    emit(exported, lines, as_json)
+
+
+@with_options(ServeOptions, RemoteOptions)
+def serve(
+    ensemble: EnsembleFolder,
+    serve_options: ServeOptions,
+    remote_options: RemoteOptions,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than this machine requires --api-key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.", min=0, max=65535)] = 8000,
+    model: Annotated[
+        str | None, typer.Option(help="Sample candidates from this language model; names as in generate.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Candidates to sample per prompt.")] = 8,
+    name: Annotated[
+        str | None, typer.Option(help="First part of the model ids (default: the name of the folder).")
+    ] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="PLURALIGN_API_KEY", show_envvar=True, help="API key required from clients.")
+    ] = "",
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the texts of requests.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve an ensemble over HTTP: OpenAI-compatible chat, rerank and reward endpoints, and a web page.
+
+    Examples:
+        pluralign serve ensemble
+        pluralign serve ensemble --model smollm2 --port 9000
+        pluralign serve ensemble --model llama3.2 --base-url http://localhost:11434/v1 --name town
+        PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
+    """
+    from pluralign.answering.generate import find_sampler
+    from pluralign.ensemble.ensemble import RewardEnsemble
+
+    if remote_options.base_url and not model:
+        raise UsageError("--base-url requires --model, the name of a model on that server.")
+    if not 1 <= n <= serve_options.max_candidates:
+        raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
+    with needs_extra("fastapi", "server", "a server"):
+        from pluralign.server import run as server
+        from pluralign.server.limits import Limits
+
+    loaded = RewardEnsemble.load(ensemble)
+    served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
+    with ExitStack() as until_ready:
+        until_ready.enter_context(working(f"Preparing {served_as}"))
+
+        def ready(address: str) -> None:
+            until_ready.close()
+            result = {"address": address, "name": served_as, "k": loaded.k, "model": model}
+            message = server.startup_message(address, served_as, loaded.k, generates=bool(model), has_key=bool(api_key))
+            emit(result, [message], as_json)
+            sys.stdout.flush()
+
+        server.serve(
+            loaded,
+            find_sampler(model, remote_options) if model else None,
+            host=host,
+            port=port,
+            api_key=api_key,
+            ready=ready,
+            held_out=saved_held_out_votes(ensemble),
+            name=served_as,
+            limits=Limits.of(serve_options, remote_options),
+            sampling=serve_options.sampling(),
+            n=n,
+            seed=serve_options.seed,
+            log_prompts=log_prompts,
+        )

@@ -1,0 +1,120 @@
+"""What goes to which stream: results to stdout, as text or as JSON; notes, warnings and progress bars to stderr."""
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pluralign.core.json_values import without_nan
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from pluralign.core.types import Progress
+
+# --- results on stdout ----------------------------------------------------------------------------------------------
+
+
+def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
+    """Print a result on stdout: as one JSON object, or as the parts of its view.
+
+    Args:
+        result: a dataclass, or a mapping of plain values and dataclasses.
+        view: what a person reads. A generator draws nothing if JSON is printed.
+        as_json: the option ``--json`` of the command.
+    """
+    if as_json:
+        print_json(result)
+    else:
+        show(view)
+
+
+def show(parts: Iterable["RenderableType"]) -> None:
+    """Print each part on stdout; as plain text if stdout is no terminal. Strings are not wrapped."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for part in parts:
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+
+
+def print_json(result: Any) -> None:
+    """Print a result as one JSON object in one line; NaN becomes null."""
+    print(json.dumps(without_nan(_plain(result)), ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with every dataclass in it as a dict; ``to_json`` of a class decides over its fields."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- notes and progress on stderr -----------------------------------------------------------------------------------
+
+
+def note(sentence: str) -> None:
+    """Print a note on stderr."""
+    print(f"note: {sentence}", file=sys.stderr)
+
+
+@contextmanager
+def progress_bar(task: str) -> Iterator["Progress | None"]:
+    """Show a progress bar on stderr and yield the function that moves it; None if stderr is no terminal."""
+    if not sys.stderr.isatty() or not is_first_process():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        row = bar.add_task(escape(task), total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total or None)
+
+
+@contextmanager
+def working(task: str) -> Iterator[None]:
+    """Show on stderr that a task of unknown length is running."""
+    with progress_bar(task):
+        yield
+
+
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that ``accelerate launch`` started; it prints for all of them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+# --- log messages on stderr -----------------------------------------------------------------------------------------
+
+
+class NoteFormatter(logging.Formatter):
+    """Writes a log message as ``LEVEL: message``; warnings are notes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one message as text."""
+        level = "note" if record.levelno == logging.WARNING else record.levelname
+        return f"{level}: {super().format(record)}"
+
+
+class StderrHandler(logging.Handler):
+    """Prints log messages on ``sys.stderr`` of the moment, so that a progress bar is not torn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        print(self.format(record), file=sys.stderr)
+
+
+def log_to_stderr(verbose: bool) -> None:
+    """Print log messages of this application on stderr: warnings and errors, or everything if ``verbose``."""
+    handler = StderrHandler()
+    handler.setFormatter(NoteFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])

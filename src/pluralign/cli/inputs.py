@@ -1,0 +1,62 @@
+"""What commands read: votes, the held-out votes of an ensemble, and packages of optional extras."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pluralign.cli.console import is_first_process, note, progress_bar
+from pluralign.core.errors import MissingExtraError
+from pluralign.votes.options import LoadOptions
+
+if TYPE_CHECKING:
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.votes.preferences import PreferenceSet
+
+
+def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
+    """Return the votes that DATA names; a note on stderr counts the rows and votes that were dropped."""
+    from pluralign.votes.load import load_preferences
+
+    with progress_bar(f"Reading {data}") as progress:
+        preferences = load_preferences(data, options, progress=progress)
+    if preferences.dropped and is_first_process():
+        dropped = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
+        note(f"dropped from {preferences.name}: {dropped}.")
+    return preferences
+
+
+def load_held_out_votes(
+    folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions
+) -> "HeldOutVotes":
+    """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards."""
+    from pluralign.ensemble.held_out import load_held_out, score_held_out
+
+    if data is None:
+        return load_held_out(folder)
+    preferences = load_votes(data, options)
+    with progress_bar("Encoding texts") as progress:
+        return score_held_out(ensemble, preferences, progress)
+
+
+def saved_held_out_votes(folder: Path) -> "HeldOutVotes | None":
+    """Return the held-out votes that fit saved in a folder, or None if it saved none."""
+    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
+
+    return load_held_out(folder) if (folder / REWARDS_FILE).is_file() else None
+
+
+@contextmanager
+def needs_extra(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """Turn a failed import inside the block into a sentence with the ``pip install`` command of the extra.
+
+    Args:
+        package: the package to name if the failed import does not.
+        extra: the extra that installs it.
+        purpose: what needs it, such as "a report".
+    """
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(missing.name or package, extra, purpose) from None

@@ -1,0 +1,185 @@
+"""Views of one ensemble's analysis: pruning, certificate, diversity and member profiles."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.analysis.certificate import Certificate, Statement
+from pluralign.analysis.member_rankings import CaseStudy, Diversity
+from pluralign.analysis.profiles import Profile
+from pluralign.analysis.pruning import Pruning
+from pluralign.cli.views.tables import figure_table, heading, number, shortened, span, text_panel
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.theory.guarantees import outlier_weight_bound
+
+# --- pruning and certificates ---------------------------------------------------------------------------------------
+
+
+def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> Iterator[RenderableType]:
+    """Yield which members were removed, how far each was from the ensemble, and the error before and after."""
+    count, k = len(pruning.removed), before.k
+    if count:
+        which = ", ".join(map(str, pruning.removed))
+        outcome = f"Removed {count} of {k} members ({which}), {pruning.removed_weight:.3f} of the weight"
+    else:
+        outcome = f"Removed no member; all {k} are kept"
+    yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
+    yield Text()
+    yield _distance_table(pruning, before)
+    yield _pruning_cost_table(pruning)
+    if pruning.epsilon_clipped:
+        yield Text("The error before is estimated below 0; the guarantees use ε = 0.", style="dim")
+    if pruning.outlier_threshold >= 1:
+        yield Text(
+            "At this β and ε the outlier threshold is a disagreement of 1 or more, so no member is flagged.",
+            style="dim",
+        )
+    yield Text(f"Saved in {folder}. Next: pluralign certify {folder}\n" if folder else "")
+
+
+def _distance_table(pruning: Pruning, before: RewardEnsemble) -> Table:
+    table = figure_table("Members (farthest first)", "", "weight", "distance", "disagreement", "")
+    for j in sorted(range(before.k), key=lambda j: -pruning.distances[j]):
+        cells = (before.weights[j], pruning.distances[j], pruning.disagreements[j])
+        outcome = "removed" if j in pruning.removed else "kept"
+        marked = f"{outcome}, outlier" if j in pruning.outliers_before else outcome
+        style = "red" if outcome == "removed" else ""
+        table.add_row(f"member {j}", *(f"{cell:.3f}" for cell in cells), marked, style=style)
+    table.caption = (
+        "distance: how often the member and a random member prefer different responses; it does not depend on votes"
+    )
+    return table
+
+
+def _pruning_cost_table(pruning: Pruning) -> Table:
+    table = figure_table("Calibration error (corrected Brier of hard votes)", "", "error", "95 % over prompts")
+    for name, interval in (("before", pruning.error_before), ("after", pruning.error_after)):
+        table.add_row(name, number(interval.mean), span(interval))
+    table.add_row("difference", f"{pruning.difference.mean:+.4f}", span(pruning.difference))
+    table.add_row("upper bound: (√ε + 1/(β−1))²", number(pruning.bound), "")
+    table.add_row("upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), "")
+    return table
+
+
+def certificate_page(certificate: Certificate, title: str) -> Iterator[RenderableType]:
+    """Yield each theorem in one line, its numbers here, and whether it is informative or vacuous."""
+    yield heading(title)
+    yield Text(f"{certificate.k} members, {certificate.pairs:,} pairs, {certificate.prompts:,} prompts\n")
+    parts: dict[str, Statement] = {
+        "Theorem 2 (small size)": certificate.theorem_2,
+        "Theorem 3 (outliers)": certificate.theorem_3,
+        "Theorem 4 (generalisation from N pairs)": certificate.theorem_4,
+        "Lemma 1 (noise of few votes)": certificate.lemma_1,
+        "Held-out prompts (not in the paper)": certificate.held_out,
+    }
+    for name, part in parts.items():
+        verdict = ("informative", "green") if part.informative else ("vacuous here", "yellow")
+        yield Text.assemble((name, "bold"), ": ", verdict)
+        yield Text(part.states, style="italic")
+        yield Text(f"{part.here}\n")
+
+
+# --- diversity ------------------------------------------------------------------------------------------------------
+
+
+def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str) -> Iterator[RenderableType]:
+    """Yield Kendall's tau between members as a heat map, and the members' choices side by side."""
+    yield heading(title)
+    count = len(diversity.tau)
+    yield Text(f"{diversity.candidates:,} responses to {diversity.prompts:,} prompts, ranked by {count} members\n")
+    yield _heat_map(diversity)
+    yield Text(
+        f"Mean τ between two members: {_signed(diversity.mean_off_diagonal)} "
+        f"(standard error over prompts {number(diversity.mean_off_diagonal_standard_error)}); weighted mean: "
+        f"{_signed(diversity.weighted_off_diagonal)}."
+    )
+    tops = diversity.tops
+    yield Text(
+        f"Distinct first choices per prompt: {tops.distinct:.2f} (random choice: {tops.distinct_if_random:.2f}). The "
+        f"most popular first choice has {tops.most_popular:.0%} of the weight."
+    )
+    pairs = ((diversity.near_copies, "almost identically"), (diversity.near_opposites, "in almost opposite order"))
+    for similar, how in pairs:
+        for pair in similar:
+            i, j = pair.members
+            yield Text(f"Members {i} and {j} rank responses {how}: τ {_signed(pair.tau)}.", style="bold")
+    if any(diversity.constant):
+        counts = ", ".join(f"{count:,} of member {j}" for j, count in enumerate(diversity.constant) if count)
+        yield Text(f"Prompts left out because the member gives all responses the same reward: {counts}.", style="dim")
+    if diversity.skipped:
+        yield Text(f"{diversity.skipped:,} prompts with a single response were skipped.", style="dim")
+    for case in cases:
+        yield _case_panel(case)
+    yield Text()
+
+
+def _heat_map(diversity: Diversity) -> Table:
+    names = map(str, range(len(diversity.tau)))
+    table = figure_table("Kendall's τ between members, averaged over prompts", "", "weight", *names)
+    for i, row in enumerate(diversity.tau):
+        cells = [Text(_signed(tau), style=_heat(tau)) for tau in row]
+        cells[i] = Text("·", style="dim")
+        table.add_row(f"member {i}", f"{diversity.weights[i]:.3f}", *cells)
+    table.caption = "1: identical rankings, 0: unrelated, −1: reversed; lower is more diverse"
+    return table
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+
+
+def _heat(tau: float) -> str:
+    """Return blue for similar rankings and red for reversed ones, paler towards 0."""
+    if math.isnan(tau):
+        return "dim"
+    pale = round(255 * (1 - min(abs(tau), 1)))
+    return f"black on rgb({pale},{(255 + pale) // 2},255)" if tau >= 0 else f"black on rgb(255,{pale},{pale})"
+
+
+def _case_panel(case: CaseStudy) -> Panel:
+    body = [f"“{shortened(case.prompt)}”"]
+    for choice in case.choices:
+        members = f"member{'s' * (len(choice.members) > 1)} {', '.join(map(str, choice.members))}"
+        body.append(f"{members} · {choice.weight:.0%} of the weight\n{shortened(choice.response)}")
+    title = f"Prompt {case.number}: first choices among {case.candidates:,} responses"
+    return text_panel("\n\n".join(body), title)
+
+
+# --- profiles -------------------------------------------------------------------------------------------------------
+
+
+def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[RenderableType]:
+    """Yield one card per member."""
+    yield heading(f"{title}\n")
+    for profile in profiles:
+        yield text_panel(_card(profile), Text(f"Member {profile.member}: {profile.name}"))
+    yield Text(
+        "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
+        "traits and for words separately.\n",
+        style="dim",
+    )
+
+
+def _card(profile: Profile) -> Text:
+    text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}\n{profile.description}")
+    for words, which in ((profile.likes, "words it prefers"), (profile.dislikes, "words it avoids")):
+        if words:
+            text.append(f"\n{which}: ", style="italic")
+            text.append(", ".join(lean.trait for lean in words))
+    for pair in profile.distinguishing[:1]:
+        text.append("\n\nA pair where it disagrees with most members: ", style="italic")
+        text.append(f"“{shortened(pair.prompt)}”")
+        text.append("\nprefers ", style="italic")
+        text.append(shortened(pair.preferred))
+        text.append("\nto ", style="italic")
+        text.append(shortened(pair.other))
+        text.append(
+            f"\nShares that agree with it: {pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of "
+            f"{pair.votes} people.",
+            style="italic",
+        )
+    return text

@@ -1,0 +1,64 @@
+"""Views of ``pluralign answer``: each answer with the members that chose it, the consensus, and the steering."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.answering.answer import Answer
+from pluralign.answering.consensus import Consensus, Distilled, SlateEntry
+from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, text_panel
+
+
+def answer_page(answer: Answer, prompt: str, names: Mapping[int, str]) -> Iterator[RenderableType]:
+    """Yield the answers of one mode, with the reasons for them; ``names`` are the members' names."""
+    yield heading(f"“{prompt}”")
+    for note in answer.notes:
+        yield Text(f"· {note}", style="dim")
+    if answer.steering:
+        chosen = answer.steering
+        yield Text(f"Member {chosen.member} (probability {chosen.sure:.0%}): {chosen.why}.")
+        if chosen.path:
+            yield _posterior_table(chosen.path)
+    for entry in answer.answers:
+        yield _entry_panel(entry, f"pick of member {entry.member}" if answer.mode == "balanced" else "answer", names)
+    if answer.consensus:
+        yield _consensus_panel(answer.consensus)
+    if answer.distilled:
+        yield _statement_panel(answer.distilled)
+
+
+def _entry_panel(entry: SlateEntry, title: str, names: Mapping[int, str]) -> Panel:
+    if entry.member is None:
+        return text_panel(entry.text, "refused")
+    members = "; ".join(f"{j} {names[j]}" if j in names else f"member {j}" for j in entry.members)
+    bar = "█" * round(BAR_WIDTH / 2 * entry.weight)
+    support = f"{bar} {entry.weight:.0%} of the weight · {members}\n\n"
+    return text_panel(Text.assemble((support, "dim"), entry.text), title)
+
+
+def _consensus_panel(consensus: Consensus) -> Panel:
+    support = (
+        f"Rule: {consensus.rule}. {consensus.least_support:.0%} of the weight prefer it to its strongest rival, "
+        f"{consensus.mean_support:.0%} to an average rival; it is the top choice of {consensus.favourite_of:.0%}.\n\n"
+    )
+    return text_panel(Text.assemble((support, "dim"), consensus.text), "consensus")
+
+
+def _statement_panel(statement: Distilled) -> Panel:
+    outcome = "It replaces the consensus." if statement.used else "It is not used."
+    support = (
+        f"{statement.least_support:.0%} of the weight prefer it to its strongest rival; {statement.to_reach:.0%} are "
+        f"needed. {outcome}\n\n"
+    )
+    return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
+
+
+def _posterior_table(path: Sequence[Sequence[float]]) -> Table:
+    title = "Probability of each member, by number of your choices"
+    table = figure_table(title, "choices", *(str(j) for j in range(len(path[0]))))
+    for count, row in enumerate(path):
+        table.add_row(str(count), *(f"{value:.2f}" for value in row))
+    return table

@@ -1,0 +1,172 @@
+"""Views of an evaluation: ``pluralign evaluate``, and the tables that ``pluralign fit`` shows too."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
+from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
+from pluralign.evaluation.comparison import comparison, standing
+from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
+from pluralign.evaluation.results import FullEvaluation, PolicyLevel
+
+STANDING = {
+    "ahead of": "better than",
+    "level with": "not significantly different from",
+    "behind": "worse than",
+}
+"""How a verdict words the result of ``standing``."""
+
+
+def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[RenderableType]:
+    """Yield the scores on these votes, members, majority shares, groups of pairs and the policy level."""
+    predictor = evaluation.subject
+    yield heading(title)
+    yield Text(f"{evaluation.pairs:,} pairs, {evaluation.prompts:,} prompts")
+    if predictor.note:
+        yield Text(f"· {predictor.note}", style="dim")
+    yield Text()
+    yield comparison_table(evaluation, "Scores on these votes (best first)")
+    if predictor.k > 1:
+        yield member_table(evaluation.members)
+    yield from chance_warning(evaluation.members)
+    yield _majority_table(evaluation)
+    for grouping, groups in evaluation.groups.items():
+        yield _group_table(grouping, groups)
+    if evaluation.worst_group:
+        yield _worst_group(evaluation.worst_group)
+    yield _adversarial_table(evaluation.adversarial)
+    if evaluation.policy:
+        yield _policy_table(evaluation.policy, predictor.temperature)
+    yield Text()
+
+
+def comparison_table(evaluation: Evaluation, title: str) -> Table:
+    """Return every predictor that was scored on the same votes, best first; bold is the one that is judged."""
+    table = figure_table(title, "", "k", "Brier", "corrected", "worst", "difference, 95 %")
+    for row in comparison(evaluation):
+        gap = row.difference
+        if row.interval:
+            ends = f"({span(row.interval)})"
+        else:
+            ends = f"{gap.mean:+.4f} [{short(gap.low)}, {short(gap.high)}]" if gap else ""
+        cells = (Text(row.name), str(row.k), number(row.brier), number(row.brier_corrected))
+        worst = "" if row.worst is None else f"{row.worst:.3f}"
+        table.add_row(*cells, worst, Text(ends), style="bold" if row.judged else "")
+    table.caption = (
+        f"noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in parentheses; worst = "
+        "largest disagreement of a member; difference = Brier of the bold row − Brier of this row (below 0: bold is "
+        "better). " + _verdict(evaluation)
+    )
+    return table
+
+
+def _verdict(evaluation: Evaluation) -> str:
+    rival_key, rival_name, who = "soft_bt", "a single soft BT reward read as σ(Δr)", "The ensemble"
+    if isinstance(evaluation, FullEvaluation) and evaluation.subject.kind != "ensemble":
+        rival_key, rival_name, who = "constant_half", "predicting one half for every pair", "The bold row"
+    rival = evaluation.baselines.get(rival_key)
+    if rival is None or math.isnan(rival.difference.low):
+        return ""
+    ratio = evaluation.test.brier / rival.brier
+    return f"{who} is {STANDING[standing(rival.difference)]} {rival_name}: {ratio:.3f} × its Brier score."
+
+
+def member_table(members: Sequence[MemberFigures]) -> Table:
+    """Return weight, disagreement and regret of every member; red is worse than chance."""
+    table = figure_table("Members", "", "weight", "disagreement", "regret")
+    for position, member in enumerate(members):
+        cells = (f"{value:.3f}" for value in (member.weight, member.disagreement, member.regret))
+        style = "bold red" if worse_than_chance(member.disagreement, member.weight) else ""
+        table.add_row(f"member {position}", *cells, style=style)
+    table.caption = DISAGREEMENT_CAPTION
+    return table
+
+
+DISAGREEMENT_CAPTION = (
+    "disagreement: how often the member and a random person prefer different responses (chance level .500)"
+)
+
+
+def chance_warning(members: Sequence[MemberFigures]) -> Iterator[RenderableType]:
+    """Yield a warning if a member disagrees with people more than chance."""
+    if any(worse_than_chance(member.disagreement, member.weight) for member in members):
+        warning = "A member disagrees with people more than chance (.500). Do not tune a policy to it."
+        yield Text(warning, style="bold red")
+
+
+def bound_line(bound: BoundCost | None) -> Iterator[RenderableType]:
+    """Yield what the bound on disagreement costs, if there is one."""
+    if bound:
+        yield Text(
+            f"Bound {bound.max_disagreement:g} on disagreement: Brier {number(bound.brier)}, worst member "
+            f"{bound.worst:.3f}. Without the bound: Brier {number(bound.brier_without)}, worst member "
+            f"{bound.worst_without:.3f}."
+        )
+
+
+def _majority_table(evaluation: FullEvaluation) -> Table:
+    headings = ("people are", "pairs", "observed", "predicted", "expected if calibrated", "above .9")
+    table = figure_table("Majority share, by how people split", *headings)
+    for name, row in evaluation.majority.items():
+        shares = map(decimals, (row.people, row.predicted, row.expected))
+        table.add_row(name, f"{row.pairs:,}", *shares, decimals(row.certain, ".0%"))
+    certain = evaluation.certain_though_contested
+    table.caption = (
+        "observed majorities rest on few votes; expected if calibrated: predicted share for votes drawn from the "
+        "prediction; above .9: share of pairs for which one side is predicted above .9"
+        + ("" if math.isnan(certain) else f" ({certain:.0%} of contested or even pairs)")
+    )
+    return table
+
+
+def _group_table(grouping: str, groups: Sequence[Group]) -> Table:
+    table = figure_table(f"By {grouping}", "", "pairs", "prompts", "corrected Brier", "residual")
+    for group in groups:
+        interval, residual = group.interval, group.residual
+        corrected, lean = number(group.brier_corrected), f"{residual.mean:+.3f}"
+        if not math.isnan(interval.low):
+            corrected += f" [{short(interval.low)}, {short(interval.high)}]"
+        if not math.isnan(residual.low):
+            lean += f" [{residual.low:+.3f}, {residual.high:+.3f}]"
+        table.add_row(Text(group.name), f"{group.pairs:,}", f"{group.prompts:,}", Text(corrected), Text(lean))
+    side = "longer response" if grouping == "length" else "predicted majority (above 0: overconfident)"
+    table.caption = f"brackets: 95 % over prompts; residual: predicted − observed share of the {side}"
+    return table
+
+
+def _worst_group(worst: WorstGroup) -> Text:
+    return Text(
+        f"Worst group: {worst.name} ({worst.grouping}). Corrected Brier {number(worst.brier_corrected)}, 95 % interval "
+        f"{span(worst.interval)}, corrected for choosing the worst of {worst.groups} groups.\n"
+    )
+
+
+def _adversarial_table(rows: Sequence[AdversarialGroup]) -> Table:
+    headings = ("share of prompts", "prompts", "worst error", "expected if calibrated", "95 % below")
+    table = figure_table("Worst calibration error among random groups of prompts", *headings)
+    for row in rows:
+        cells = (f"{value:.4f}" for value in (row.worst, row.expected, row.high))
+        style = "bold" if row.worst > row.high else ""
+        table.add_row(f"{row.fraction:.0%}", f"{row.prompts:,}", *cells, style=style)
+    table.caption = (
+        "expected if calibrated: the worst error for votes drawn from the prediction, which is sampling noise only; "
+        "95 % below: 95 % of such draws are below it; bold: above that"
+    )
+    return table
+
+
+def _policy_table(policy: PolicyLevel, temperature: float | None) -> Table:
+    reference = (f"Brier with {policy.reference}", "corrected") if policy.reference else ()
+    table = figure_table("Policy level, by regularisation strength β", "β", "Brier", "corrected", *reference)
+    for row in policy.rows:
+        values = [row.brier, row.brier_corrected]
+        if row.brier_reference is not None and row.brier_corrected_reference is not None:
+            values += [row.brier_reference, row.brier_corrected_reference]
+        fitted = row.beta == temperature
+        label = (f"{row.beta:.4g}" + " (fitted)" * fitted) if row.beta else "→ 0 (hard votes)"
+        table.add_row(label, *map(number, values), style="bold" if fitted else "")
+    return table

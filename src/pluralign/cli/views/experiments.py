@@ -1,0 +1,149 @@
+"""Views of whole experiments: ``pluralign demo`` and ``pluralign reproduce``."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.analysis.profiles import Profile
+from pluralign.cli.views.analysis import certificate_page, diversity_page, pruning_page
+from pluralign.cli.views.evaluation import DISAGREEMENT_CAPTION, bound_line, chance_warning
+from pluralign.cli.views.rankings import rankings_page
+from pluralign.cli.views.tables import figure_table, heading, number
+from pluralign.ensemble.record import worse_than_chance
+from pluralign.experiments.demo_story import DemoResult
+from pluralign.experiments.plan import Cost, Plan
+from pluralign.experiments.reproduce import Reproduction
+
+# --- demo -----------------------------------------------------------------------------------------------------------
+
+
+def story_page(story: DemoResult) -> Iterator[RenderableType]:
+    """Yield every method by its true error, then the joint ensemble in detail."""
+    record = story.ensemble.record
+    yield _method_table(story)
+    if record.evaluation:
+        yield from chance_warning(record.evaluation.members)
+    yield from bound_line(record.bound)
+    yield _member_names(story.report_data.profiles)
+    if story.report_data.diversity:
+        yield from diversity_page(story.report_data.diversity, [], "How differently the members rank responses")
+    yield from certificate_page(story.report_data.certificate, "Guarantees")
+    yield from pruning_page(story.pruning, story.ensemble)
+    yield from rankings_page(story.rankings, f"Rankings of the whole town on one question: “{story.question}”")
+    yield Text("Next, with your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")
+
+
+def _method_table(story: DemoResult) -> Table:
+    data = story.ensemble.record.data
+    sizes = (
+        f"Trained on {data.train_pairs:,} pairs; tested on {data.test_pairs:,} pairs from held-out prompts (best first)"
+        if data
+        else "Scores on held-out prompts (best first)"
+    )
+    table = figure_table(sizes, "", "k", "Brier", "corrected", "true error", "worst member", "seconds")
+    for method in story.methods:
+        scores = (method.brier, method.brier_corrected, method.true_error)
+        worst = "" if method.worst_disagreement is None else f"{method.worst_disagreement:.3f}"
+        seconds = "" if method.seconds is None else f"{method.seconds:.1f}"
+        style = "bold" if method.name.startswith("joint") else ""
+        table.add_row(method.name, str(method.k), *map(number, scores), worst, seconds, style=style)
+    table.caption = (
+        "true error: squared distance to the shares of the whole town; corrected: an estimate of it from the votes "
+        "alone; worst member: largest disagreement of a member (chance level .500)"
+    )
+    return table
+
+
+def _member_names(profiles: Sequence[Profile]) -> Table:
+    title = "Members of the joint ensemble, and how they differ"
+    table = figure_table(title, "", "weight", "disagreement", words="profile")
+    for profile in profiles:
+        style = "bold red" if worse_than_chance(profile.disagreement, profile.weight) else ""
+        cells = (f"{profile.weight:.3f}", f"{profile.disagreement:.3f}")
+        table.add_row(f"member {profile.member}", *cells, Text(profile.name), style=style)
+    table.caption = DISAGREEMENT_CAPTION
+    return table
+
+
+# --- reproduce ------------------------------------------------------------------------------------------------------
+
+
+def plan_page(plan: Plan) -> Iterator[RenderableType]:
+    """Yield the steps of a recipe, its requirements and its estimated cost."""
+    yield heading(f"{plan.recipe.title}: steps")
+    for position, step in enumerate(plan.steps, 1):
+        yield Text(f"{position}. {step.does}")
+        yield Text(f"   {shlex.join(step.command)}", style="dim")
+    yield heading("Requirements")
+    for line in plan.needs:
+        yield Text(f"· {line}")
+    yield Text()
+    yield _cost_table(plan)
+    for line in (*_cost_notes(plan), *plan.recipe.notes):
+        yield Text(f"· {line}", style="dim")
+    yield Text("Formulas and assumptions: docs/how-to/reproduce.md\n", style="dim")
+
+
+def _cost_table(plan: Plan) -> Table:
+    title = f"Estimated for Meta-Llama-3-8B, {plan.recipe.fit.k} members, one H100"
+    parts = ("train", "score", "sample", "rank", "memory GB", "disk GB")
+    table = figure_table(title, "", "GPU-hours", *parts)
+    first = f"{'LoRA' if plan.cost.lora else 'full'}, {plan.cost.optimizer}"
+    for way, cost in {first: plan.cost, **plan.alternatives}.items():
+        hours = (cost.gpu_hours, cost.training_hours, cost.scoring_hours, cost.generation_hours, cost.ranking_hours)
+        sizes = (cost.memory_gb, cost.disk_gb)
+        table.add_row(way, *(f"{value:.1f}" for value in hours), *(f"{value:.0f}" for value in sizes))
+    return table
+
+
+def _cost_notes(plan: Plan) -> Iterator[str]:
+    size, sampled, cost = plan.recipe.size, plan.recipe.candidates, plan.cost
+    text_tokens = size.prompt_tokens + size.response_tokens
+    yield (
+        f"{size.train_pairs:,} training pairs × 2 texts × {text_tokens:,} tokens (assumed) = {cost.train_tokens:,} "
+        f"tokens per member, in {cost.steps:,} steps"
+    )
+    yield _training_note(cost)
+    yield (
+        f"{sampled.limit} prompts × {sampled.n} = {cost.continuations:,} continuations of at most "
+        f"{sampled.max_new_tokens} tokens"
+    )
+    yield (
+        "memory and disk assume trained weights in FP32, as fit uses; with everything in BF16 training needs "
+        f"{cost.bf16_memory_gb:.0f} GB of memory"
+    )
+
+
+def _training_note(cost: Cost) -> str:
+    flops = cost.training_flops + cost.optimizer_flops
+    share = cost.optimizer_flops / cost.training_flops
+    return (
+        f"training takes {flops:.1e} operations, {cost.optimizer} adds {share:.1%} of them; scoring all texts takes "
+        f"{cost.scoring_flops:.1e}"
+    )
+
+
+def reproduction_page(reproduction: Reproduction) -> Iterator[RenderableType]:
+    """Yield the paper's Table 1 and its two figures next to the results here."""
+    yield heading(f"{reproduction.name} in {reproduction.folder}")
+    if reproduction.tiny:
+        yield Text("A rehearsal with synthetic votes and a tiny model: the figures mean nothing.", style="yellow")
+    table = figure_table("Table 1", "", "paper", "here", "")
+    for row in reproduction.table:
+        paper, here = (f"{value:,.2f}" if value % 1 else f"{value:,.0f}" for value in (row.paper, row.here))
+        table.add_row(row.name, paper, here, "matches the paper" if row.close else "")
+    yield table
+    table = figure_table("Figure 2: Brier score by number of members", "k", "train", "held out")
+    for stage in reproduction.history:
+        table.add_row(str(stage.k), number(stage.train_brier), number(stage.test_brier))
+    table.add_row("floor", "", number(reproduction.floor))
+    yield table
+    below = reproduction.members_below_floor
+    yield Text(f"The ensemble beats the floor from {below} members on." if below else "No size beats the floor.")
+    yield Text(f"Figure 3: mean Kendall's τ between members: {number(reproduction.mean_tau)}.")
+    if reproduction.skipped:
+        yield Text(f"Finished by an earlier run: {', '.join(reproduction.skipped)}.", style="dim")
+    yield Text(f"Report: {reproduction.report}\n")

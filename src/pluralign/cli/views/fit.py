@@ -1,0 +1,99 @@
+"""Views of ``pluralign fit``: a live table while it runs, and the fitted ensemble."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.cli.views.evaluation import bound_line, chance_warning, comparison_table, member_table
+from pluralign.cli.views.tables import figure_table, heading, number
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.record import HistoryRow
+from pluralign.fitting.task import FitWatcher
+
+
+class FitWatch(FitWatcher):
+    """Shows a live table of Brier score by k on stderr while a fit runs; shows nothing if stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live: Live | None = None
+        self._rows: list[HistoryRow] = []
+        self._floor = math.nan
+
+    def __enter__(self) -> "FitWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def encoding(self, n_texts: int) -> None:
+        """Show nothing: the progress bar counts the encoded texts."""
+
+    def floor(self, brier: float) -> None:
+        """Add the floor to the table."""
+        self._floor = brier
+        self._draw("fitting")
+
+    def choosing(self, option: str) -> None:
+        """Name the option that is being chosen."""
+        self._draw(f"choosing {option}")
+
+    def fitting_baseline(self, name: str) -> None:
+        """Name the baseline that is being fitted."""
+        self._draw(f"fitting the baseline {name}")
+
+    def training(self, member: str) -> None:
+        """Show nothing: the progress bar counts the training steps."""
+
+    def record(self, row: HistoryRow) -> None:
+        """Add the scores of one ensemble size."""
+        self._rows.append(row)
+        self._draw("fitting")
+
+    def _draw(self, title: str) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True)
+            self._live.start()
+        table = figure_table(title, "k", "train", "held out", "corrected", "floor")
+        for row in self._rows:
+            cells = (row.train_brier, row.test_brier, row.test_brier_corrected, self._floor)
+            table.add_row(str(row.k), *map(number, cells))
+        self._live.update(table)
+
+
+def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
+    """Yield the ensemble next to its baselines, every size, and every member."""
+    record = ensemble.record
+    data, evaluation = record.data, record.evaluation
+    yield heading(f"{record.method} ensemble of {record.k} members, fitted for the {record.level} level")
+    if data:
+        yield Text(
+            f"Trained on {data.train_pairs:,} pairs ({data.train_prompts:,} prompts); tested on {data.test_pairs:,} "
+            f"pairs ({data.test_prompts:,} held-out prompts)."
+        )
+    yield Text()
+    if evaluation:
+        yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
+    yield _history_table(record.history)
+    if evaluation:
+        yield member_table(evaluation.members)
+        yield from chance_warning(evaluation.members)
+    yield from bound_line(record.bound)
+    if record.seconds is not None and record.seconds_encoding is not None:
+        fitting = record.seconds - record.seconds_encoding
+        yield Text(f"Encoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
+    yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign compare {folder} PAIRS\n")
+
+
+def _history_table(history: Sequence[HistoryRow]) -> Table:
+    table = figure_table("By number of members", "k", "train Brier", "held-out Brier", "corrected")
+    for row in history:
+        table.add_row(str(row.k), *map(number, (row.train_brier, row.test_brier, row.test_brier_corrected)))
+    return table

@@ -1,0 +1,120 @@
+"""Predictors compared on the same votes: rows of a table, and verdicts in words."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from pluralign.ensemble.record import Evaluation
+from pluralign.evaluation.results import FullEvaluation
+from pluralign.theory.intervals import Interval
+from pluralign.training.baselines import BASELINE_NAMES
+
+READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row of the comparison: a way to predict the shares."""
+
+    name: str
+    k: int
+    brier: float
+    brier_corrected: float
+    log_loss: float
+    worst: float | None
+    """Largest disagreement of a member. None if it has no votes."""
+    interval: Interval | None
+    """95 % interval of its corrected Brier score. Only for the evaluated predictor."""
+    difference: Interval | None
+    """Brier score of the evaluated predictor − its own. None for the predictor itself, and with a single prompt."""
+    judged: bool
+    """Whether this is the reading of the main figures."""
+
+
+def comparison(evaluation: Evaluation) -> list[Prediction]:
+    """Return every prediction that was measured on the same votes, best first."""
+    full = evaluation if isinstance(evaluation, FullEvaluation) else None
+    kind = full.subject.kind if full else "ensemble"
+    name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
+    worst, k = evaluation.worst_disagreement(), len(evaluation.members) or 1
+    rows = [
+        Prediction(
+            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, worst, own.interval, None,
+            level == evaluation.level,
+        )
+        for level, own in evaluation.levels.items()
+    ]  # fmt: skip
+    others = [(BASELINE_NAMES.get(key, key), other) for key, other in evaluation.baselines.items()]
+    for rival in full.against if full else []:
+        label = PurePath(rival.name).name
+        others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
+    rows += [
+        Prediction(
+            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.worst_disagreement, None,
+            None if math.isnan(other.difference.low) else other.difference, False,
+        )
+        for label, other in others
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.brier)
+
+
+def _row_name(kind: str, name: str, reading: str) -> str:
+    return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+
+
+def standing(difference: Interval) -> str:
+    """Return ``ahead of``, ``behind``, or ``level with`` if the interval of the difference contains 0.
+
+    Example:
+        >>> standing(Interval(-0.004, -0.01, 0.002, 0.003))
+        'level with'
+    """
+    return "ahead of" if difference.high < 0 else "behind" if difference.low > 0 else "level with"
+
+
+KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
+"""How the page marks a verdict."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an ensemble compares with a rival, in one sentence."""
+
+    kind: str
+    """``good``, ``level`` (no significant difference) or ``behind``."""
+    text: str
+
+
+def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
+    """Yield how an ensemble compares with its baselines, in sentences that need no knowledge of the paper.
+
+    Constant ½ is mentioned only if the ensemble is not significantly better.
+    """
+    words = {
+        "floor": {
+            "ahead of": "Better than a perfect single deterministic reward (the floor)",
+            "behind": "Worse than a perfect single deterministic reward (the floor)",
+            "level with": "Not significantly different from a perfect single deterministic reward (the floor)",
+        },
+        "soft_bt": {
+            "ahead of": "Better than one reward model read as a probability (soft BT)",
+            "behind": "Worse than one reward model read as a probability (soft BT)",
+            "level with": "Not significantly different from one reward model read as a probability (soft BT)",
+        },
+        "constant_half": {
+            "behind": "Worse than always predicting ½",
+            "level with": "Not significantly better than always predicting ½",
+        },
+    }
+    for rival, sentences in words.items():
+        found = evaluation.baselines.get(rival)
+        if found is None or math.isnan(found.difference.low):
+            continue
+        gap, where = found.difference, standing(found.difference)
+        if where in sentences:
+            scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
+            text = f"{sentences[where]}: {scores}, difference {gap.low:+.4f} to {gap.high:+.4f} (95 %)."
+            if rival == "soft_bt" and where == "behind":
+                text += " A single reward gives one answer for everyone; the members give an answer each."
+            yield Verdict(KINDS[where], text.replace("-0.", "−0."))

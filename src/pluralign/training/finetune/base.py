@@ -1,0 +1,170 @@
+"""The pretrained model that is fine-tuned: its tokenizer, its texts as tokens, and fresh reward models from it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.features.finetuned import backbone_folder
+from pluralign.models.batches import Tokens
+from pluralign.models.classifier import classifier_head, classifier_tokens
+from pluralign.models.loading import longest_text, quiet_transformers
+from pluralign.training.options import FinetuneOptions
+from pluralign.votes.prompts import Item, Prompt
+
+HEAD_DEVIATION = 0.02
+"""Standard deviation of the weights of a fresh head."""
+NO_LIMIT = 1_000_000
+"""Tokens of the longest text that is counted."""
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A pretrained model, not loaded into memory."""
+
+    name: str
+    """As it was given."""
+    folder: Path
+    tokenizer: Any
+    config: Any
+    max_length: int
+    """Tokens that are read of a text."""
+    notes: tuple[str, ...]
+    """What the user should know about it, as sentences without a full stop."""
+
+    def tokens(self, items: Sequence[Item]) -> tuple[list[Tokens], str | None]:
+        """Return the tokens of each text, and a note if some texts are truncated."""
+        tokens = [classifier_tokens(self.tokenizer, item, self.max_length) for item in items]
+        full = [i for i, text in enumerate(tokens) if len(text["input_ids"]) >= self.max_length]
+        whole = (len(classifier_tokens(self.tokenizer, items[i], NO_LIMIT)["input_ids"]) for i in full)
+        cut = sum(length > self.max_length for length in whole)
+        if not cut:
+            return tokens, None
+        return tokens, (
+            f"{cut:,} of {len(tokens):,} texts are longer than {self.max_length:,} tokens and lose the beginning of "
+            "the prompt"
+        )
+
+    def reward_model(
+        self,
+        outputs: int,
+        tuning: FinetuneOptions,
+        seed: np.random.SeedSequence,
+        bf16: bool = False,
+        fit_head: Callable[[Any], FloatArray] | None = None,
+    ) -> Any:
+        """Return the model with a reward head, dropout off, and with LoRA adapters if ``tuning`` asks for them.
+
+        Args:
+            outputs: number of rewards.
+            tuning: LoRA and gradient checkpointing.
+            seed: of the fresh head and the adapters.
+            bf16: load the frozen body of a LoRA model in bfloat16.
+            fit_head: returns the weights of the head, ``(outputs, hidden)``, for the model with a fresh head. Without
+                it the head stays fresh: random, with a last output of 0.
+        """
+        dtype = torch.bfloat16 if tuning.lora and bf16 else torch.float32
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(seed.generate_state(1)[0]))
+            model, missing = self._load(outputs, dtype)
+            _, head = classifier_head(model)
+            torch.nn.init.normal_(head.weight, std=HEAD_DEVIATION)
+            with torch.no_grad():
+                head.weight[-1] = 0.0  # the Bradley–Terry reward of a joint model starts from 0
+                if head.bias is not None:
+                    head.bias.zero_()
+                if fit_head is not None:
+                    head.weight.copy_(torch.as_tensor(fit_head(model)).to(head.weight))
+            if tuning.lora:
+                model = _with_adapters(model, missing, tuning.lora_rank)
+        if tuning.gradient_checkpointing and tuning.lora:
+            model.enable_input_require_grads()
+        return model
+
+    def _load(self, outputs: int, dtype: Any) -> tuple[Any, Sequence[str]]:
+        """Return the classifier, and the names of the weights that the checkpoint does not hold."""
+        config = self.config.__class__.from_dict(self.config.to_dict())
+        config.num_labels = outputs
+        for part in {id(part): part for part in (config, config.get_text_config())}.values():
+            part.pad_token_id = self.tokenizer.pad_token_id
+            for name, value in part.to_dict().items():
+                if "drop" in name and isinstance(value, float):
+                    setattr(part, name, 0.0)
+        load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
+        try:
+            model, info = load(
+                self.folder, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError) as error:
+            raise _not_loadable(self.name, error) from error
+        return model, info["missing_keys"]
+
+
+def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
+    """Return the base model of that name, with a tokenizer that pads on the right and truncates on the left.
+
+    Args:
+        name: a model folder, a hub id, ``smollm2`` or ``minilm``.
+        max_length: maximum number of tokens per text; the model's own limit may be lower.
+        items: the texts of the training, to note whether the tokenizer lacks a chat template for them.
+
+    Raises:
+        DataError: transformers cannot load it, or it has no token to pad with.
+    """
+    folder = backbone_folder(name)
+    try:
+        with quiet_transformers():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+            config: Any = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise _not_loadable(name, error) from error
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    notes: list[str] = []
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            remedy = "give its tokenizer a pad_token"
+            raise DataError("it has neither a padding nor an end token", file=name, remedy=remedy)
+        tokenizer.pad_token = tokenizer.eos_token
+        notes.append(f"{name} has no padding token, so its end token is used")
+    if tokenizer.chat_template is None and any(Prompt(prompt).is_chat for prompt, _ in items):
+        notes.append(f"{name} has no chat template, so messages are joined as plain text")
+    limit = min(max_length, longest_text(SimpleNamespace(config=config), tokenizer))
+    return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
+
+
+def _not_loadable(name: str, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:200]
+    remedy = "name a folder with config.json, safetensors weights and a tokenizer"
+    return DataError(f"transformers cannot load it ({reason})", file=name, remedy=remedy)
+
+
+def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
+    """Return the model with LoRA adapters on all linear layers of its body.
+
+    The head, and all else that the checkpoint does not hold, is trained and saved in full.
+    """
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtraError("peft", "finetune", "--lora") from None
+    name, _ = classifier_head(model)
+    full = {name.split(".")[0], *(key.rpartition(".")[0] for key in missing)}
+    outer = [name for name in full if not any(name != other and name.startswith(f"{other}.") for other in full)]
+    config = peft.LoraConfig(
+        task_type=peft.TaskType.SEQ_CLS,
+        r=rank,
+        lora_alpha=2 * rank,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        exclude_modules=outer,
+        modules_to_save=sorted(outer),
+    )
+    return peft.get_peft_model(model, config)

@@ -1,0 +1,126 @@
+"""Losses of fine-tuning on pairs: one for joint members, one for a member of a stagewise ensemble.
+
+Each loss is a mean over pairs of terms that are fixed during a step. So a step does not depend on how its pairs are
+split over devices and micro-batches.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from pluralign.training.joint import DISAGREEMENT_PENALTY, VOTE_SHARE
+from pluralign.training.options import Loss
+
+TEMPERATURES = (0.3, 0.05)
+"""τ of the joint members' soft votes at the first and the last step, with a fresh head."""
+TEMPERATURES_FITTED = (0.1, 0.05)
+"""The same with a fitted head."""
+VOTES_UNTIL = 0.2
+"""With a fresh head, members learn from raw votes alone for this share of the training, then also from the reward."""
+STAGE_PENALTY = 1.0
+"""Penalty of a stagewise member for disagreement above the bound: enough to outweigh the residual."""
+MEMORY = 0.2
+"""Weight of a step in the running spread and disagreement of the outputs."""
+
+
+@dataclass
+class RunningFigures:
+    """Mean square and disagreement of each output's reward differences, as moving averages over steps.
+
+    The loss of a step uses the figures of the steps before.
+    """
+
+    square: list[float] = field(default_factory=list)
+    disagreement: list[float] = field(default_factory=list)
+    _sums: Any = None
+
+    def add(self, difference: Any, prob_a: Any) -> None:
+        """Add one micro-batch to the current step."""
+        vote = 0.5 + 0.5 * torch.sign(difference)
+        disagreement = vote * (1 - prob_a[:, None]) + (1 - vote) * prob_a[:, None]
+        count = torch.full_like(difference[:1], len(difference))
+        sums = torch.cat([(difference**2).sum(0, keepdim=True), disagreement.sum(0, keepdim=True), count]).double()
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def end_step(self, sum_over_processes: Callable[[Any], Any]) -> None:
+        """Update the figures with the micro-batches of this step, of all processes."""
+        square, disagreement, count = sum_over_processes(self._sums).cpu()
+        self._sums = None
+        share = MEMORY if self.square else 1.0
+        old = (self.square or [0.0] * len(square)), (self.disagreement or [0.0] * len(square))
+        self.square, self.disagreement = (
+            [(1 - share) * before + share * now for before, now in zip(past, (sums / count).tolist(), strict=True)]
+            for past, sums in zip(old, (square, disagreement), strict=True)
+        )
+
+    def spread(self, like: Any) -> Any:
+        """Return √mean Δ² of each output; 1 before the first step."""
+        if not self.square:
+            return torch.ones_like(like[0])
+        return torch.tensor(self.square, device=like.device).sqrt().clamp_min(1e-6).to(like.dtype)
+
+    def above(self, bound: float, like: Any) -> Any:
+        """Return 1 for each output whose disagreement is above the bound, else 0."""
+        if not self.disagreement:
+            return torch.zeros_like(like[0])
+        return (torch.tensor(self.disagreement, device=like.device) > bound).to(like.dtype)
+
+
+class PairLoss(Protocol):
+    """A loss of reward differences."""
+
+    def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:
+        """Return the loss of a micro-batch.
+
+        Args:
+            difference: reward of response a minus that of b, ``(n, outputs)``.
+            labels: ``prob_a``, ``target`` and ``weight`` of the pairs, ``(n,)`` each.
+            running: figures of the steps before.
+            done: share of the training that is done, from 0 to 1.
+        """
+
+
+@dataclass(frozen=True)
+class JointLoss:
+    """Loss of all joint members, and of the reward in the last output; ``fine_tune`` has the formula."""
+
+    k: int
+    bound: float
+    fitted: bool = False
+    """Whether the head was fitted, so that members can learn from its reward from the start."""
+
+    def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:
+        """Return the loss of a micro-batch."""
+        prob_a = labels["prob_a"]
+        members, reward = difference[:, : self.k], difference[:, self.k]
+        first, last = TEMPERATURES_FITTED if self.fitted else TEMPERATURES
+        tau = first * (last / first) ** done
+        soft = torch.sigmoid(members / (running.spread(difference)[: self.k] * tau))
+        vote_share = 1.0 if done < VOTES_UNTIL and not self.fitted else VOTE_SHARE
+        target = (1 - vote_share) * torch.sigmoid(reward).detach() + vote_share * prob_a
+        # The expected squared error of votes drawn with these probabilities: undecided members are penalised.
+        error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
+        excess = ((1 - 2 * prob_a)[:, None] * soft).mean(0) @ running.above(self.bound, difference)[: self.k]
+        return error + DISAGREEMENT_PENALTY / self.k * excess + binary_cross_entropy_with_logits(reward, prob_a)
+
+
+@dataclass(frozen=True)
+class StageLoss:
+    """Loss of one member of a stagewise ensemble: squared error or cross-entropy to its target."""
+
+    kind: Loss
+    bound: float
+
+    def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:  # noqa: ARG002
+        """Return the loss of a micro-batch."""
+        target, weight = labels["target"], labels["weight"]
+        share = torch.sigmoid(difference[:, 0])
+        if self.kind == "bce":
+            error = (weight * binary_cross_entropy_with_logits(difference[:, 0], target, reduction="none")).mean()
+        else:
+            error = ((share - target) ** 2).mean()
+        excess = ((1 - 2 * labels["prob_a"]) * share).mean() * running.above(self.bound, difference)[0]
+        return error + STAGE_PENALTY * excess

@@ -1,0 +1,126 @@
+"""The recipe of fine-tuning: batch size, steps, learning rates and the order of pairs (the paper's App. Training
+Pipeline).
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from pluralign.core.errors import UsageError
+from pluralign.training.options import FinetuneOptions
+
+LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
+WEIGHT_DECAY = 0.1
+WARM_UP_SHARE = 0.03
+LARGEST_BATCH = 512
+LEAST_STEPS = 32
+"""The batch is halved from 512 until an epoch has this many steps."""
+SMALLEST_BATCH = 8
+CHECKPOINTS = 4
+"""Number of checkpoints of one training."""
+
+
+def batch_and_steps(n_pairs: int, tuning: FinetuneOptions) -> tuple[int, int]:
+    """Return pairs per step, and the number of steps.
+
+    The batch is the largest power of two from 8 to 512 that gives at least 32 steps per epoch, or 8 if none does.
+
+    Example:
+        >>> options = FinetuneOptions(backbone="x")
+        >>> batch_and_steps(100_000, options), batch_and_steps(1_500, options)
+        ((512, 195), (32, 47))
+    """
+    batch = tuning.batch_size
+    if batch is None:
+        batch = LARGEST_BATCH
+        while batch > SMALLEST_BATCH and n_pairs * tuning.epochs < LEAST_STEPS * batch:
+            batch //= 2
+    return batch, max(1, round(n_pairs * tuning.epochs / batch))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every model of an ensemble is trained."""
+
+    batch: int
+    """Pairs per step, of all processes together."""
+    steps: int
+    learning_rate: float
+    """Of the body; the head has ten times this."""
+    tuning: FinetuneOptions
+    seed: int
+    processes: int
+    """Number of processes that train together."""
+
+    def micro_batch(self, most: int) -> int:
+        """Return the largest divisor of a process's share of a step that is at most ``most``."""
+        share = self.batch // self.processes
+        return max(size for size in range(1, min(most, share) + 1) if share % size == 0)
+
+    def arguments(self, folder: Path, micro_batch: int) -> Any:
+        """Return the ``TrainingArguments`` for a training whose checkpoints go to a folder."""
+        gpu = torch.cuda.is_available()
+        return transformers.TrainingArguments(
+            output_dir=str(folder),
+            per_device_train_batch_size=micro_batch,
+            gradient_accumulation_steps=self.batch // self.processes // micro_batch,
+            num_train_epochs=1,  # ``order`` holds all epochs
+            learning_rate=self.learning_rate,
+            weight_decay=WEIGHT_DECAY,
+            lr_scheduler_type="cosine",
+            warmup_steps=max(1, math.ceil(WARM_UP_SHARE * self.steps)),
+            bf16=gpu and torch.cuda.is_bf16_supported(),  # some CPUs report bf16 and raise SIGILL (docs/log.md)
+            gradient_checkpointing=self.tuning.gradient_checkpointing,
+            save_strategy="steps",
+            save_steps=math.ceil(self.steps / (CHECKPOINTS + 1)),
+            save_total_limit=2,
+            logging_strategy="no",
+            log_level_replica="passive",  # else it resets transformers' log level in all processes but the first
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            dataloader_pin_memory=gpu,
+            use_cpu=not gpu,  # else it sees no other process on a machine without a GPU
+            seed=self.seed,
+        )
+
+    def order(self, pair_lengths: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+        """Return the pairs of every step, one epoch after the other, ``(steps * batch,)``.
+
+        Within a step the longest pairs come first. Pairs of similar length then share a micro-batch and need little
+        padding; the step itself does not change.
+
+        Args:
+            pair_lengths: tokens of the longer text of each pair, ``(n,)``.
+            rng: of the random order of each epoch.
+        """
+        n, total = len(pair_lengths), self.steps * self.batch
+        order = np.concatenate([rng.permutation(n) for _ in range(math.ceil(total / n))])[:total]
+        steps = order.reshape(self.steps, self.batch)
+        ranks = np.argsort(-pair_lengths[steps], axis=1, kind="stable")
+        return np.take_along_axis(steps, ranks, axis=1).ravel()
+
+
+def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int) -> Recipe:
+    """Return the recipe for a number of training pairs.
+
+    Raises:
+        UsageError: the batch cannot be split over the processes, or the optimiser does not work with FSDP.
+    """
+    batch, steps = batch_and_steps(n_pairs, tuning)
+    if batch % processes:
+        raise UsageError(
+            f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "
+            f"given; change --batch-size or the number of processes."
+        )
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and tuning.optimizer == "soap":
+        raise UsageError("SOAP needs whole matrices, but FSDP splits them over devices; use --optimizer adamw.")
+    learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
+    return Recipe(batch, steps, learning_rate, tuning, seed, processes)

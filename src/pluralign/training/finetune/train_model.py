@@ -1,0 +1,239 @@
+"""Training of one model: resumed from its last checkpoint, with a smaller micro-batch when memory runs out."""
+
+import errno
+import gc
+import json
+import logging
+import random
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.errors import DataError
+from pluralign.core.types import Progress
+from pluralign.models.batches import Tokens
+from pluralign.models.classifier import classifier_head
+from pluralign.models.loading import quiet_transformers
+from pluralign.training import streams
+from pluralign.training.finetune.base import BaseModel, load_base
+from pluralign.training.finetune.head import HeadFitter, Heads
+from pluralign.training.finetune.losses import PairLoss, RunningFigures
+from pluralign.training.finetune.recipe import Recipe, make_recipe
+from pluralign.training.finetune.trainer import (
+    COMPLETE_FILE,
+    Collator,
+    OrderedPairs,
+    PairLabels,
+    PairTrainer,
+    StepCallback,
+    TextPairs,
+)
+from pluralign.training.options import FinetuneOptions
+
+logger = logging.getLogger("pluralign")
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of one model."""
+
+    name: str
+    outputs: int
+    loss: PairLoss
+    labels: PairLabels
+    heads: Heads
+    """Fits the first head; not used with ``fresh_head``."""
+
+
+@dataclass
+class FinetuneRun:
+    """What the trainings of one ensemble share."""
+
+    pairs: TextPairs
+    tokens: Sequence[Tokens]
+    """Of every distinct text."""
+    recipe: Recipe
+    base: BaseModel
+    head: HeadFitter
+    checkpoints: Checkpoints
+    notes: list[str]
+    """What the user should know about the run, as sentences without a full stop."""
+    micro_batch: int
+    """Pairs that a process reads at once; lower after memory ran out."""
+    progress: Progress | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the models and of unfinished trainings."""
+        if self.checkpoints.path is None:
+            raise ValueError("fine-tuning needs checkpoints with a folder")
+        return self.checkpoints.path
+
+    def train(self, training: Training, target: Path) -> float:
+        """Train one model into ``target``, a folder of the checkpoints, unless it is there; return the seconds."""
+        unfinished = self.folder / f"training-{training.name}"
+
+        def compute() -> dict[str, float]:
+            started = time.perf_counter()
+            name = target.relative_to(self.folder).as_posix()
+            self.checkpoints.folder(name, lambda folder: self._train_into(folder, training, unfinished))
+            if self.checkpoints.processes.first:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            return {"seconds": time.perf_counter() - started}
+
+        return float(self.checkpoints.value(training.name, compute)["seconds"])
+
+    def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
+        """Train one model and write it to a folder.
+
+        When memory runs out, the micro-batch is halved. The pairs of a step stay the same, and so does the result.
+        """
+        while True:
+            try:
+                with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
+                    self._train(training, unfinished).save_model(str(folder))
+                break
+            except RuntimeError as error:  # running out of memory is one
+                if not _is_out_of_memory(error):
+                    raise
+                self._halve_micro_batch()
+            finally:
+                _free_memory()
+        if self.checkpoints.processes.first:
+            (folder / "training_args.bin").unlink(missing_ok=True)
+
+    def _train(self, training: Training, unfinished: Path) -> PairTrainer:
+        """Train from the last complete checkpoint, or from the start; return the trainer with the trained model."""
+        checkpoint = self._last_complete(unfinished)
+        trainer = self.trainer(training, unfinished, fit_head=checkpoint is None and not self.recipe.tuning.fresh_head)
+        if checkpoint is not None:
+            stored = json.loads((checkpoint / COMPLETE_FILE).read_text())
+            trainer.running.square, trainer.running.disagreement = stored["square"], stored["disagreement"]
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return trainer
+
+    def trainer(self, training: Training, unfinished: Path, fit_head: bool) -> PairTrainer:
+        """Return a trainer with a fresh model, whose head is fitted or random."""
+        recipe, pairs = self.recipe, self.pairs
+        seed = [recipe.seed, streams.FINETUNE, *training.name.encode()]
+        arguments = recipe.arguments(unfinished, self.micro_batch)
+
+        def head(model: Any) -> FloatArray:
+            return self.head.fit(model, training.heads, arguments.device)
+
+        sequence = np.random.SeedSequence(seed)
+        model = self.base.reward_model(
+            training.outputs, recipe.tuning, sequence, arguments.bf16, head if fit_head else None
+        )
+        lengths = np.array([len(text["input_ids"]) for text in self.tokens])
+        order = recipe.order(np.maximum(lengths[pairs.a], lengths[pairs.b]), np.random.default_rng(seed))
+        running = RunningFigures()
+        trainer = PairTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=OrderedPairs(order, pairs, self.tokens, training.labels),
+            data_collator=Collator(self.base.tokenizer.pad_token_id),
+            processing_class=self.base.tokenizer,
+            callbacks=[StepCallback(running, self.progress, self.checkpoints.processes.first)],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
+        trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
+        trainer.head, _ = classifier_head(model)
+        return trainer
+
+    def _last_complete(self, unfinished: Path) -> Path | None:
+        """Return the last complete checkpoint, and remove incomplete ones."""
+        folders = sorted(unfinished.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        complete = [path for path in folders if (path / COMPLETE_FILE).is_file()]
+        self.checkpoints.processes.wait()
+        if self.checkpoints.processes.first:
+            for path in folders:
+                if path not in complete:
+                    shutil.rmtree(path, ignore_errors=True)
+        return complete[-1] if complete else None
+
+    def _halve_micro_batch(self) -> None:
+        """Halve the micro-batch, or raise a ``DataError`` if that is not possible."""
+        size = self.micro_batch
+        if size == 1 or self.checkpoints.processes.count > 1:
+            remedy = f"run the same command with --micro-batch {max(1, size // 2)}; it resumes from the last checkpoint"
+            if size == 1:
+                remedy = "use --lora, --gradient-checkpointing or a smaller --max-length"
+            message = f"memory ran out with a micro-batch of {size}"
+            raise DataError(message, file=self.base.name, remedy=remedy) from None
+        self.micro_batch = self.recipe.micro_batch(size // 2)
+        self.notes.append(f"memory ran out with a micro-batch of {size}, so it continues with {self.micro_batch}")
+        logger.warning("%s.", self.notes[-1])
+
+
+def prepare_run(
+    pairs: TextPairs, tuning: FinetuneOptions, seed: int, checkpoints: Checkpoints, progress: Progress | None = None
+) -> FinetuneRun:
+    """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
+
+    Args:
+        pairs: the training pairs.
+        tuning: the backbone and the recipe.
+        seed: of heads, adapters and the order of pairs.
+        checkpoints: stores models and unfinished trainings; it must have a folder.
+        progress: called with the steps done and their total.
+    """
+    processes = checkpoints.processes
+    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count)
+    base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
+    tokens, truncated = base.tokens(pairs.items)
+    notes = [*base.notes, *([truncated] if truncated else [])]
+    for note in notes:
+        if processes.first:
+            logger.warning("%s.", note)
+    head = HeadFitter(base, pairs, seed, processes)
+    micro_batch = recipe.micro_batch(tuning.micro_batch)
+    return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, micro_batch, progress)
+
+
+# --- memory, disk and random states ---------------------------------------------------------------------------------
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _disk_full_as_data_error(folder: Path) -> Iterator[None]:
+    """Raise a ``DataError`` with one sentence when the disk is full. Complete checkpoints stay."""
+    try:
+        yield
+    except Exception as error:  # torch and safetensors wrap the system's error in their own
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and "No space left" not in str(error):
+            raise
+        remedy = "free some space and run the same command; it resumes from the last complete checkpoint"
+        raise DataError("the disk is full", file=str(folder), remedy=remedy) from error
+
+
+@contextmanager
+def random_states_restored() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch, which ``Trainer`` seeds for the whole process."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,190 @@
+"""transformers' ``Trainer`` for rewards on pairs: data set, batches, optimisers and checkpoints."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.errors import MissingExtraError
+from pluralign.core.files import atomic_write
+from pluralign.core.types import Progress
+from pluralign.models.batches import Tokens, padded
+from pluralign.training.finetune.losses import PairLoss, RunningFigures
+from pluralign.votes.prompts import Item
+
+HEAD_FACTOR = 10.0
+"""Learning rate of the head, relative to that of the body."""
+COMPLETE_FILE = "complete.json"
+"""Written last into a checkpoint; a checkpoint without it is not resumed."""
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TextPairs:
+    """Compared texts, with the votes."""
+
+    items: Sequence[Item]
+    """Every distinct text."""
+    a: IndexArray
+    """Index of response a among the texts, ``(n,)``."""
+    b: IndexArray
+    """Index of response b among the texts, ``(n,)``."""
+    prob_a: FloatArray
+    """Share of people preferring a, ``(n,)``."""
+    prompt: IndexArray
+    """Prompt of each pair, ``(n,)``."""
+
+
+@dataclass(frozen=True)
+class PairLabels:
+    """What a training needs to know of each pair besides its texts, ``(n,)`` each."""
+
+    prob_a: FloatArray
+    """Share of people preferring a."""
+    target: FloatArray
+    """Share to predict."""
+    weight: FloatArray
+    """Weight in the loss."""
+
+
+LABELS = tuple(one.name for one in fields(PairLabels))
+
+
+@dataclass(frozen=True)
+class OrderedPairs(torch.utils.data.Dataset[Any]):
+    """The pairs in the order of training."""
+
+    order: npt.NDArray[np.int64]
+    pairs: TextPairs
+    tokens: Sequence[Tokens]
+    """Of every distinct text."""
+    labels: PairLabels
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        pair = int(self.order[position])
+        texts = {"a": self.tokens[self.pairs.a[pair]], "b": self.tokens[self.pairs.b[pair]]}
+        return texts | {name: float(getattr(self.labels, name)[pair]) for name in LABELS}
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Makes one batch of texts from pairs, padded on the right."""
+
+    pad: int
+    """Token id of the padding."""
+
+    def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the tokens of all responses a, then of all responses b, and the labels of the pairs."""
+        texts = [pair["a"] for pair in pairs] + [pair["b"] for pair in pairs]
+        labels = {name: torch.tensor([pair[name] for pair in pairs]) for name in LABELS}
+        return padded(texts, self.pad, "cpu") | labels
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+class PairTrainer(transformers.Trainer):
+    """A ``Trainer`` whose batches are pairs: the first half of the texts are responses a, the second responses b."""
+
+    loss_is_scaled_for_ga = False
+    pair_loss: PairLoss
+    running: RunningFigures
+    optimizer_name: str
+    head: str
+    """Name of the head's layer."""
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: ARG002
+        num_items_in_batch: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """Return the loss of one micro-batch."""
+        labels = {name: inputs.pop(name) for name in LABELS}
+        rewards = model(**inputs).logits.float()
+        reward_a, reward_b = rewards.chunk(2)
+        difference = reward_a - reward_b
+        self.running.add(difference.detach(), labels["prob_a"])
+        done = self.state.global_step / max(1, self.state.max_steps - 1)
+        return self.pair_loss(difference, labels, self.running, done)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:  # noqa: ARG002
+        ordered: Any = self.train_dataset
+        return torch.utils.data.SequentialSampler(ordered)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        """Return SOAP or AdamW. The head has a higher learning rate; biases and norms have no weight decay."""
+        if self.optimizer is not None:
+            return self.optimizer
+        trained: Any = model or self.model
+        decayed = set(self.get_decay_parameter_names(trained))
+        groups: dict[tuple[bool, bool], list[Any]] = {}
+        for name, parameter in trained.named_parameters():
+            if parameter.requires_grad:
+                in_head = f".{self.head}." in f".{name}" or ".modules_to_save." in name
+                groups.setdefault((in_head, name in decayed), []).append(parameter)
+        rate = self.args.learning_rate
+        settings = [
+            {
+                "params": parameters,
+                "lr": rate * (HEAD_FACTOR if in_head else 1.0),
+                "weight_decay": self.args.weight_decay if decays else 0.0,
+            }
+            for (in_head, decays), parameters in groups.items()
+        ]
+        if self.optimizer_name == "adamw":
+            self.optimizer = torch.optim.AdamW(settings, lr=rate)
+        else:
+            try:
+                from pytorch_optimizer import SOAP
+            except ImportError:
+                raise MissingExtraError("pytorch-optimizer", "finetune", "--optimizer soap") from None
+            self.optimizer = SOAP(settings, lr=rate)
+        return self.optimizer
+
+
+class StepCallback(transformers.TrainerCallback):
+    """Updates the running figures after each step, reports progress, and marks checkpoints as complete.
+
+    Args:
+        running: the figures to update.
+        progress: called with the steps done and their total.
+        writes: whether this process writes files.
+    """
+
+    def __init__(self, running: RunningFigures, progress: Progress | None, writes: bool) -> None:
+        self.running, self.progress, self.writes = running, progress, writes
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Update the running figures and report the step."""
+        self.running.end_step(_sum_over_processes)
+        if state.global_step >= state.max_steps:
+            control.should_save = False  # the model itself is saved next
+        if self.progress:
+            self.progress(state.global_step, state.max_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Mark a checkpoint as complete, and store the running figures in the mark."""
+        if self.writes:
+            stored = {"square": self.running.square, "disagreement": self.running.disagreement}
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE
+            with atomic_write(path) as partial:
+                partial.write_text(json.dumps(stored))
+
+
+def _sum_over_processes(sums: Any) -> Any:
+    return accelerate.utils.reduce(sums, "sum")
