@@ -12,7 +12,7 @@ import pytest
 from conftest import run
 from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
-from test_encoder import WORDS
+from tiny import ENCODER_WORDS as WORDS
 
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
