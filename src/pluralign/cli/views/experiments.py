@@ -81,7 +81,6 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield heading("Requirements")
     for line in plan.needs:
         yield Text(f"· {line}")
-    yield Text()
     yield _cost_table(plan)
     for line in (*_cost_notes(plan), *plan.recipe.notes):
         yield Text(f"· {line}", style="dim")

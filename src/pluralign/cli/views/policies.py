@@ -25,7 +25,6 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
             (tuning.bad_rows, "rows were dropped: they hold no prompt"),
         )
     )
-    yield Text()
     yield _reward_table(tuning)
     for policy in tuning.members:
         if not policy.improved:
