@@ -49,6 +49,11 @@ def heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
+def command_line(command: str) -> Text:
+    """Return a command to copy, which is not wrapped."""
+    return Text(command, style="dim", no_wrap=True)
+
+
 def counted_notes(notes: Iterable[tuple[int, str]]) -> Iterator[Text]:
     """Yield a dim line for each note whose count is not zero."""
     for count, note in notes:
