@@ -316,9 +316,9 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
     assert done.lines == 5
-    assert [one["prompt"] for one in done.failed] == [PROMPTS[1]]
-    assert "the prompt is too long for the model" in done.failed[0]["error"]
-    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0]["error"]
+    assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
+    assert "the prompt is too long for the model" in done.failed[0].error
+    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -488,7 +488,7 @@ def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(s
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.lines, [one["prompt"] for one in done.failed]) == (5, [PROMPTS[2]])
+    assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
     server.script, server.requests = counts, []
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
     assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
