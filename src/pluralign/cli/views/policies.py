@@ -48,8 +48,7 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     yield from _samples(tuning)
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
     yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
-    yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}
-")
+    yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
 
 
 def _reward_table(tuning: Tuning) -> Table:
