@@ -587,7 +587,7 @@ def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jso
     command: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
     done = run(*command, "--json")
     assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
-    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*command).stdout
+    assert "1 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
@@ -642,7 +642,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert done.stderr == "note: parrot gave 2 different responses, not 8.\n"
+    assert done.stderr == "note: parrot gave 2 distinct responses, not 8.\n"
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")
