@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "pluralign"
 ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 SITE = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "recipes/README")), *SITE]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "recipes/README")),
+    *SITE,
+]
 
 
 def name(page: Path) -> str:
@@ -148,14 +151,18 @@ def test_named_functions_exist(page: Path) -> None:
         return  # its names are those of the day
     for dotted in dotted_names(page):
         try:
-            resolve(dotted)
+            value = resolve(dotted)
         except AttributeError as error:
             raise AssertionError(f"{dotted} does not exist") from error
+        home = getattr(value, "__module__", "pluralign")
+        assert f"pluralign.{dotted}".startswith(home), f"{dotted} is defined in {home}"
 
 
 def test_named_tests_exist() -> None:
     sources = {path.stem: path.read_text() for path in (ROOT / "tests").glob("test_*.py")}
-    functions = {function for text in sources.values() for function in re.findall(r"^def (test_\w+)", text, re.MULTILINE)}
+    functions = {
+        function for text in sources.values() for function in re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+    }
     for page in PAGES:
         named = set(re.findall(r"`(test_\w+)`", page.read_text()))
         assert named <= functions | set(sources), (name(page), named - functions - set(sources))
