@@ -13,8 +13,7 @@ from scipy import stats
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import choose, favourites, refuse, score
-from pluralign.answering.consensus import similarity, slate
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
@@ -48,10 +47,6 @@ def cards(folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
     return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
-
-
-def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature)
 
 
 # --- score, then choose ---------------------------------------------------------------------------------------------
@@ -122,13 +117,6 @@ def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsem
     assert sorted(j for entry in found.answers for j in entry.members) == list(range(ensemble.k))
     weights = [entry.weight for entry in found.answers]
     assert weights == sorted(weights, reverse=True)
-
-
-def test_near_duplicates_share_one_slate_entry() -> None:
-    texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
-    entries = slate(texts, np.array([0, 1, 2]), np.array([0.3, 0.4, 0.3]))
-    assert [(entry.text, entry.members) for entry in entries] == [(texts[1], (0, 1)), ("No.", (2,))]
-    assert similarity(texts[0], texts[2]) == 0
 
 
 def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> None:
@@ -220,43 +208,6 @@ def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
     assert found.steering.posterior == (0.0, 0.0, 1.0, 0.0)
     with pytest.raises(UsageError, match="numbered from 0 to 3; there is no member 4"):
         answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
-
-
-def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, folder: Path) -> None:
-    votes = load_held_out(folder).preferences
-    for member in range(ensemble.k):
-        own = ensemble.votes(votes)[:, member]
-        choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
-        found = steer_from(ensemble, choices[:60])
-        assert found.member == member
-        assert found.path[0] == pytest.approx(ensemble.weights)
-        assert found.path[-1][member] > 0.9 > found.path[1][member], "the posterior sharpens"
-
-
-def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble) -> None:
-    pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[1]], [1], [0])
-    reward_a, reward_b = ensemble.pair_rewards(pair)
-    likelihood = 0.05 + 0.9 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
-    expected = ensemble.weights * likelihood
-    assert steer_from(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
-
-
-def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:
-    lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
-    for words, wanted in (("long answers", np.argmax(lengths)), ("brief, please", np.argmin(lengths))):
-        if (max(lengths) if "long" in words else -min(lengths)) > 0:
-            assert steer_by_words(words, cards).member == wanted
-
-
-def test_negation_reverses_the_wanted_direction() -> None:
-    assert wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
-
-
-def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profile]) -> None:
-    with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
-        steer_by_words("purple", cards)
-    with pytest.raises(UsageError, match="need held-out votes"):
-        steer_by_words("short", [])
 
 
 def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:

@@ -13,7 +13,7 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core.distributed import ALONE, PARTS, Processes, this_process
+from pluralign.core.distributed import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.fit import fit
@@ -43,6 +43,16 @@ def test_a_program_without_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) 
     array = np.arange(3)
     assert ALONE.total(array) is array
     assert ALONE.agreed(lambda: 7) == 7
+
+
+def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched_process() == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert launched_process() == Processes(4, 3)
+    assert not launched_process().first
 
 
 def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:

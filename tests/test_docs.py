@@ -151,9 +151,11 @@ def test_named_functions_exist(page: Path) -> None:
         return  # its names are those of the day
     for dotted in dotted_names(page):
         try:
-            resolve(dotted)
+            value = resolve(dotted)
         except AttributeError as error:
             raise AssertionError(f"{dotted} does not exist") from error
+        home = getattr(value, "__module__", "pluralign")
+        assert f"pluralign.{dotted}".startswith(home), f"{dotted} is defined in {home}"
 
 
 def test_named_tests_exist() -> None:

@@ -543,7 +543,7 @@ def test_score_without_a_folder_rejects_engine_options(ensemble: Path) -> None:
     done = run("score", ensemble, "--engine", "ray", stdin="")
     assert (done.returncode, done.stderr) == (
         2,
-        "pluralign: --engine is about work that is kept: name a folder with -o.\n",
+        "pluralign: --engine requires -o.\n",
     )
 
 
@@ -551,7 +551,7 @@ def test_the_command_summarises_its_results(ensemble: Path, write_jsonl: WriteLi
     file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
     done = run("score", ensemble, file, "-o", tmp_path / "scored")
     assert done.returncode == 0, done.stderr
-    assert "1 texts, rewards of 2 members, in 1 shards" in done.stdout
+    assert "1 texts, rewards of 2 members, 1 shards" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -316,9 +316,9 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
     assert done.lines == 5
-    assert [one["prompt"] for one in done.failed] == [PROMPTS[1]]
-    assert "the prompt is too long for the model" in done.failed[0]["error"]
-    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0]["error"]
+    assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
+    assert "the prompt is too long for the model" in done.failed[0].error
+    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
@@ -488,7 +488,7 @@ def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(s
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.lines, [one["prompt"] for one in done.failed]) == (5, [PROMPTS[2]])
+    assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
     server.script, server.requests = counts, []
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
     assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
@@ -587,7 +587,7 @@ def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jso
     command: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
     done = run(*command, "--json")
     assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
-    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*command).stdout
+    assert "1 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
 # --- the commands ---------------------------------------------------------------------------------------------------
@@ -642,7 +642,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert done.stderr == "note: parrot gave 2 different responses, not 8.\n"
+    assert done.stderr == "note: parrot gave 2 distinct responses, not 8.\n"
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")

@@ -124,7 +124,7 @@ def generate(
         generation = generate_candidates(
             prompts, output, sampler, n, sampling_options, limit=limit, concurrency=concurrency, progress=progress
         )
-    emit(generation, generation_page(generation, n), as_json)
+    emit(generation.to_json(), generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
 

@@ -40,8 +40,8 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
         yield _cross_table(tuning)
     yield from _samples(tuning)
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
-    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving["weights"].items()))
-    yield Text(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving['command']}\n")
+    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
+    yield Text(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
 
 
 def _reward_table(tuning: Tuning) -> Table:
@@ -73,6 +73,6 @@ def _cross_table(tuning: Tuning) -> Table:
 def _samples(tuning: Tuning) -> Iterator[RenderableType]:
     for policy in tuning.members:
         for sample in policy.samples[:1]:
-            prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1]["content"]
-            texts = (f"“{prompt}”", f"before: {sample['before']}", f"after: {sample['after']}")
+            prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+            texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
             yield text_panel("\n".join(shortened(visible(text)) for text in texts), f"Policy {policy.member}")

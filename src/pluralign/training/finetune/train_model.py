@@ -100,7 +100,7 @@ class FinetuneRun:
         """
         while True:
             try:
-                with _disk_full_as_data_error(self.folder), _random_states_restored(), quiet_transformers():
+                with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
                     self._train(training, unfinished).save_model(str(folder))
                 break
             except RuntimeError as error:  # running out of memory is one
@@ -228,7 +228,7 @@ def _disk_full_as_data_error(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _random_states_restored() -> Iterator[None]:
+def random_states_restored() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch, which ``Trainer`` seeds for the whole process."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
