@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WriteLines, run, run_in_terminal, run_process, wide
-from test_summary import by_hand, random_rows
+from test_summary import in_plain_python, random_rows
 
 from pluralign import __version__, town_hall
 from pluralign.cli.console import emit
@@ -132,7 +132,7 @@ def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert set(summary) >= INSPECT_KEYS
-    for name, expected in by_hand(random_rows()).items():
+    for name, expected in in_plain_python(random_rows()).items():
         assert summary[name] == pytest.approx(expected, abs=1e-12)
 
 
