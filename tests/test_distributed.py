@@ -69,7 +69,9 @@ def test_a_process_reads_its_texts_and_those_they_are_compared_with() -> None:
 def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     votes: PreferenceSet = load_preferences("demo:400")
     monkeypatch.setattr("pluralign.fitting.fit.this_process", lambda: Processes(2, 0))
-    with pytest.raises(UsageError, match="leave out --members mlp or --features"):
+    with pytest.raises(
+        UsageError, match="--members mlp with --features cannot run in several processes; leave out one"
+    ):
         fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
 
 
