@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -92,7 +91,9 @@ def working(task: str) -> Iterator[None]:
 
 def is_first_process() -> bool:
     """Whether this is the first of the processes that ``accelerate launch`` started; it prints for all of them."""
-    return os.environ.get("RANK", "0") == "0"
+    from pluralign.core.distributed import launched_process
+
+    return launched_process().first
 
 
 # --- log messages on stderr -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Fine-tuning of reward models on votes, with transformers' ``Trainer``: what each member is fitted to.
+"""Fine-tuning of reward models on votes: the target, the loss and the first head of each member.
 
 Every process of a launch must call ``fine_tune``; the first one writes. ``train_model`` trains and resumes one model.
 """
