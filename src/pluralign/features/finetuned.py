@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
-from pluralign.core.files import file_sha256
+from pluralign.core.files import atomic_folder, file_sha256
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.classifier import classifier_rewards
-from pluralign.models.loading import model_folder, quiet_transformers
+from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
@@ -85,14 +84,8 @@ class TunedFeatures:
         source, target = self.folder / BACKBONE_FOLDER, folder / BACKBONE_FOLDER
         if source.resolve() == target.resolve():
             return
-        partial, old = (folder / f".{BACKBONE_FOLDER}.{kind}" for kind in ("partial", "old"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.copytree(source, partial, copy_function=_link_or_copy)
-        with suppress(FileNotFoundError):
-            target.rename(old)
-        partial.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        with atomic_folder(target) as partial:
+            shutil.copytree(source, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
 def tuned_features(described: Mapping[str, Any], folder: Path) -> TunedFeatures:
@@ -215,9 +208,7 @@ def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") 
                 model = _with_adapter(model, folder, adapter)
     # What transformers and peft raise for unsuitable folders.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        remedy = "copy the ensemble's folder again, or fit again"
-        raise DataError(f"transformers cannot load it ({reason})", file=str(folder), remedy=remedy) from error
+        raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
     tokenizer.truncation_side = "left"
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.models.batches import in_batches, padded
 from pluralign.models.completion import Completion
@@ -103,8 +104,7 @@ def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
     try:
         text = tokenizer.apply_chat_template(Prompt(prompt).messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates raise errors of jinja2 and of their authors' choice
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"the model's chat template rejects the prompt ({reason})") from None
+        raise DataError(f"the model's chat template rejects the prompt ({one_line(error)})") from None
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
