@@ -12,7 +12,7 @@ from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.models.batches import in_batches, padded
 from pluralign.models.completion import Completion
-from pluralign.models.loading import load_model, longest_text, reference_folder
+from pluralign.models.loading import context_length, load_model, reference_folder
 from pluralign.models.options import SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
@@ -37,7 +37,7 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
         progress: called with the number of items done and the total.
     """
     model, tokenizer = load_model(folder, "AutoModelForCausalLM")
-    limit = longest_text(model, tokenizer)
+    limit = context_length(model, tokenizer)
     contexts, responses = [], []
     for prompt, text in items:
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -190,7 +190,7 @@ class LocalModel:
         import torch
 
         ids = prompt_ids(self.tokenizer, prompt)
-        limit = longest_text(self.model, self.tokenizer)
+        limit = context_length(self.model, self.tokenizer)
         if len(ids) + new > limit:
             problem = (
                 f"the prompt has {len(ids):,} tokens and the response up to {new:,}, but the model reads {limit:,}"

@@ -90,7 +90,7 @@ def not_loadable(
     return DataError(f"transformers cannot load it ({one_line(error)})", file=str(model), remedy=remedy)
 
 
-def longest_text(model: Any, tokenizer: Any) -> int:
+def context_length(model: Any, tokenizer: Any) -> int:
     """Return the maximum number of tokens that a model reads."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(int(tokenizer.model_max_length), int(positions or BATCH_TOKENS), BATCH_TOKENS)

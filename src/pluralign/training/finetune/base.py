@@ -15,7 +15,7 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.features.finetuned import backbone_folder
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head, classifier_tokens
-from pluralign.models.loading import longest_text, not_loadable, quiet_transformers
+from pluralign.models.loading import context_length, not_loadable, quiet_transformers
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.prompts import Item, Prompt
 
@@ -136,7 +136,7 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         notes.append(f"{name} has no padding token, so its end token is used")
     if tokenizer.chat_template is None and any(Prompt(prompt).is_chat for prompt, _ in items):
         notes.append(f"{name} has no chat template, so messages are joined as plain text")
-    limit = min(max_length, longest_text(SimpleNamespace(config=config), tokenizer))
+    limit = min(max_length, context_length(SimpleNamespace(config=config), tokenizer))
     return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
 
 
