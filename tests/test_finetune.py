@@ -77,7 +77,7 @@ def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path) -> None:
     assert validation_pairs == record.data.train_prompts // 10
     assert record.tuning["steps"] == round(4 * (record.data.train_pairs - validation_pairs) / 64)
     assert len(record.seconds_members or []) == 1
-    assert ensemble.features.described()["outputs"] == 3
+    assert ensemble.features.to_json()["outputs"] == 3
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_bfloat16_has_its_own_vectors_in_the_cache(folder: Path) -> None:
 def test_encoders_without_a_model_are_in_float32(requested: Precision) -> None:
     assert in_precision(None, requested) is None
     assert in_precision(HashingEncoder(), requested) == HashingEncoder()
-    assert TextFeatures("hashing", precision=requested).settled().precision == "float32"
+    assert TextFeatures("hashing", precision=requested).with_chosen_precision().precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_first_of_several_processes_decides(folder: Path, monkeypatch: pytes
     set_trial(monkeypatch, SIGILL)
     monkeypatch.setattr(Processes, "agreed", lambda *_: "bfloat16")  # as broadcast by the first
     features = TextFeatures(str(folder), precision="auto")
-    assert features.settled(Processes(2, rank=1)).precision == "bfloat16"
+    assert features.with_chosen_precision(Processes(2, rank=1)).precision == "bfloat16"
 
 
 def test_an_unknown_precision_suggests_the_nearest() -> None:

@@ -21,7 +21,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
@@ -75,7 +75,7 @@ def pad_as_fit_does(folder: Path) -> Path:
 def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int) -> RewardEnsemble:
     """Save an ensemble of some outputs of the models in ``folder``."""
     described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
-    features = TunedFeatures(**described, folder=folder).identified()
+    features = FinetunedFeatures(**described, folder=folder).with_current_hashes()
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
     ensemble = RewardEnsemble(LinearMembers(identity_map(outputs), np.eye(outputs)[:, kept]), weights, features)
     ensemble.save(folder)

@@ -184,7 +184,7 @@ def run_settings(
 
 
 def _ensemble_hash(ensemble: RewardEnsemble) -> str:
-    digest = hashlib.sha256(json.dumps(ensemble.features.described(), sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(json.dumps(ensemble.features.to_json(), sort_keys=True, default=str).encode())
     digest.update(ensemble.weights.tobytes())
     for name, array in sorted(ensemble.members.arrays().items()):
         digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
