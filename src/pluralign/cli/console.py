@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pluralign.core.types import Progress
 
-# --- results on stdout ----------------------------------------------------------------------------------------------
+# --- results on stdout ------------------------------------------------------------------------------------------------
 
 
 def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
@@ -59,7 +59,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# --- notes and progress on stderr -----------------------------------------------------------------------------------
+# --- notes and progress on stderr -------------------------------------------------------------------------------------
 
 
 def note(sentence: str) -> None:
@@ -96,7 +96,7 @@ def is_first_process() -> bool:
     return launched_process().first
 
 
-# --- log messages on stderr -----------------------------------------------------------------------------------------
+# --- log messages on stderr -------------------------------------------------------------------------------------------
 
 
 class NoteFormatter(logging.Formatter):

@@ -127,7 +127,7 @@ def _shown(value: Any) -> str:
     return f"{type(value).__name__} {shortened(repr(value), SHOWN_LENGTH)}"
 
 
-# --- the layouts -----------------------------------------------------------------------------------------------------
+# --- the layouts ------------------------------------------------------------------------------------------------------
 
 
 def _read_wide(record: Record) -> tuple[int, int]:
