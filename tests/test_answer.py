@@ -184,11 +184,11 @@ def test_drawn_answers_to_a_pair_match_the_predicted_share(ensemble: RewardEnsem
     for level in ("vote", "policy"):
         leveled = replace(ensemble, record=replace(ensemble.record, level=level))
         share = float(leveled.prob_hat(pair, level)[0])
-        said = [
+        drawn = [
             answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text
             for seed in range(400)
         ]
-        assert stats.binomtest(said.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
+        assert stats.binomtest(drawn.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
 
 
 def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble) -> None:

@@ -43,11 +43,11 @@ def stored(batches: range, size: int) -> Iterator[tuple[int, int]]:
     """Check that every stored vector is complete, and yield each batch with the number of its stored vectors."""
     for batch in batches:
         numbers = [1000 * batch + i for i in range(size)]
-        found = VectorCache("writer").get([f"text {n}" for n in numbers])
-        for number, vector in zip(numbers, found, strict=True):
+        vectors = VectorCache("writer").get([f"text {n}" for n in numbers])
+        for number, vector in zip(numbers, vectors, strict=True):
             if vector is not None:
                 assert vector.tolist() == [number] * 384
-        yield batch, sum(vector is not None for vector in found)
+        yield batch, sum(vector is not None for vector in vectors)
 
 
 def test_a_vector_is_returned_bit_for_bit() -> None:
@@ -65,8 +65,8 @@ def test_vectors_are_in_the_order_of_the_texts_and_missing_ones_are_none() -> No
     cache = VectorCache("e")
     assert cache.get(["x", "y"]) == [None, None]
     cache.put(["x", "y"], np.array([[1.0], [2.0]], dtype=np.float32))
-    found = cache.get(["y", "nowhere", "x", "y"])
-    assert [None if vector is None else vector.item() for vector in found] == [2.0, None, 1.0, 2.0]
+    vectors = cache.get(["y", "nowhere", "x", "y"])
+    assert [None if vector is None else vector.item() for vector in vectors] == [2.0, None, 1.0, 2.0]
     assert cache.get([]) == []
 
 
@@ -91,8 +91,8 @@ def test_a_text_stored_twice_keeps_its_first_vector() -> None:
 def test_more_texts_than_fit_into_one_query_are_returned() -> None:
     texts = [f"text {i}" for i in range(30_001)]
     VectorCache("e").put(texts, np.arange(30_001, dtype=np.float32)[:, None])
-    found = VectorCache("e").get(texts)
-    assert [vector.item() for vector in found if vector is not None] == list(range(30_001))
+    vectors = VectorCache("e").get(texts)
+    assert [vector.item() for vector in vectors if vector is not None] == list(range(30_001))
 
 
 def test_the_environment_sets_the_folder(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

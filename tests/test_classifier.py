@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_encoder import CHAT_TEMPLATE, _tokenizer
+from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError
 from pluralign.models import batches
@@ -34,7 +34,7 @@ def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
-    tokenizer = _tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -51,7 +51,7 @@ def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
 def write_llama(folder: Path, kind: str = "SequenceClassification", template: bool = True, **config: Any) -> Path:
     """Write a decoder; its texts end in </s>, and it has no padding token unless ``config`` gives one."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = _tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    tokenizer = word_tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = CHAT_TEMPLATE if template else None
     tokenizer.save_pretrained(folder)
     torch.manual_seed(7)

@@ -44,7 +44,7 @@ def a_card(member: int = 0, leans: tuple[Lean, ...] = (), **words: Any) -> Profi
 
 def explained(ensemble: RewardEnsemble, card: Profile, margin: float = 1.0) -> MemberVote:
     """The vote of member 0, which prefers LONG if the margin is above 0."""
-    return explain_votes(ensemble, [card], "Tea?", (LONG, SHORT), [[margin, 0, 0], [0, 0, 0]])[0]
+    return explain_votes(ensemble, [card], "Tea?", (LONG, SHORT), [[margin, 0.0, 0.0], [0.0, 0.0, 0.0]])[0]
 
 
 def test_a_lean_in_the_votes_direction_explains_it(ensemble: RewardEnsemble) -> None:

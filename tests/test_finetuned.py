@@ -168,9 +168,9 @@ def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
     evidence = load_held_out(folder)
     texts = [(p, r) for p in evidence.preferences.prompts[:1] for r in evidence.preferences.responses[:1]]
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
-    found = certify(whole, evidence)
-    assert found.theorem_4.fixed_features is False
-    assert "The features were learned from the same votes, which it does not cover." in found.theorem_4.here
+    certificate = certify(whole, evidence)
+    assert certificate.theorem_4.fixed_features is False
+    assert "The features were learned from the same votes, which it does not cover." in certificate.theorem_4.here
 
 
 def test_outputs_are_not_clipped_but_other_features_are() -> None:

@@ -14,8 +14,6 @@ from pluralign.answering.generate import generate, prompt_seed
 from pluralign.answering.prompt_sources import Failure
 from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments.rehearsal import write_tiny_model
-from pluralign.models import causal
-from pluralign.models.causal import LocalModel
 from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
 from pluralign.votes.candidates import load_candidates
@@ -61,17 +59,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
+# --- with a model ---------------------------------------------------------------------------------------------------
 
 
 def test_every_prompt_gets_its_distinct_responses(model: str, tmp_path: Path) -> None:
     done = generate([*PROMPTS, CHAT], tmp_path / "c.jsonl", model, 5, **SHORT)
     found = load_candidates(tmp_path / "c.jsonl")
-    assert [one.prompt for one in found] == [*PROMPTS, CHAT]
-    assert [len(one.responses) for one in found] == [5] * 4
-    assert not any(one.repeats for one in found)
+    assert [row.prompt for row in found] == [*PROMPTS, CHAT]
+    assert [len(row.responses) for row in found] == [5] * 4
+    assert not any(row.repeats for row in found)
     assert (done.lines, done.responses, done.short, done.failed) == (4, 20, 0, [])
-    assert {word for one in found for text in one.responses for word in text.split()} <= {*WORDS.split()}
+    assert {word for row in found for text in row.responses for word in text.split()} <= {*WORDS.split()}
 
 
 def test_the_responses_to_a_prompt_do_not_depend_on_the_others(model: str, tmp_path: Path) -> None:
@@ -86,71 +84,12 @@ def test_a_different_seed_gives_different_responses(model: str, tmp_path: Path) 
     assert lines(tmp_path / "a.jsonl")[0]["responses"] != lines(tmp_path / "b.jsonl")[0]["responses"]
 
 
-def test_sampling_does_not_change_the_callers_random_state(model: str) -> None:
-    torch = importlib.import_module("torch")
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    LocalModel(model).sample("tea ?", 2, SamplingOptions(max_new_tokens=3), seed=0)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_samples_follow_the_models_probabilities_at_the_temperature(model: str) -> None:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    network = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
-    ids = tokenizer("<|user|> tea ? <|end|> <|assistant|> ", add_special_tokens=False, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        expected = torch.softmax(network(ids).logits[0, -1] / 0.05, dim=-1)
-    n = 1500
-    options = SamplingOptions(temperature=0.05, max_new_tokens=1)
-    said = [completion.text for completion in LocalModel(model).sample("tea ?", n, options, seed=5)]
-    assert len(said) == n
-    for token, share in enumerate(expected.tolist()):
-        word = tokenizer.decode([token], skip_special_tokens=True)
-        if word:
-            error = (share * (1 - share) / n) ** 0.5
-            assert abs(said.count(word) / n - share) <= 4.5 * error + 1e-9, word
-
-
-def test_top_p_excludes_unlikely_tokens(model: str) -> None:
-    said = LocalModel(model).sample("tea ?", 40, SamplingOptions(top_p=1e-6, max_new_tokens=2), seed=5)
-    assert len(set(said)) == 1
-
-
-def test_the_models_own_sampling_settings_are_ignored(model: str, tmp_path: Path) -> None:
-    transformers = importlib.import_module("transformers")
-    folder = tmp_path / "greedy"
-    network = transformers.AutoModelForCausalLM.from_pretrained(model)
-    network.generation_config = transformers.GenerationConfig(do_sample=True, top_k=1, repetition_penalty=3.0)
-    network.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    options = SamplingOptions(max_new_tokens=4)
-    assert LocalModel(str(folder)).sample("tea ?", 6, options, 1) == LocalModel(model).sample("tea ?", 6, options, 1)
-
-
-def test_running_out_of_memory_halves_the_batch(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = importlib.import_module("torch")
-    local, sizes, whole = LocalModel(model), [], LocalModel.continuations
-
-    def limited(self: LocalModel, tokens: Any, n: int, options: SamplingOptions) -> Any:
-        sizes.append(n)
-        if n > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(self, tokens, n, options)
-
-    monkeypatch.setattr(LocalModel, "continuations", limited)
-    monkeypatch.setattr(causal, "SAMPLES_AT_ONCE", 8)
-    local._at_once = 8
-    assert len(local.sample("tea ?", 7, SamplingOptions(max_new_tokens=2), seed=0)) == 7
-    assert sizes == [7, 4, 2, 2, 2, 1]
-
-
 def test_a_prompt_longer_than_the_context_fails_alone(model: str, tmp_path: Path) -> None:
     long = "tea " * 600
     done = generate([long, "tea ?"], tmp_path / "c.jsonl", model, 2, **SHORT)
     assert [failure.prompt for failure in done.failed] == [long]
     assert "603 tokens and the response up to 6, but the model reads 512" in done.failed[0].error
-    assert [one.prompt for one in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
+    assert [row.prompt for row in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
 
 
 def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str, tmp_path: Path) -> None:
@@ -164,17 +103,6 @@ def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str
     done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
     assert "chat template rejects the prompt (one turn only)" in done.failed[0].error
     assert done.lines == 1
-
-
-def test_a_response_counts_as_cut_off_if_more_tokens_would_follow(model: str) -> None:
-    local = LocalModel(model)
-    short, long = (local.sample("tea ?", 32, SamplingOptions(max_new_tokens=n), seed=0) for n in (6, 18))
-    ended = [completion.finish_reason == "stop" for completion in short]
-    assert [completion.cut_off for completion in short] == [not end for end in ended]
-    assert 0 < sum(ended) < 32
-    goes_on = [len(more.text) > len(completion.text) for completion, more in zip(short, long, strict=True)]
-    assert not any(end and more for end, more in zip(ended, goes_on, strict=True))
-    assert sum(goes_on) > 0.8 * (32 - sum(ended)), "all but those whose next token is the end token"
 
 
 def test_files_of_earlier_versions_can_be_resumed(tmp_path: Path) -> None:
@@ -289,7 +217,7 @@ def test_the_command_writes_candidates_and_lists_failures(model: str, write_json
     assert done.returncode == 1, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["lines"], facts["responses"], len(facts["failed"])) == (2, 6, 1)
-    assert [one.prompt for one in load_candidates(out)] == ["tea ?", "rum ?"]
+    assert [row.prompt for row in load_candidates(out)] == ["tea ?", "rum ?"]
     code, shown, bar = run_in_terminal(*arguments)
     assert code == 1
     assert "6 responses to 2 of 2 prompts" in shown

@@ -38,21 +38,21 @@ def test_each_line_gets_its_rewards_in_order_for_any_batch_size(batch: int, monk
     monkeypatch.setattr(lines_module, "LINES_PER_BATCH", batch)
     ensemble = some_ensemble()
     texts = ["Yes.", "I might, perhaps.", "", "Yes.", "No!\n- never"]
-    found = list(score(ensemble, lines(*({"prompt": "Tea?", "response": text} for text in texts)), "texts"))
+    results = list(score(ensemble, lines(*({"prompt": "Tea?", "response": text} for text in texts)), "texts"))
     expected = ensemble.rewards([("Tea?", text) for text in texts])
-    assert [set(line) for line in found] == [{"rewards"}] * 5
-    np.testing.assert_allclose([line["rewards"] for line in found], expected, rtol=1e-9)
-    assert found[0] == found[3]
+    assert [set(line) for line in results] == [{"rewards"}] * 5
+    np.testing.assert_allclose([line["rewards"] for line in results], expected, rtol=1e-9)
+    assert results[0] == results[3]
 
 
 @pytest.mark.parametrize("batch", [2, 256])
 def test_each_pair_gets_the_votes_and_shares_of_the_ensemble(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "LINES_PER_BATCH", batch)
     ensemble, votes = some_ensemble(), town_hall(24).preferences
-    found = list(compare(ensemble, lines(*votes.to_records()), "pairs"))
-    np.testing.assert_array_equal([line["votes"] for line in found], ensemble.votes(votes))
-    np.testing.assert_allclose([line["prob_hat"] for line in found], ensemble.prob_hat(votes), atol=1e-12)
-    np.testing.assert_allclose([line["prob_policy"] for line in found], ensemble.prob_hat(votes, "policy"), atol=1e-9)
+    results = list(compare(ensemble, lines(*votes.to_records()), "pairs"))
+    np.testing.assert_array_equal([line["votes"] for line in results], ensemble.votes(votes))
+    np.testing.assert_allclose([line["prob_hat"] for line in results], ensemble.prob_hat(votes), atol=1e-12)
+    np.testing.assert_allclose([line["prob_policy"] for line in results], ensemble.prob_hat(votes, "policy"), atol=1e-9)
 
 
 def test_swapped_responses_get_the_complementary_share() -> None:
@@ -69,9 +69,9 @@ def test_swapped_responses_get_the_complementary_share() -> None:
 
 
 def test_an_empty_stream_gives_no_lines_and_blank_lines_are_skipped() -> None:
-    for nothing in ([], ["", "  "]):
-        assert list(score(some_ensemble(), lines(*nothing), "texts")) == []
-        assert list(compare(some_ensemble(), lines(*nothing), "pairs")) == []
+    for empty in ([], ["", "  "]):
+        assert list(score(some_ensemble(), lines(*empty), "texts")) == []
+        assert list(compare(some_ensemble(), lines(*empty), "pairs")) == []
     assert len(list(score(some_ensemble(), lines("", {"prompt": "x", "response": "a"}, ""), "texts"))) == 1
 
 
@@ -79,10 +79,10 @@ def test_chats_messages_and_gzip_are_supported() -> None:
     ensemble = some_ensemble(encoder="hashing")
     message = [{"role": "assistant", "content": "Yes, rum."}]
     stream = lines({"prompt": CHAT, "response": "Yes, rum."}, {"prompt": CHAT, "response": message, "more": 1})
-    found = list(score(ensemble, io.BytesIO(gzip.compress(stream.getvalue())), "texts"))
+    results = list(score(ensemble, io.BytesIO(gzip.compress(stream.getvalue())), "texts"))
     chat = tuple(Message(turn["role"], turn["content"]) for turn in CHAT)
-    np.testing.assert_allclose(found[0]["rewards"], ensemble.rewards([(chat, "Yes, rum.")])[0], rtol=1e-9)
-    assert found[0] == found[1]
+    np.testing.assert_allclose(results[0]["rewards"], ensemble.rewards([(chat, "Yes, rum.")])[0], rtol=1e-9)
+    assert results[0] == results[1]
     (compared,) = compare(ensemble, lines(pair("Yes.", "No.", CHAT)), "pairs")
     assert len(compared["votes"]) == 3
 
@@ -102,9 +102,9 @@ def test_results_are_yielded_before_the_stream_ends(monkeypatch: pytest.MonkeyPa
             buffer[: len(line)] = line
             return len(line)
 
-    found = score(some_ensemble(), io.BufferedReader(Endless()), "texts")
+    results = score(some_ensemble(), io.BufferedReader(Endless()), "texts")
     for _ in range(9):
-        next(found)
+        next(results)
     assert read < 30
 
 

@@ -803,7 +803,7 @@ def test_a_failed_download_raises_one_sentence_with_the_folder_form(name: str, m
         load(name)
     hub, _, patterns = HUBS[name]
     assert str(caught.value) == (
-        f"hf:{hub}: the hub did not give it (ConnectionError: no route to host); check the network, or copy "
+        f"hf:{hub}: the download from the hub failed (ConnectionError: no route to host); check the network, or copy "
         f"its files ({', '.join(patterns)}) into a folder and use {name}:FOLDER."
     )
 

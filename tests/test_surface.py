@@ -52,10 +52,10 @@ def test_each_feature_equals_its_count(name: str, text: str, expected: float) ->
 
 
 def test_an_empty_text_has_no_words_and_counts_as_one_sentence() -> None:
-    found = dict(zip(NAMES, surface_features([""])[0].tolist(), strict=True))
-    assert found.pop("no words") == 1.0
-    assert found.pop("log sentences") == pytest.approx(log(2))
-    assert set(found.values()) == {0.0}
+    features = dict(zip(NAMES, surface_features([""])[0].tolist(), strict=True))
+    assert features.pop("no words") == 1.0
+    assert features.pop("log sentences") == pytest.approx(log(2))
+    assert set(features.values()) == {0.0}
 
 
 def test_words_may_be_in_any_alphabet() -> None:
@@ -82,6 +82,6 @@ def test_any_text_has_finite_features_that_do_not_depend_on_other_texts(several:
 
 
 def test_a_very_long_text_has_finite_features() -> None:
-    found = surface_features(["word, " * 200_000])
-    assert np.isfinite(found).all()
-    assert found[0, NAMES.index("commas")] == pytest.approx(1.0)
+    features = surface_features(["word, " * 200_000])
+    assert np.isfinite(features).all()
+    assert features[0, NAMES.index("commas")] == pytest.approx(1.0)

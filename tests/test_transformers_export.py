@@ -12,7 +12,7 @@ import pytest
 from conftest import run
 from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
-from test_encoder import WORDS
+from tiny import ENCODER_WORDS as WORDS
 
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
@@ -514,7 +514,9 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(hugging_face, "upload_folder", fail)
-    with pytest.raises(DataError, match=r"did not take it \(ConnectionError: no route to host\).*is whole in"):
+    with pytest.raises(
+        DataError, match=r"upload to the hub failed \(ConnectionError: no route to host\).*is complete in"
+    ):
         export(joint, tmp_path / "kept", push_to_hub="my-org/rewards")
     assert (tmp_path / "kept" / "model.safetensors").is_file()
 

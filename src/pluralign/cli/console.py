@@ -33,12 +33,14 @@ def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
 
 
 def show(parts: Iterable["RenderableType"]) -> None:
-    """Print each part on stdout; as plain text if stdout is no terminal. Strings are not wrapped."""
+    """Print each part on stdout; as plain text if stdout is no terminal. Strings and ``no_wrap`` texts keep lines."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False)
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        keeps_lines = isinstance(part, str) or (isinstance(part, Text) and bool(part.no_wrap))
+        console.print(part, markup=False, soft_wrap=keeps_lines)
 
 
 def print_json(result: Any) -> None:

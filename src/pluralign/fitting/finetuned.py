@@ -16,6 +16,7 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.options import changed_options
+from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
@@ -163,7 +164,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
             f"there are {len(names)} training prompts, and at least {MIN_PROMPTS} are needed",
             remedy="give votes on more prompts, so that some can be held out for validation",
         )
-    order = np.random.default_rng([seed, 6]).permutation(names)
+    order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
     return np.isin(prompt, order[: max(1, len(names) // 10)])
 
 

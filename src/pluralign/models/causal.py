@@ -84,12 +84,12 @@ def token_log_probs(
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     can_keep = "logits_to_keep" in inspect.signature(inner.forward).parameters
     logits = model(**inputs, **({"logits_to_keep": keep} if can_keep else {})).logits[:, -keep:]
-    found = []
+    log_probs = []
     for row, (context, ids) in enumerate(zip(contexts, responses, strict=True)):
         first = len(context) - 1 - (length - keep)  # the logits of a token stand at the token before it
         predicted = torch.log_softmax(logits[row, first : first + len(ids)].float() / temperature, dim=-1)
-        found.append(predicted.gather(1, torch.tensor(ids, device=predicted.device)[:, None])[:, 0])
-    return found
+        log_probs.append(predicted.gather(1, torch.tensor(ids, device=predicted.device)[:, None])[:, 0])
+    return log_probs
 
 
 def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:

@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training import streams
 from pluralign.training.bradley_terry import directions_with, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
@@ -144,7 +144,7 @@ class _Problem:
 
 def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
     """Train one ensemble per entry of ``sizes``, all in one pass; return the members of each, ``(m, k)``."""
-    rng = np.random.default_rng([seed, streams.JOINT])
+    rng = random_stream(seed, JOINT)
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.teacher[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
@@ -203,7 +203,7 @@ def _random_start(
 
     The largest ensembles use the random numbers that they would use alone, so smaller ones beside them change nothing.
     """
-    draws = {k: rng if k == max(sizes) else np.random.default_rng([seed, streams.JOINT, k]) for k in sizes}
+    draws = {k: rng if k == max(sizes) else random_stream(seed, JOINT, k) for k in sizes}
     m = len(teacher)
     starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
     theta = np.hstack(list(starts.values()))

@@ -37,7 +37,7 @@ def prune(
     data: OtherVotesOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the members farthest from the ensemble (Theorem 3), and report the cost.
+    """Remove the members furthest from the ensemble (Theorem 3), and report the cost.
 
     Examples:
         pluralign prune ensemble -o pruned

@@ -20,11 +20,11 @@ import transformers
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError
+from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
-from pluralign.training import streams
 from pluralign.training.finetune.base import BaseModel, load_base
 from pluralign.training.finetune.head import HeadFitter, Heads
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
@@ -125,7 +125,7 @@ class FinetuneRun:
     def trainer(self, training: Training, unfinished: Path, fit_head: bool) -> PairTrainer:
         """Return a trainer with a fresh model, whose head is fitted or random."""
         recipe, pairs = self.recipe, self.pairs
-        seed = [recipe.seed, streams.FINETUNE, *training.name.encode()]
+        seed = [recipe.seed, FINETUNE, *training.name.encode()]
         arguments = recipe.arguments(unfinished, self.micro_batch)
 
         def head(model: Any) -> FloatArray:
