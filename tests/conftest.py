@@ -1,4 +1,4 @@
-"""Fixtures and helpers that many tests share: files of votes, a fitted ensemble, a browser, the command line."""
+"""Fixtures and helpers that many tests use."""
 
 import io
 import json
@@ -23,7 +23,7 @@ WriteLines = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Give tests, and the commands they start, a cache of vectors apart from the user's."""
+    """Give tests, and the commands they start, a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -31,7 +31,7 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> WriteLines:
-    """Write records, or raw lines where they are text or bytes, to a .jsonl file."""
+    """Return a function that writes records, or raw lines of text or bytes, to a .jsonl file."""
 
     def write(records: Iterable[Mapping[str, Any] | str | bytes], name: str = "votes.jsonl") -> Path:
         path = tmp_path / name
@@ -46,7 +46,7 @@ def write_jsonl(tmp_path: Path) -> WriteLines:
 
 @pytest.fixture(scope="session")
 def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an ensemble of three members on surface features, with many held-out votes."""
+    """Return the folder of an ensemble of three members on surface features, with many held-out votes."""
     from pluralign import fit, town_hall
 
     path = tmp_path_factory.mktemp("ensemble")
@@ -62,7 +62,7 @@ BROWSER_FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A real headless Chromium, driven through Playwright."""
+    """Return a headless Chromium, controlled through Playwright."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if executable is None:
         reason = "no Chromium on this machine: install the package chromium to run browser tests"
@@ -78,7 +78,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
-    """Use one torch thread: for the tiny models of tests, more threads are slower."""
+    """Use one torch thread: more threads slow down the small models of the tests."""
     from pluralign.experiments.rehearsal import one_thread
 
     with one_thread(), pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def wide(**changes: Any) -> dict[str, Any]:
-    """One good row in the wide layout, with some columns changed; None removes a column."""
+    """Return a valid row in the wide layout, with some columns changed; None removes a column."""
     row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2} | changes
     return {name: value for name, value in row.items() if value is not None}
 

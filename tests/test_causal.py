@@ -1,14 +1,19 @@
-"""Sampling from a causal language model in this process."""
+"""Causal language models in this process: log-probabilities of responses, and sampling."""
 
 import importlib
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from test_classifier import ITEMS, write_llama
 
+from pluralign.core.errors import DataError
 from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.models import causal
-from pluralign.models.causal import LocalModel
+from pluralign.models.causal import LocalModel, response_log_prob, token_log_probs
+from pluralign.models.loading import load_model
 from pluralign.models.options import SamplingOptions
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
@@ -17,6 +22,41 @@ WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", [WORDS]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [True, False], ids=["chat", "plain"])
+def test_a_reference_gives_the_log_probability_of_the_response_and_its_end(tmp_path: Path, template: bool) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = write_llama(tmp_path / "reference", "CausalLM", template)
+    log_probs = response_log_prob(folder, ITEMS[:3])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    for value, (prompt, response) in zip(log_probs, ITEMS[:3], strict=True):
+        before = f"<s>user {prompt} </s>assistant " if template else f"{prompt}\n\n"
+        ids = tokenizer(before, add_special_tokens=not template)["input_ids"]
+        total = 0.0
+        for token in [*tokenizer(response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, -1].tolist()
+            total += logits[token] - math.log(math.fsum(map(math.exp, logits)))
+            ids.append(token)
+        assert value == pytest.approx(total, abs=1e-4)
+    with pytest.raises(DataError, match=r"a response has 65 tokens, but the model reads at most 64; leave"):
+        response_log_prob(folder, [("tea ?", "yes " * 64)])
+
+
+@pytest.mark.slow
+def test_token_log_probs_do_not_depend_on_the_batch_and_follow_the_temperature(tmp_path: Path) -> None:
+    torch = importlib.import_module("torch")
+    model, _ = load_model(write_llama(tmp_path / "reference", "CausalLM"), "AutoModelForCausalLM")
+    contexts, responses = [[1, 4, 5], [1], [1, 9, 8, 7, 6]], [[6, 2], [7, 8, 9, 10, 2], [2]]
+    with torch.inference_mode():
+        batch = token_log_probs(model, contexts, responses, temperature=0.7)
+        for together, context, response in zip(batch, contexts, responses, strict=True):
+            logits = model(torch.tensor([context + response])).logits[0, len(context) - 1 : -1] / 0.7
+            expected = torch.log_softmax(logits, dim=-1)[range(len(response)), response]
+            np.testing.assert_allclose(together.numpy(), expected.numpy(), atol=1e-5)
 
 
 def test_sampling_does_not_change_the_callers_random_state(model: str) -> None:

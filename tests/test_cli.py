@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WriteLines, run, run_in_terminal, run_process, wide
-from test_summary import by_hand, random_rows
+from test_summary import in_plain_python, random_rows
 
 from pluralign import __version__, town_hall
 from pluralign.cli.console import emit
@@ -25,7 +25,7 @@ INSPECT_KEYS = {
 }  # fmt: skip
 
 
-# --- in a process: streams and exit codes ---------------------------------------------------------------------------
+# --- in a process: streams and exit codes -----------------------------------------------------------------------------
 
 
 def test_json_goes_to_stdout_and_notes_to_stderr(write_jsonl: WriteLines) -> None:
@@ -59,7 +59,7 @@ def test_in_a_terminal_progress_goes_to_stderr_and_json_stays_clean(write_jsonl:
     assert "Reading" in shown
 
 
-# --- help, options and logging --------------------------------------------------------------------------------------
+# --- help, options and logging ----------------------------------------------------------------------------------------
 
 
 def test_help_lists_every_command_and_version_is_printed() -> None:
@@ -124,7 +124,7 @@ def test_a_view_is_not_drawn_if_json_is_printed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == '{"noise": null}\n'
 
 
-# --- inspect --------------------------------------------------------------------------------------------------------
+# --- inspect ----------------------------------------------------------------------------------------------------------
 
 
 def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -> None:
@@ -132,7 +132,7 @@ def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert set(summary) >= INSPECT_KEYS
-    for name, expected in by_hand(random_rows()).items():
+    for name, expected in in_plain_python(random_rows()).items():
         assert summary[name] == pytest.approx(expected, abs=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
     assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
 
 
-# --- demo -----------------------------------------------------------------------------------------------------------
+# --- demo -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

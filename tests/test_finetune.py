@@ -57,7 +57,7 @@ def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
     return load_preferences(str(path))
 
 
-# --- quality and losses ---------------------------------------------------------------------------------------------
+# --- quality and losses -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path) -> None:
     assert validation_pairs == record.data.train_prompts // 10
     assert record.tuning["steps"] == round(4 * (record.data.train_pairs - validation_pairs) / 64)
     assert len(record.seconds_members or []) == 1
-    assert ensemble.features.described()["outputs"] == 3
+    assert ensemble.features.to_json()["outputs"] == 3
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_running_figures_do_not_depend_on_micro_batches() -> None:
     assert 0 < min(whole.disagreement) < max(whole.disagreement) < 1
 
 
-# --- steps ----------------------------------------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def _out_of_memory(torch: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-# --- resuming -------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def model_bytes(folder: Path) -> list[bytes]:
@@ -285,7 +285,7 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
     np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
 
 
-# --- errors and notes -----------------------------------------------------------------------------------------------
+# --- errors and notes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

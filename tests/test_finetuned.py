@@ -18,7 +18,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
-from pluralign.features.finetuned import TunedFeatures, backbone_folder
+from pluralign.features.finetuned import FinetunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
@@ -75,7 +75,7 @@ ITEMS: list[Item] = [("so ?", "tea yes no"), ("so ?", "rum well"), ("fine ?", "t
 def test_rewards_equal_those_of_a_direct_pass(towns: dict[Any, Path], kind: tuple[str, bool]) -> None:
     folder, (method, lora) = towns[kind], kind
     ensemble = RewardEnsemble.load(folder)
-    assert isinstance(ensemble.features, TunedFeatures)
+    assert isinstance(ensemble.features, FinetunedFeatures)
     assert ensemble.features.lora == lora
     if method == "joint":
         expected = direct(folder / "backbone", 4, ITEMS)

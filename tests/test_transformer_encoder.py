@@ -181,7 +181,7 @@ def test_missing_or_truncated_weights_raise_data_error(
         assert "\n" not in str(caught.value)
 
 
-# --- batches on several cores ---------------------------------------------------------------------------------------
+# --- batches on several cores -----------------------------------------------------------------------------------------
 
 
 @given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), n_cores=st.integers(1, 8))

@@ -9,3 +9,13 @@ def shortened(text: str, length: int) -> str:
         'a long…'
     """
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def one_line(value: object, length: int = 200) -> str:
+    """Return the start of a text, or of an error's message, on one line.
+
+    Example:
+        >>> one_line(OSError("no route\\n to host"))
+        'no route to host'
+    """
+    return " ".join(str(value).split())[:length]

@@ -22,7 +22,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.fitting.judging import TestPairs, judge
 from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
 from pluralign.fitting.selection import choose_temperature
@@ -187,7 +187,7 @@ def _solve_members(train: Pairs, size: int, method: str, bound: float) -> Sequen
     return [Members(theta, simplex_least_squares(hard_votes(difference, theta), target))]
 
 
-def _single_reward_baselines(train: Pairs, check: Pairs, features: TunedFeatures) -> dict[str, Baseline]:
+def _single_reward_baselines(train: Pairs, check: Pairs, features: FinetunedFeatures) -> dict[str, Baseline]:
     """Return the single reward that was tuned beside the members: as it is, tempered, and with its opposite."""
     reward = np.eye(features.outputs)[:, features.outputs - 1 if features.method == "joint" else 0]
     z = scores(check.difference, reward)

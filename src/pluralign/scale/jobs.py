@@ -121,7 +121,7 @@ def encode(
     options = with_changes(options or EncodeOptions(), changes)
     folder = Path(folder).absolute()
     chosen = _absolute(options.encoder), options.layer, options.pooling, options.surface, options.precision
-    features = TextFeatures(*chosen).settled()
+    features = TextFeatures(*chosen).with_chosen_precision()
     encoder = features.load()
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")

@@ -97,7 +97,11 @@ def cluster(options: EngineOptions) -> Iterator[None]:
             ray.init(address=address, **quiet)
         else:
             cpus = options.workers * options.worker_cpus if options.workers else None
-            own = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            own: dict[str, Any] = {
+                "num_cpus": cpus,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+            }
             ray.init(address="local", **own, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         remedy = "check --address, and that the cluster has this version of Ray and Python"

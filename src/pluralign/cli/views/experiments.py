@@ -17,7 +17,7 @@ from pluralign.experiments.demo_story import DemoResult
 from pluralign.experiments.plan import Cost, Plan
 from pluralign.experiments.reproduce import Reproduction
 
-# --- demo -----------------------------------------------------------------------------------------------------------
+# --- demo -------------------------------------------------------------------------------------------------------------
 
 
 def story_page(story: DemoResult) -> Iterator[RenderableType]:
@@ -68,7 +68,7 @@ def _member_names(profiles: Sequence[Profile]) -> Table:
     return table
 
 
-# --- reproduce ------------------------------------------------------------------------------------------------------
+# --- reproduce --------------------------------------------------------------------------------------------------------
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:
