@@ -5,7 +5,9 @@ from typing import Any
 
 from griffe import Extension, Object
 
-DOCTEST = re.compile(r"^(?P<indent>[ ]*)>>> .*(?:\n(?P=indent)\S.*|\n(?P=indent)\.\.\. ?.*|\n(?P=indent)[ ]+\S.*)*", re.MULTILINE)
+DOCTEST = re.compile(
+    r"^(?P<indent>[ ]*)>>> .*(?:\n(?P=indent)\S.*|\n(?P=indent)\.\.\. ?.*|\n(?P=indent)[ ]+\S.*)*", re.MULTILINE
+)
 
 
 class FencedDoctests(Extension):

@@ -105,7 +105,12 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _output(line: str) -> str:
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb"}
     done = subprocess.run(  # noqa: S603
-        [sys.executable, "-m", *shlex.split(line)], cwd=_folder().name, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *shlex.split(line)],
+        cwd=_folder().name,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{line!r} failed:\n{done.stderr}")

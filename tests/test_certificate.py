@@ -1,4 +1,4 @@
-"""Certificates: every number against the definition, and intervals that hold where the truth is known."""
+"""Certificates: every number against its definition, and the coverage of intervals where the truth is known."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from pluralign import Certificate, RewardEnsemble, certify, fit, town_hall
 from pluralign.analysis.pruning import plan_pruning
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.theory.guarantees import bernstein_width, betting_interval, generalization_bound
 from pluralign.votes.preferences import PreferenceSet
 
@@ -26,13 +27,13 @@ def votes() -> PreferenceSet:
 
 
 @pytest.fixture(scope="module")
-def evidence(votes: PreferenceSet) -> HeldOutVotes:
+def held_out(votes: PreferenceSet) -> HeldOutVotes:
     return score_held_out(some_ensemble(), votes)
 
 
 @pytest.fixture(scope="module")
-def certificate(evidence: HeldOutVotes) -> Certificate:
-    return certify(some_ensemble(), evidence, epsilon=0.01, beta=3)
+def certificate(held_out: HeldOutVotes) -> Certificate:
+    return certify(some_ensemble(), held_out, epsilon=0.01, beta=3)
 
 
 @pytest.fixture(scope="module")
@@ -53,53 +54,54 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
     assert found.worth_annotators == pytest.approx(variance / found.own_error)
 
 
-def test_an_ensemble_of_the_very_people_is_worth_as_many_of_them() -> None:
-    """Three random people as members, judged by the votes of all others."""
+def test_k_random_people_as_members_count_as_k_annotators() -> None:
+    """Three random people are the members, evaluated on the votes of other people."""
     random = np.random.default_rng(0)
     n, k = 4000, 3
     true = random.random(n)
-    people = _asked(true, random, votes_per_pair=5)
+    people = _votes_on(true, random, votes_per_pair=5)
     members = (random.random((n, k)) < true[:, None]).astype(float)
     found = certify(some_ensemble(k=k).take(range(k), np.full(k, 1 / k)), _with_votes(people, members)).theorem_2
     assert found.worth_annotators == pytest.approx(k, rel=0.1)
     assert found.own_error == pytest.approx(found.random_error, rel=0.1)
 
 
-def test_theorem_3_is_what_pruning_would_do(evidence: HeldOutVotes, certificate: Certificate) -> None:
-    found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), evidence, beta=3)
+def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
+    found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), held_out, beta=3)
     assert (found.removed, found.bound, found.weight_bound) == (pruned.removed, pruned.bound, 0.5)
     assert found.names_outliers == (found.outlier_threshold < 1)
     assert found.informative == (found.bound < found.constant_half)
-    p, n = evidence.preferences.prob_a, evidence.preferences.n_votes
+    p, n = held_out.preferences.prob_a, held_out.preferences.n_votes
     assert found.constant_half == pytest.approx(np.mean((p - 0.5) ** 2 - p * (1 - p) / (n - 1)))
 
 
-def test_theorem_4_counts_what_the_fit_learned_from(folder: Path) -> None:
+def test_theorem_4_uses_the_training_pairs_of_the_fit(folder: Path) -> None:
     ensemble = RewardEnsemble.load(folder)
     found = certify(ensemble, load_held_out(folder), delta=0.1).theorem_4
-    data = ensemble.facts["data"]
-    assert (found.pairs, found.prompts) == (data["train_pairs"], data["train_prompts"])
+    data = ensemble.record.data
+    assert data is not None
+    assert (found.pairs, found.prompts) == (data.train_pairs, data.train_prompts)
     assert (found.d, found.k) == ensemble.members.theta.shape
     assert found.bound_pairs == found.bound_prompts == math.inf
     assert not found.informative
     assert generalization_bound(found.informative_from, found.d, 3, 0.1) < 1
     assert generalization_bound(found.narrow_from, found.d, 3, 0.1) < 0.05
-    last = ensemble.facts["history"][-1]
-    assert found.measured_gap == pytest.approx(last["test_brier"] - last["train_brier"])
-    assert "says nothing" in found.here
+    last = ensemble.record.history[-1]
+    assert found.measured_gap == pytest.approx(last.test_brier - last.train_brier)
+    assert "is vacuous" in found.here
 
 
-def test_theorem_4_says_something_of_enough_pairs(evidence: HeldOutVotes, certificate: Certificate) -> None:
+def test_theorem_4_is_informative_with_enough_pairs(held_out: HeldOutVotes, certificate: Certificate) -> None:
     enough = certificate.theorem_4.informative_from
-    facts = {"level": "vote", "data": {"train_pairs": enough, "train_prompts": 10}}
-    found = certify(replace(some_ensemble(), facts=facts), evidence).theorem_4
+    record = FitRecord(level="vote", data=DataSummary("", "", enough, 10, 0, 0))
+    found = certify(replace(some_ensemble(), record=record), held_out).theorem_4
     assert found.informative
     assert 0.99 < found.bound_pairs < 1
     assert found.bound_prompts == math.inf
     inputs = replace(some_ensemble().members.inputs, hidden=np.zeros((20, 0)), bias=np.zeros(0))
-    learned = replace(some_ensemble(), facts=facts, members=replace(some_ensemble().members, inputs=inputs))
-    assert not certify(learned, evidence).theorem_4.informative
-    assert "hidden layer" in certify(learned, evidence).theorem_4.here
+    learned = replace(some_ensemble(), record=record, members=replace(some_ensemble().members, inputs=inputs))
+    assert not certify(learned, held_out).theorem_4.informative
+    assert "hidden layer" in certify(learned, held_out).theorem_4.here
 
 
 def test_lemma_1_splits_the_brier_score(votes: PreferenceSet, certificate: Certificate) -> None:
@@ -112,45 +114,45 @@ def test_lemma_1_splits_the_brier_score(votes: PreferenceSet, certificate: Certi
     assert found.votes_per_pair == pytest.approx(n.mean())
 
 
-# --- held-out prompts -----------------------------------------------------------------------------------------------
+# --- held-out prompts -------------------------------------------------------------------------------------------------
 
 
-def _asked(
-    true: np.ndarray, random: np.random.Generator, votes_per_pair: int, pairs_a_prompt: int = 1
+def _votes_on(
+    true: np.ndarray, random: np.random.Generator, votes_per_pair: int, pairs_per_prompt: int = 1
 ) -> PreferenceSet:
-    """People's votes on pairs whose true shares are given, some pairs to a prompt."""
+    """Return random votes on pairs with the given true shares."""
     n = len(true)
     for_a = random.binomial(votes_per_pair, true)
     return PreferenceSet.from_indices(
-        [f"prompt {i}" for i in range(n // pairs_a_prompt)],
-        ["Yes.", "No."] + [f"Maybe {j}." for j in range(pairs_a_prompt)],
-        np.arange(n) // pairs_a_prompt,
+        [f"prompt {i}" for i in range(n // pairs_per_prompt)],
+        ["Yes.", "No."] + [f"Maybe {j}." for j in range(pairs_per_prompt)],
+        np.arange(n) // pairs_per_prompt,
         np.zeros(n, dtype=int),
-        1 + np.arange(n) % pairs_a_prompt,
+        1 + np.arange(n) % pairs_per_prompt,
         for_a,
         votes_per_pair - for_a,
     )
 
 
 def _with_votes(people: PreferenceSet, members: np.ndarray) -> HeldOutVotes:
-    """Evidence in which members vote as given; response a has reward 0 in every pair."""
+    """Return held-out votes whose members vote as given; response a has reward 0 in every pair."""
     items = people.items()
     rewards = np.zeros((len(items.prompt_index), members.shape[1]))
     rewards[items.b] = 0.5 - members
     return HeldOutVotes(people, rewards)
 
 
-def test_the_true_error_lies_in_its_range_as_often_as_promised() -> None:
-    """Prompts are easy or hard, and all pairs of a prompt are alike; two votes a pair make the noise large."""
+def test_the_interval_covers_the_true_error_as_often_as_stated() -> None:
+    """Prompts are easy or hard, and all pairs of a prompt are equal; two votes per pair make the noise large."""
     random = np.random.default_rng(3)
     prompts, each, delta = 50, 4, 0.2
     ensemble = some_ensemble(k=2).take([0, 1], [0.5, 0.5])
-    members = np.tile([[1.0, 1.0]], (prompts * each, 1))  # says 1 always
+    members = np.tile([[1.0, 1.0]], (prompts * each, 1))  # always predicts 1
     true_error = 0.5 * 0.0 + 0.5 * 0.3**2
     misses, narrowest = 0, 1.0
     for _ in range(60):
         true = np.repeat(np.where(random.random(prompts) < 0.5, 1.0, 0.7), each)
-        people = _asked(true, random, votes_per_pair=2, pairs_a_prompt=each)
+        people = _votes_on(true, random, votes_per_pair=2, pairs_per_prompt=each)
         found = certify(ensemble, _with_votes(people, members), delta=delta).held_out
         misses += not found.true_error.low <= true_error <= found.true_error.high
         narrowest = min(narrowest, found.true_error.high - found.true_error.low)
@@ -159,7 +161,7 @@ def test_the_true_error_lies_in_its_range_as_often_as_promised() -> None:
     assert narrowest < 0.4
 
 
-def test_ranges_count_prompts_not_pairs(votes: PreferenceSet, certificate: Certificate) -> None:
+def test_intervals_count_prompts_not_pairs(votes: PreferenceSet, certificate: Certificate) -> None:
     error = (some_ensemble().prob_hat(votes) - votes.prob_a) ** 2
     means = [error[votes.prompt_index == g].mean() for g in range(len(votes.prompts))]
     found = certificate.held_out
@@ -175,10 +177,10 @@ def test_ranges_count_prompts_not_pairs(votes: PreferenceSet, certificate: Certi
     assert (found.true_error.low, found.true_error.high) == pytest.approx((max(0, low), high), abs=1e-6)
 
 
-def test_being_better_than_a_constant_half_is_certified_pair_by_pair() -> None:
+def test_the_difference_to_constant_half_is_certified() -> None:
     random = np.random.default_rng(5)
     true = np.where(random.random(400) < 0.5, 0.9, 0.1)
-    people = _asked(true, random, votes_per_pair=3)
+    people = _votes_on(true, random, votes_per_pair=3)
     ensemble = some_ensemble(k=2).take([0, 1], [0.9, 0.1])
     right = np.column_stack([true > 0.5, true < 0.5]).astype(float)
     for members, sign in ((right, -1), (1 - right, 1)):
@@ -187,14 +189,14 @@ def test_being_better_than_a_constant_half_is_certified_pair_by_pair() -> None:
         assert found.difference.low <= expected <= found.difference.high
         assert sign * found.difference.low > 0
         assert sign * found.difference.high > 0
-        assert ("is better than" if sign < 0 else "is worse than") in found.here
+        assert ("is lower than" if sign < 0 else "is higher than") in found.here
         assert found.informative == (sign < 0)
 
 
-def test_many_prompts_make_a_certificate() -> None:
+def test_many_prompts_give_an_informative_bound() -> None:
     random = np.random.default_rng(4)
     true = np.where(random.random(3000) < 0.5, 0.95, 0.05)
-    people = _asked(true, random, votes_per_pair=5)
+    people = _votes_on(true, random, votes_per_pair=5)
     members = np.column_stack([true > 0.5, true > 0.5]).astype(float)
     found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, members)).held_out
     assert found.informative
@@ -202,14 +204,14 @@ def test_many_prompts_make_a_certificate() -> None:
     assert found.true_error.low <= 0.05**2 <= found.true_error.high < 0.01
 
 
-def test_each_level_is_certified_as_it_is_read(evidence: HeldOutVotes, certificate: Certificate) -> None:
-    facts = {**some_ensemble().facts, "level": "policy"}
-    found = certify(replace(some_ensemble(), facts=facts), evidence).held_out
-    shares = some_ensemble().prob_hat(evidence.preferences, "policy")
-    people = evidence.preferences
+def test_the_held_out_bound_uses_the_level_of_the_ensemble(held_out: HeldOutVotes, certificate: Certificate) -> None:
+    record = replace(some_ensemble().record, level="policy")
+    found = certify(replace(some_ensemble(), record=record), held_out).held_out
+    shares = some_ensemble().prob_hat(held_out.preferences, "policy")
+    people = held_out.preferences
     means = [np.mean((shares - people.prob_a)[people.prompt_index == g] ** 2) for g in range(len(people.prompts))]
     assert (found.level, certificate.held_out.level) == ("policy", "vote")
-    assert "read as policies" in found.here
+    assert "at the policy level" in found.here
     assert found.error.mean == pytest.approx(np.mean(means))
 
 
@@ -224,8 +226,8 @@ def test_single_votes_bound_the_error_from_above_only(votes: PreferenceSet) -> N
     assert math.isnan(found.theorem_2.own_error)
 
 
-def test_one_prompt_certifies_little_and_says_so() -> None:
-    people = _asked(np.full(6, 0.7), np.random.default_rng(0), votes_per_pair=5, pairs_a_prompt=6)
+def test_one_prompt_gives_no_informative_bound() -> None:
+    people = _votes_on(np.full(6, 0.7), np.random.default_rng(0), votes_per_pair=5, pairs_per_prompt=6)
     found = certify(some_ensemble(k=2).take([0, 1], [0.5, 0.5]), _with_votes(people, np.ones((6, 2))))
     assert found.held_out.prompts == 1
     assert not found.held_out.informative
@@ -234,7 +236,7 @@ def test_one_prompt_certifies_little_and_says_so() -> None:
     assert "nan" not in "".join(getattr(found, part).here for part in PARTS)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_certify_prints_one_json_object(folder: Path) -> None:
@@ -247,23 +249,23 @@ def test_certify_prints_one_json_object(folder: Path) -> None:
     assert facts["theorem_4"]["bound_pairs"] is None
 
 
-def test_certify_says_of_each_theorem_whether_it_says_anything(folder: Path, tmp_path: Path) -> None:
+def test_certify_shows_whether_each_theorem_is_informative(folder: Path, tmp_path: Path) -> None:
     town_hall(200, seed=5).preferences.save(tmp_path / "others.jsonl")
     for arguments, place in (((), "its held-out votes"), ((tmp_path / "others.jsonl",), "others.jsonl")):
         done = run("certify", folder, *arguments)
         assert (done.returncode, done.stderr) == (0, "")
         assert place in done.stdout
-        for name in ("Theorem 2", "Theorem 3", "Theorem 4", "Lemma 1", "Beyond the paper"):
+        for name in ("Theorem 2", "Theorem 3", "Theorem 4", "Lemma 1", "Held-out prompts"):
             assert name in done.stdout
-        assert done.stdout.count("says something here") + done.stdout.count("says nothing useful here") == 5
+        assert done.stdout.count(": informative") + done.stdout.count(": vacuous here") == 5
 
 
 @pytest.mark.parametrize(
     ("option", "value", "match"),
     [("epsilon", 0.0, "epsilon"), ("delta", 1.0, "delta"), ("beta", 1.0, "at least 2")],
 )
-def test_numbers_that_no_theorem_takes_are_refused(
-    evidence: HeldOutVotes, option: str, value: float, match: str
+def test_parameters_outside_their_range_are_rejected(
+    held_out: HeldOutVotes, option: str, value: float, match: str
 ) -> None:
     with pytest.raises(UsageError, match=match):
-        certify(some_ensemble(), evidence, **{option: value})  # type: ignore[arg-type]
+        certify(some_ensemble(), held_out, **{option: value})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Diversity and case studies by hand, and the commands that show them."""
+"""Diversity and case studies, checked by hand, and their commands."""
 
 import json
 from dataclasses import asdict
@@ -22,7 +22,7 @@ LISTS = [Candidates(line["prompt"], tuple(line["responses"])) for line in town_c
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ensemble with held-out votes, as fit leaves them."""
+    """An ensemble with held-out votes, as ``fit`` saves them."""
     path = tmp_path_factory.mktemp("ensemble")
     ensemble = some_ensemble()
     ensemble.save(path)
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_tau_is_the_mean_over_prompts_of_scipys() -> None:
+def test_tau_is_the_mean_of_scipys_tau_over_prompts() -> None:
     ensemble = some_ensemble()
     found = measure_diversity(ensemble, [*LISTS, Candidates("Tea?", ("Yes.",))])
     taus = []
@@ -57,7 +57,7 @@ def test_tops_count_the_first_choices_of_members_with_weight() -> None:
     assert tops.distinct_if_random == pytest.approx((3 * (1 - (2 / 3) ** 2) + 1.5) / 2)
 
 
-def test_copies_and_opposites_are_named() -> None:
+def test_near_copies_and_near_opposites_are_listed() -> None:
     ensemble = some_ensemble()
     reward = np.arange(6.0)
     rewards = [np.stack([reward, 2 * reward, -reward], axis=1)]
@@ -67,7 +67,7 @@ def test_copies_and_opposites_are_named() -> None:
     assert found.near_copies[0].weight == pytest.approx(ensemble.weights[:2].sum())
 
 
-def test_held_out_rewards_are_those_of_the_texts() -> None:
+def test_stored_rewards_equal_freshly_scored_ones() -> None:
     ensemble, votes = some_ensemble(), town_hall(80).preferences
     lists, rewards = held_out_candidates(score_held_out(ensemble, votes))
     assert lists == candidates_of(votes, 3)
@@ -94,7 +94,7 @@ def test_the_most_divided_prompts_come_first() -> None:
     assert case_studies(some_ensemble(), LISTS, n=2) == cases[:2]
 
 
-def test_prompts_are_chosen_by_text_or_number() -> None:
+def test_case_studies_are_selected_by_text_or_number() -> None:
     word = LISTS[4].prompt_text[:30].upper()
     assert [case.number for case in case_studies(some_ensemble(), LISTS, containing=word)] == [5]
     with pytest.raises(UsageError, match="no prompt contains 'zebra'"):
@@ -103,7 +103,7 @@ def test_prompts_are_chosen_by_text_or_number() -> None:
         case_studies(some_ensemble(), LISTS, numbers=[7])
 
 
-def test_nothing_to_rank_is_refused() -> None:
+def test_a_single_response_cannot_be_ranked() -> None:
     with pytest.raises(UsageError, match="at least two different responses"):
         measure_diversity(some_ensemble(), [Candidates("Tea?", ("Yes.",))])
     with pytest.raises(UsageError, match="of 2 members, but the ensemble has 3"):
@@ -126,7 +126,7 @@ def test_diversity_reads_held_out_prompts_and_draws_a_heat_map(folder: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "Kendall's τ between members" in done.stdout
     assert "its held-out prompts" in done.stdout
-    assert "the members' choices among" in done.stdout
+    assert "first choices among" in done.stdout
 
 
 def test_profile_shows_a_card_for_each_member(folder: Path) -> None:

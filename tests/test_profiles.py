@@ -1,4 +1,4 @@
-"""Cards say what hand-made members were made to like, and nothing of members that like nothing."""
+"""Cards describe the preferences that members were given, and claim nothing about random members."""
 
 import functools
 import json
@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pluralign.analysis import profiles
-from pluralign.analysis.leans import adjusted_mean, within
-from pluralign.analysis.profiles import NOTHING, Profile, member_profiles
+from pluralign.analysis import leans
+from pluralign.analysis.leans import adjusted_mean, sample_prompts
+from pluralign.analysis.profiles import NO_CLAIMS, Profile, member_profiles
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES, TownHall, town_hall
+from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
+from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 Rewards = npt.NDArray[np.float64]
 
@@ -26,8 +27,8 @@ def town() -> TownHall:
 
 
 @pytest.fixture(autouse=True)
-def traits_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "trait_values", lambda *texts: _traits(*map(tuple, texts)))
+def cached_traits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leans, "trait_values", lambda *texts: _traits(*map(tuple, texts)))
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def _traits(prompts: tuple[str, ...], responses: tuple[str, ...]) -> Rewards:
 
 
 def feature(name: str, seed: int = 0) -> Rewards:
-    """A reward for one thing that the town's answers are written with; ties are broken at random."""
+    """Return a reward for one attribute of the town hall's answers, with ties broken at random."""
     values = town().features[:, town().feature_names.index(name)]
     return values + 1e-3 * np.random.default_rng(seed).random(len(values))
 
@@ -46,29 +47,29 @@ def noise(seed: int) -> Rewards:
 
 
 def cards_of(*rewards: Rewards) -> list[Profile]:
-    """Cards of equally weighted members; in a town hall item i is response i."""
+    """Return the cards of members with equal weights; in a town hall item i is response i."""
     k = len(rewards)
     return member_profiles(np.full(k, 1 / k), HeldOutVotes(town().preferences, np.stack(rewards, axis=1)))
 
 
 @pytest.mark.parametrize(
     ("liked", "claim"),
-    [("length", "longer answers"), ("hedging", "hedged claims"), ("list", "lists"), ("warmth", "a warm manner"),
+    [("length", "longer answers"), ("hedging", "hedged claims"), ("list", "lists"), ("warmth", "a warm tone"),
      ("formality", "formal wording"), ("question_back", "asking questions"), ("compromise", "weighing both sides")],
 )  # fmt: skip
-def test_a_member_made_to_like_something_is_named_for_it(liked: str, claim: str) -> None:
-    likes, turned, indifferent = cards_of(feature(liked), -feature(liked), noise(1))
+def test_a_card_names_the_preference_of_its_member(liked: str, claim: str) -> None:
+    likes, reversed_, indifferent = cards_of(feature(liked), -feature(liked), noise(1))
     assert f"prefers {claim}" in likes.name.lower()
     leans = {lean.trait: lean for lean in likes.leans if lean.claim}
     lean = next(lean for lean in leans.values() if lean.claim == f"prefers {claim}")
-    opposite = turned.leans[KEYS.index(lean.trait)]
+    opposite = reversed_.leans[KEYS.index(lean.trait)]
     assert opposite.claim.startswith("prefers ")
     assert opposite.claim != lean.claim
     assert opposite.relative < -0.1 < 0.1 < lean.relative
     assert not indifferent.leans[KEYS.index(lean.trait)].claim
 
 
-def test_length_aside_a_lover_of_length_gets_no_credit_for_lists() -> None:
+def test_a_preference_for_length_is_not_a_preference_for_lists() -> None:
     longer, _ = cards_of(feature("length"), noise(0))
     lists = longer.leans[KEYS.index("structure")]
     assert not lists.claim
@@ -77,14 +78,14 @@ def test_length_aside_a_lover_of_length_gets_no_credit_for_lists() -> None:
     items = town().features[:, town().feature_names.index("list")]
     differ = items[votes.a_index] != items[votes.b_index]
     share = (raw * np.sign(items[votes.a_index] - items[votes.b_index]))[differ].mean()
-    assert share > 0.1 > abs(lists.own)  # without the control it would have looked like a taste
+    assert share > 0.1 > abs(lists.own)  # without the control it would look like a preference
 
 
-def test_the_camps_of_the_town_are_known_by_their_cards() -> None:
+def test_cards_recognize_the_camps_of_the_town() -> None:
     means = np.array([of_camps for of_camps, _ in TASTES.values()])
     larger = town_hall(1600)
-    evidence = HeldOutVotes(larger.preferences, larger.features @ means)
-    cards = dict(zip(CAMP_SHARES, member_profiles(list(CAMP_SHARES.values()), evidence), strict=True))
+    held_out = HeldOutVotes(larger.preferences, larger.features @ means)
+    cards = dict(zip(CAMP_SHARES, member_profiles(list(CAMP_SHARES.values()), held_out), strict=True))
     likes = {camp: {lean.trait for lean in card.likes} for camp, card in cards.items()}
     assert likes["gardeners"] & {"nature", "climate", "trees", "wildlife", "planet"}
     assert likes["ratepayers"] & {"taxes", "budget", "debt", "wages"}
@@ -94,7 +95,7 @@ def test_the_camps_of_the_town_are_known_by_their_cards() -> None:
     assert len({card.name for card in cards.values()}) == len(cards)
 
 
-def test_members_that_vote_at_random_get_no_claims() -> None:
+def test_random_members_get_no_claims() -> None:
     claims = [
         lean.claim
         for seed in range(4)
@@ -105,21 +106,21 @@ def test_members_that_vote_at_random_get_no_claims() -> None:
     assert claims == []
 
 
-def test_a_random_member_among_lovers_of_length_only_cares_less() -> None:
+def test_a_random_member_among_members_that_prefer_length_only_cares_less() -> None:
     *_, indifferent = cards_of(feature("length", 1), feature("length", 2), noise(0))
-    assert indifferent.name.startswith("Cares less for longer answers")
-    assert indifferent.description.startswith("Longer answers: it sides with that in 5")
+    assert indifferent.name.startswith("Cares less about longer answers")
+    assert indifferent.description.startswith("Longer answers: preferred in 5")
 
 
-def test_members_alike_are_told_apart_by_number() -> None:
-    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NOTHING} (member {j})" for j in (0, 1)]
+def test_equal_names_get_the_number_of_the_member() -> None:
+    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NO_CLAIMS} (member {j})" for j in (0, 1)]
     (alone,) = cards_of(feature("length"))
-    assert alone.name == NOTHING
+    assert alone.name == NO_CLAIMS
     assert alone.leans[0].own == pytest.approx(alone.leans[0].ensemble)
     assert alone.distinguishing == ()
 
 
-def test_a_lean_is_the_difference_in_how_often_more_is_chosen() -> None:
+def test_a_lean_is_a_difference_of_choice_rates() -> None:
     card = cards_of(feature("length"), noise(3))[0]
     votes = town().preferences
     words = np.array([len(str(text).split()) for text in votes.responses])
@@ -129,7 +130,7 @@ def test_a_lean_is_the_difference_in_how_often_more_is_chosen() -> None:
     assert lean.own - lean.ensemble == pytest.approx(lean.relative)
 
 
-def test_exchanging_a_and_b_changes_no_lean() -> None:
+def test_swapping_a_and_b_changes_no_lean() -> None:
     rewards = np.stack([feature("hedging"), feature("list"), noise(0)], axis=1)
     votes = town().preferences
     swapped = votes.swapped()
@@ -141,11 +142,11 @@ def test_exchanging_a_and_b_changes_no_lean() -> None:
         np.testing.assert_allclose([lean.z for lean in one.leans], [lean.z for lean in other.leans], atol=1e-9)
 
 
-def test_examples_are_what_they_say() -> None:
+def test_examples_match_rewards_and_votes() -> None:
     votes = town().preferences
     rewards = np.stack([feature("length"), noise(0), noise(1)], axis=1)
-    evidence, weights = HeldOutVotes(votes, rewards), np.array([0.2, 0.5, 0.3])
-    card = member_profiles(weights, evidence)[0]
+    held_out, weights = HeldOutVotes(votes, rewards), np.array([0.2, 0.5, 0.3])
+    card = member_profiles(weights, held_out)[0]
     of_text = dict(zip(votes.responses, rewards, strict=True))
     assert len(card.typical) == len(card.distinguishing) == 3
     for typical in card.typical:
@@ -169,7 +170,7 @@ def test_examples_are_what_they_say() -> None:
         assert pair.votes == votes.n_votes[row]
 
 
-def test_cards_are_json_and_few_prompts_make_no_claims() -> None:
+def test_cards_are_json_and_few_prompts_give_no_claims() -> None:
     votes = town().preferences[:40]
     rewards = np.array([[len(str(votes.responses[r])), -1.0] for r in votes.items().response_index], dtype=float)
     cards = member_profiles([0.5, 0.5], HeldOutVotes(votes, rewards))
@@ -177,13 +178,13 @@ def test_cards_are_json_and_few_prompts_make_no_claims() -> None:
     assert json.loads(json.dumps(asdict(cards[0])))["member"] == 0
 
 
-def test_rewards_of_other_members_are_refused() -> None:
+def test_the_number_of_weights_must_match_the_rewards() -> None:
     votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [3], [2])
     with pytest.raises(UsageError, match="2 members, but there are 3 weights"):
         member_profiles([0.5, 0.25, 0.25], HeldOutVotes(votes, np.zeros((2, 2))))
 
 
-def test_the_adjusted_mean_is_the_regressions_coefficient_with_its_clustered_error() -> None:
+def test_adjusted_mean_equals_regression_with_clustered_errors() -> None:
     random = np.random.default_rng(0)
     x, controls, clusters = random.choice([-1.0, 1.0], 90), random.standard_normal((90, 2)), np.arange(90) // 3
     y = np.stack([0.4 * x + controls @ [1.0, -1.0], controls[:, 0]], axis=1) + random.standard_normal((90, 2))
@@ -203,20 +204,20 @@ def test_the_score_statistic_is_standard_normal_without_an_effect() -> None:
     random = np.random.default_rng(1)
     clusters = np.repeat(np.arange(25), 4)
     x = random.choice([-1.0, 1.0], 100)
-    shared = np.repeat(random.standard_normal((25, 2000)), 4, axis=0)  # pairs of a prompt err together
+    shared = np.repeat(random.standard_normal((25, 2000)), 4, axis=0)  # errors are shared within a prompt
     z = adjusted_mean(shared + random.standard_normal((100, 2000)), x, np.empty((100, 0)), clusters).z
     assert z.std() == pytest.approx(1.0, abs=0.08)
     assert np.mean(np.abs(z) > 3) < 0.004
     assert np.isnan(adjusted_mean(shared, x, x[:, None], clusters).mean).all()
 
 
-def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
+def test_leans_use_the_sample_and_other_figures_use_all_votes() -> None:
     rewards = np.stack([feature("length"), noise(1)], axis=1)
     whole, weights = HeldOutVotes(town().preferences, rewards), [0.7, 0.3]
-    sample = within(whole, 100_000)
+    sample = sample_prompts(whole, 100_000)
     assert 10 < len(sample.preferences.prompts) < len(whole.preferences.prompts)
     found, of_sample, of_all = (
-        member_profiles(weights, whole, most_characters=100_000),
+        member_profiles(weights, whole, max_characters=100_000),
         member_profiles(weights, sample),
         member_profiles(weights, whole),
     )
@@ -226,15 +227,15 @@ def test_leans_are_those_of_the_sample_and_the_rest_of_all_votes() -> None:
         assert one.disagreement != some.disagreement
 
 
-def test_a_sample_has_whole_prompts_and_is_the_same_each_time() -> None:
+def test_a_sample_has_whole_prompts_and_is_deterministic() -> None:
     votes = town().preferences
     whole = HeldOutVotes(votes, np.stack([noise(1)], axis=1))
-    sample = within(whole, 50_000).preferences
-    assert sample == within(whole, 50_000).preferences
+    sample = sample_prompts(whole, 50_000).preferences
+    assert sample == sample_prompts(whole, 50_000).preferences
     drawn = set(sample.prompts)
     assert len(sample) == sum(votes.prompts[p] in drawn for p in votes.prompt_index)
     items = sample.items()
     read = sum(len(sample.prompts[p]) for p in items.prompt_index) + sum(map(len, sample.responses))
     assert 40_000 < read <= 50_000
-    assert len(within(whole, 1).preferences.prompts) == 1
-    assert within(whole, 10**9) is whole
+    assert len(sample_prompts(whole, 1).preferences.prompts) == 1
+    assert sample_prompts(whole, 10**9) is whole

@@ -1,6 +1,7 @@
 """The report and its figures."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -13,8 +14,10 @@ from conftest import run
 
 from pluralign import PreferenceSet, fit, town_hall
 from pluralign.analysis.report_data import ReportData, collect_report_data
+from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.record import Evaluation
 from pluralign.publishing.figures import as_svg, brier_by_size, save_figures, tau_heat_map
 from pluralign.publishing.report import draw_figures, page, report
 
@@ -38,9 +41,9 @@ def found(folder: Path, ensemble: RewardEnsemble) -> ReportData:
     return collect_report_data(ensemble, load_held_out(folder))
 
 
-def hostile(evidence: HeldOutVotes) -> HeldOutVotes:
-    """The same votes with texts that try to break out of a page."""
-    votes = evidence.preferences
+def hostile(held_out: HeldOutVotes) -> HeldOutVotes:
+    """Return the same votes with texts that contain scripts and closing tags."""
+    votes = held_out.preferences
     return HeldOutVotes(
         PreferenceSet.from_indices(
             [f"{HOSTILE} {prompt}" for prompt in votes.prompts],
@@ -48,12 +51,12 @@ def hostile(evidence: HeldOutVotes) -> HeldOutVotes:
             *(votes.prompt_index, votes.a_index, votes.b_index, votes.votes_a, votes.votes_b),
             name=HOSTILE,
         ),
-        evidence.rewards,
+        held_out.rewards,
     )
 
 
 class Tags(HTMLParser):
-    """Every tag that opens, and those left open at the end."""
+    """All opening tags, and those left open at the end."""
 
     VOID = ("meta", "br", "img", "use", "path", "rect", "link", "hr")
 
@@ -82,7 +85,7 @@ def tags(text: str) -> Tags:
     return parsed
 
 
-def test_every_section_is_there_and_every_link_leads_to_one(ensemble: RewardEnsemble, found: ReportData) -> None:
+def test_every_section_exists_and_is_linked(ensemble: RewardEnsemble, found: ReportData) -> None:
     text = page(ensemble, found)
     anchors = re.findall(r'<a href="#(\w+)"', text)
     assert anchors == ["votes", "calibration", "groups", "diversity", "members", "certificate", "cases", "reproduce"]
@@ -98,26 +101,34 @@ def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, fou
     assert "default-src 'none'" in text
 
 
-def test_the_figures_on_the_page_are_those_of_the_fit(ensemble: RewardEnsemble, found: ReportData) -> None:
+def test_the_page_shows_the_figures_of_the_fit(ensemble: RewardEnsemble, found: ReportData) -> None:
     text = page(ensemble, found)
-    facts = ensemble.facts
-    assert f"{facts['test']['brier']:.4f}" in text
-    for name, baseline in facts["baselines"].items():
-        assert f"<td>{baseline['brier']:.4f}</td>" in text, name
+    evaluation = evaluation_of(ensemble)
+    assert f"{evaluation.test.brier:.4f}" in text
+    for name, baseline in evaluation.baselines.items():
+        assert f"<td>{baseline.brier:.4f}</td>" in text, name
     for card in found.profiles:
         assert f"{card.member} · " in text
 
 
-def test_a_report_that_loses_to_soft_bt_says_so(ensemble: RewardEnsemble, found: ReportData) -> None:
-    rival = {**ensemble.facts["baselines"]["soft_bt"], "difference": {"mean": 0.01, "low": 0.002, "high": 0.02}}
-    facts = {**ensemble.facts, "baselines": {**ensemble.facts["baselines"], "soft_bt": rival}}
-    behind = page(ensemble, study_with(found, facts))
-    assert "One ordinary reward model read as a probability (soft BT) predicts shares better: " in behind
-    assert f"against {rival['brier']:.4f}, difference +0.0020 to +0.0200 (95 %)." in behind
+def test_the_page_reports_that_soft_bt_is_better(ensemble: RewardEnsemble, found: ReportData) -> None:
+    evaluation = evaluation_of(ensemble)
+    soft_bt = evaluation.baselines["soft_bt"]
+    rival = replace(soft_bt, difference=replace(soft_bt.difference, mean=0.01, low=0.002, high=0.02))
+    changed = replace(evaluation, baselines={**evaluation.baselines, "soft_bt": rival})
+    behind = page(ensemble, replace(found, record=replace(found.record, evaluation=changed)))
+    assert "Worse than one reward model read as a probability (soft BT): " in behind
+    assert f"against {rival.brier:.4f}, difference +0.0020 to +0.0200 (95 %)." in behind
 
 
-def study_with(found: ReportData, facts: Any) -> ReportData:
-    return ReportData(**{**vars(found), "facts": facts})
+def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
+
+
+def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnsemble, found: ReportData) -> None:
+    with pytest.raises(UsageError, match="no held-out figures: name votes with --data"):
+        page(ensemble, replace(found, record=replace(found.record, evaluation=None)))
 
 
 def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> None:
@@ -139,7 +150,7 @@ def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
-def test_a_browser_shows_hostile_texts_as_text(
+def test_a_browser_shows_hostile_texts_as_plain_text(
     ensemble: RewardEnsemble, folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
     path = report(
@@ -147,50 +158,50 @@ def test_a_browser_shows_hostile_texts_as_text(
     )
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests: list[str] = []
-    complaints: list[str] = []
+    messages: list[str] = []
     tab.on("request", lambda request: requests.append(request.url))
-    tab.on("console", lambda message: complaints.append(message.text))
-    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.on("console", lambda message: messages.append(message.text))
+    tab.on("pageerror", lambda error: messages.append(str(error)))
     tab.goto(path.as_uri())
     for summary in tab.query_selector_all("details > summary"):
         summary.click()
     assert tab.title() == "A town"
     assert requests == [path.as_uri()]
-    assert complaints == []
+    assert messages == []
     assert tab.evaluate("document.scripts.length + document.images.length") == 0
     assert "<script>document.title='owned'</script>" in tab.inner_text("#cases")
-    assert tab.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out sideways"
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width, "the page does not scroll sideways"
     assert all(box["width"] > 150 for box in (svg.bounding_box() for svg in tab.query_selector_all("figure svg")))
     dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(20, 22, 27)") == (scheme == "dark")
     tab.close()
 
 
-def test_drawings_use_the_colours_of_the_page(found: ReportData) -> None:
-    svg = as_svg(brier_by_size(found.facts), "Brier <by> size")
+def test_figures_use_css_variables_as_colours(found: ReportData) -> None:
+    svg = as_svg(brier_by_size(found.record, found.evaluation), "Brier <by> size")
     assert "var(--ensemble)" in svg
     assert "#2f6fde" not in svg
     assert 'aria-label="Brier &lt;by&gt; size"' in svg
 
 
-def test_a_drawing_is_the_same_twice(found: ReportData) -> None:
-    first, second = (as_svg(brier_by_size(found.facts), "") for _ in range(2))
+def test_drawing_is_deterministic(found: ReportData) -> None:
+    first, second = (as_svg(brier_by_size(found.record, found.evaluation), "") for _ in range(2))
     assert first == second
 
 
-def test_every_size_and_line_of_figure_2_is_drawn(found: ReportData) -> None:
-    drawing = brier_by_size(found.facts)
+def test_figure_2_has_every_size_and_line(found: ReportData) -> None:
+    drawing = brier_by_size(found.record, found.evaluation)
     (axes,) = drawing.axes
     curve, *lines = [np.asarray(line.get_xydata()) for line in axes.lines]
-    assert curve[:, 0].tolist() == [row["k"] for row in found.facts["history"]]
-    assert curve[:, 1].tolist() == [row["test_brier"] for row in found.facts["history"]]
+    assert curve[:, 0].tolist() == [row.k for row in found.record.history]
+    assert curve[:, 1].tolist() == [row.test_brier for row in found.record.history]
     heights = {round(float(line[0, 1]), 9) for line in lines}
-    expected = [found.facts["baselines"][name]["brier"] for name in ("floor", "constant_half", "soft_bt")]
-    assert heights == {round(value, 9) for value in [*expected, found.facts["test"]["noise"]]}
+    expected = [found.evaluation.baselines[name].brier for name in ("floor", "constant_half", "soft_bt")]
+    assert heights == {round(value, 9) for value in [*expected, found.evaluation.test.noise]}
 
 
 def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
-    drawing = tau_heat_map([[1.0, None], [None, 1.0]])
+    drawing = tau_heat_map([[1.0, math.nan], [math.nan, 1.0]])
     assert [text.get_text() for text in drawing.axes[0].texts] == ["1.00", "–", "–", "1.00"]
 
 
@@ -215,7 +226,7 @@ def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Pat
     assert "--k 3 --encoder none --test-fraction 0.4" in text
 
 
-def test_the_command_measures_on_other_votes(folder: Path, tmp_path: Path) -> None:
+def test_the_command_evaluates_on_other_votes(folder: Path, tmp_path: Path) -> None:
     other = town_hall(300, seed=5).preferences
     other.save(tmp_path / "other.jsonl")
     target = tmp_path / "report.html"
@@ -235,7 +246,7 @@ def test_the_command_ranks_given_candidates(folder: Path, tmp_path: Path) -> Non
     assert case["prompt"] == "Should we plant trees?"
 
 
-def test_a_folder_as_output_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_the_output_must_not_be_a_folder(folder: Path, tmp_path: Path) -> None:
     done = run("report", folder, "-o", tmp_path)
     assert done.returncode == 2
     assert "is a folder" in done.stderr

@@ -1,4 +1,4 @@
-"""Each trait rises where a reader would say so, and the town hall's own attributes are found in its texts."""
+"""Each trait is larger for texts with more of it, and follows the attributes of the town hall's texts."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def test_a_text_with_more_of_a_trait_scores_higher(key: str) -> None:
     assert more > less
 
 
-def test_every_trait_has_its_own_words() -> None:
+def test_traits_have_distinct_names() -> None:
     assert len({trait.key for trait in TRAITS}) == len(TRAITS) == 16
     phrases = [phrase for trait in TRAITS for phrase in (trait.more, trait.less)]
     assert len(set(phrases)) == len(phrases)
@@ -54,7 +54,7 @@ def test_every_trait_has_its_own_words() -> None:
      ("hedging", "hedging", 0.6), ("formality", "formality", 0.6), ("warmth", "warmth", 0.5),
      ("balance", "compromise", 0.7)],
 )  # fmt: skip
-def test_traits_follow_what_the_town_halls_texts_were_written_with(key: str, feature: str, least: float) -> None:
+def test_traits_correlate_with_the_attributes_of_town_hall_texts(key: str, feature: str, least: float) -> None:
     town = town_hall(200)
     votes = town.preferences
     prompts = [str(votes.prompts[p]) for p in votes.items().prompt_index]
@@ -62,14 +62,14 @@ def test_traits_follow_what_the_town_halls_texts_were_written_with(key: str, fea
     assert np.corrcoef(values, town.features[:, town.feature_names.index(feature)])[0, 1] > least
 
 
-def test_contractions_are_found_and_list_numbers_are_no_figures() -> None:
+def test_contractions_count_and_list_numbers_do_not() -> None:
     values = trait_values([""] * 4, ["I don't know", "I do not know", "1. tea\n2. rum", "- tea\n- rum"])
     assert values[0, KEYS.index("formality")] < values[1, KEYS.index("formality")] == 0
     assert values[2, KEYS.index("concreteness")] == values[3, KEYS.index("concreteness")] == 0
     assert values[2, KEYS.index("structure")] == values[3, KEYS.index("structure")] > 0
 
 
-def test_odd_texts_have_finite_traits() -> None:
+def test_unusual_texts_have_finite_traits() -> None:
     values = trait_values(["", "?", "x", "…"], ["", " \n", "12 %", "ÄÖ 漢字 🙂"])
     assert values.shape == (4, len(KEYS))
     assert np.isfinite(values).all()
@@ -77,7 +77,7 @@ def test_odd_texts_have_finite_traits() -> None:
 
 
 VADER = SentimentIntensityAnalyzer()
-TONED = (
+SENTIMENT_WORDS = (
     *(
         "good",
         "BAD",
@@ -99,20 +99,20 @@ TONED = (
 )
 
 
-@given(st.lists(st.sampled_from([*TONED, *SPECIAL_CASES]), max_size=25))
-def test_the_tone_is_vaders_own(words: list[str]) -> None:
+@given(st.lists(st.sampled_from([*SENTIMENT_WORDS, *SPECIAL_CASES]), max_size=25))
+def test_sentiment_equals_vaders(words: list[str]) -> None:
     text = " ".join(words)
     expected = VADER.polarity_scores(text)["compound"]
     assert trait_values([""], [text])[0, KEYS.index("sentiment")] == expected
 
 
-def test_a_long_text_takes_no_more_than_its_length_asks() -> None:
+def test_long_texts_take_linear_time() -> None:
     started = time.process_time()
     trait_values(["Tea?"], ["It is a good and lovely plan. " * 5000])
-    assert time.process_time() - started < 5  # VADER itself takes a minute
+    assert time.process_time() - started < 5  # VADER takes a minute
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     traits._vader.cache_clear()
     monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[report\]'"):

@@ -1,4 +1,4 @@
-"""Exports are what plain transformers, TRL and people read: the same rewards, the same head, a card that is true."""
+"""Exports: plain transformers and TRL get the same rewards, heads survive, and the card has the measured figures."""
 
 import importlib
 import json
@@ -12,18 +12,17 @@ import pytest
 from conftest import run
 from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
-from test_encoder import WORDS
+from tiny import ENCODER_WORDS as WORDS
 
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.json_values import without_nan
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.ensemble.record import DataSummary, FitRecord
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
-from pluralign.fitting.fit import evaluation_facts
 from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
 from pluralign.publishing.transformers_export import keep_outputs
@@ -31,7 +30,7 @@ from pluralign.votes.preferences import PreferenceSet
 
 WEIGHTS = [0.5, 0.2, 0.3]
 NASTY = "votes](x) <b>|`*_#.jsonl"
-"""Characters that would be markup in the card if they were not escaped."""
+"""Characters that are markup unless they are escaped."""
 
 
 def some_votes(folder: Path, prompts: int = 12) -> PreferenceSet:
@@ -52,7 +51,7 @@ def some_votes(folder: Path, prompts: int = 12) -> PreferenceSet:
 
 
 def write_adapter(folder: Path, base: Path, outputs: int, seed: int, keeps_head: bool = True) -> None:
-    """A LoRA adapter that changes what it is put on, with its head unless that is left out."""
+    """Write a LoRA adapter with random weights, with or without its head."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     peft = importlib.import_module("peft")
     torch.manual_seed(seed)
@@ -66,7 +65,7 @@ def write_adapter(folder: Path, base: Path, outputs: int, seed: int, keeps_head:
 
 
 def pad_as_fit_does(folder: Path) -> Path:
-    """Where there is no padding token, the token that ends a text pads."""
+    """Make the end-of-text token the padding token, as ``fit`` does without a padding token."""
     tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
@@ -74,9 +73,9 @@ def pad_as_fit_does(folder: Path) -> Path:
 
 
 def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int) -> RewardEnsemble:
-    """An ensemble of some outputs of the models that lie in ``folder``."""
+    """Save an ensemble of some outputs of the models in ``folder``."""
     described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
-    features = TunedFeatures(**described, folder=folder).identified()
+    features = FinetunedFeatures(**described, folder=folder).with_current_hashes()
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
     ensemble = RewardEnsemble(LinearMembers(identity_map(outputs), np.eye(outputs)[:, kept]), weights, features)
     ensemble.save(folder)
@@ -90,17 +89,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three members and a baseline that is none, as outputs of one model; held-out votes and figures beside them."""
+    """Three members and one unused output of one model, with held-out votes and figures."""
     folder = tmp_path_factory.mktemp("joint")
     pad_as_fit_does(write_llama(folder / "backbone", num_labels=4))
     ensemble = save_ensemble(folder, Path("my-org/my-llama"), "joint", False, [0, 1, 2], 4)
     votes = some_votes(folder)
     save_held_out(score_held_out(ensemble, votes), folder)
-    facts = without_nan(evaluation_facts(evaluate(ensemble, votes, groups=[])))
-    data = {"name": f"/secret/{NASTY}", "fingerprint": "ab12", "train_pairs": 100, "train_prompts": 25}
-    facts |= {"data": data | {"test_pairs": 48, "test_prompts": 12}, "options": {"k": 3}}
-    facts |= {"tuning": {"backbone": "/secret/llama"}, "notes": ["2 texts of /secret/llama are *longer*"]}
-    replace(ensemble, facts=facts).save(folder)
+    record = FitRecord(
+        evaluation=evaluate(ensemble, votes, groups=[]),
+        data=DataSummary(f"/secret/{NASTY}", "ab12", 100, 25, 48, 12),
+        options={"k": 3},
+        tuning={"backbone": "/secret/llama"},
+        notes=["2 texts of /secret/llama are *longer*"],
+    )
+    replace(ensemble, record=record).save(folder)
     return folder
 
 
@@ -114,7 +116,7 @@ def joint_lora(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "lora"])
 def stagewise(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
-    """Three members with a body each, the second of which was pruned."""
+    """Three members with one model each, the second of which was pruned."""
     folder = tmp_path_factory.mktemp("stagewise")
     for j in range(3):
         if request.param:
@@ -134,17 +136,17 @@ def chats_of_items() -> list[list[dict[str, str]]]:
 
 
 def plain_rewards(folder: Path) -> Any:
-    """What a user of plain transformers gets: the chat template, one text at a time."""
+    """Return the rewards of plain transformers, with the chat template and one text at a time."""
     tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder)
     texts = [tokenizer.apply_chat_template(chat, tokenize=False) for chat in chats_of_items()]
     return np.stack([alone(folder, text, special=False) for text in texts])
 
 
-# --- the same rewards -----------------------------------------------------------------------------------------------
+# --- the same rewards -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_an_ensemble_with_one_body_becomes_one_model_with_an_output_a_member(joint: Path, tmp_path: Path) -> None:
+def test_a_joint_ensemble_becomes_one_model_with_one_output_per_member(joint: Path, tmp_path: Path) -> None:
     done = export(joint, tmp_path / "out")
     expected = RewardEnsemble.load(joint).rewards(ITEMS)
     rewards = plain_rewards(tmp_path / "out")
@@ -159,7 +161,9 @@ def test_an_ensemble_with_one_body_becomes_one_model_with_an_output_a_member(joi
     assert config["problem_type"] == "regression"
     assert config["architectures"] == ["LlamaForSequenceClassification"]
     assert {path.suffix for path in (tmp_path / "out").iterdir()} <= {".json", ".safetensors", ".md", ".jinja"}
-    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, "whoever reads one reads all"
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, (
+        "all files have the same permissions"
+    )
 
 
 @pytest.mark.slow
@@ -188,17 +192,17 @@ def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, 
 
 
 @pytest.mark.slow
-def test_an_adapter_that_lost_its_head_is_refused(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_without_its_head_is_rejected(base: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "dir" / "backbone", base, 3, seed=1, keeps_head=False)
     save_ensemble(tmp_path / "dir", base, "joint", True, [0, 1], 3)
-    with pytest.raises(DataError, match=r"the adapter was saved without its head, score; fit anew"):
+    with pytest.raises(DataError, match=r"the adapter was saved without its head, score; fit again"):
         export(tmp_path / "dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"bodies of their own .* --member J, or each .* --all"):
+    with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
     done = export(stagewise, tmp_path / "out", separate=True)
@@ -213,18 +217,18 @@ def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_pruned_ensemble_exports_the_members_that_stayed(joint: Path, tmp_path: Path) -> None:
+def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: Path) -> None:
     whole = RewardEnsemble.load(joint)
-    replace(whole.take([2, 0], [0.75, 0.25]), facts={}).save(tmp_path / "pruned")
+    replace(whole.take([2, 0], [0.75, 0.25]), record=FitRecord()).save(tmp_path / "pruned")
     export(tmp_path / "pruned", tmp_path / "out")
     np.testing.assert_allclose(plain_rewards(tmp_path / "out"), whole.rewards(ITEMS)[:, [2, 0]], atol=1e-4)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["pluralign_weights"] == [0.75, 0.25]
-    assert config["id2label"] == {"0": "member 0", "1": "member 1"}, "no held-out votes, no names"
+    assert config["id2label"] == {"0": "member 0", "1": "member 1"}, "without held-out votes there are no names"
 
 
 @pytest.mark.slow
-def test_a_classifier_of_pairs_keeps_its_bias_and_gives_raw_scores_to_cross_encoders(tmp_path: Path) -> None:
+def test_a_pair_classifier_keeps_its_bias_and_gives_raw_scores_to_cross_encoders(tmp_path: Path) -> None:
     sentence_transformers = importlib.import_module("sentence_transformers")
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     write_bert(tmp_path / "dir" / "backbone", 3)
@@ -245,7 +249,7 @@ def test_a_classifier_of_pairs_keeps_its_bias_and_gives_raw_scores_to_cross_enco
 
 
 @pytest.mark.slow
-def test_texts_that_are_too_long_are_cut_as_they_were_in_training(joint: Path, tmp_path: Path) -> None:
+def test_long_texts_are_truncated_as_in_training(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out")
     long = [("tea ? rum ? " * 30, "no , never .")]
     expected = RewardEnsemble.load(joint).rewards(long)
@@ -255,7 +259,7 @@ def test_texts_that_are_too_long_are_cut_as_they_were_in_training(joint: Path, t
 
 
 @pytest.mark.slow
-def test_evaluate_gives_an_export_the_figures_of_its_ensemble(joint: Path, tmp_path: Path) -> None:
+def test_evaluate_gives_the_same_figures_for_an_export(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out")
     votes = load_preferences(str(joint / "votes.jsonl"))
     ours, theirs = (evaluate(str(place), votes, groups=[]) for place in (joint, tmp_path / "out"))
@@ -264,7 +268,7 @@ def test_evaluate_gives_an_export_the_figures_of_its_ensemble(joint: Path, tmp_p
     assert [m.disagreement for m in theirs.members] == pytest.approx([m.disagreement for m in ours.members])
 
 
-def test_a_head_may_mix_outputs() -> None:
+def test_a_head_can_combine_outputs() -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.manual_seed(0)
     config = transformers.BertConfig(vocab_size=32, num_labels=3, max_position_embeddings=32, **SIZES)
@@ -278,7 +282,7 @@ def test_a_head_may_mix_outputs() -> None:
         np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
 
 
-# --- TRL ------------------------------------------------------------------------------------------------------------
+# --- TRL --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -326,7 +330,7 @@ def test_trl_trains_a_member_further(member: Path, tmp_path: Path) -> None:
     assert any("loss" in row for row in trainer.state.log_history)
 
 
-# --- the card -------------------------------------------------------------------------------------------------------
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 
 def front_matter(card: str) -> Any:
@@ -334,26 +338,27 @@ def front_matter(card: str) -> Any:
 
 
 @pytest.mark.slow
-def test_the_card_tells_what_was_measured_and_its_code_runs(
+def test_the_card_has_the_figures_and_its_code_runs(
     joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = [["pluralign", "fit", "/secret/votes.jsonl", "-o", "dir"]]
     export(joint, tmp_path / "out", commands=commands)
-    card, facts = (tmp_path / "out" / "README.md").read_text(), RewardEnsemble.load(joint).facts
+    card, evaluation = (tmp_path / "out" / "README.md").read_text(), RewardEnsemble.load(joint).record.evaluation
+    assert evaluation is not None
     about = front_matter(card)
     assert about["library_name"] == "transformers"
     assert about["pipeline_tag"] == "text-classification"
     assert about["base_model"] == "my-org/my-llama"
     assert {"pluralign", "reward-model"} <= set(about["tags"])
-    for figure in (facts["test"]["brier"], facts["test"]["noise"], facts["baselines"]["floor"]["brier"]):
+    for figure in (evaluation.test.brier, evaluation.test.noise, evaluation.baselines["floor"].brier):
         assert f"{figure:.4f}" in card
-    for row in facts["members"]:
-        assert f"| {row['weight']:.4f} | {row['disagreement']:.4f}" in card
-    far = [row for row in facts["members"] if row["disagreement"] > 0.5]
-    assert card.count("disagrees with people more often than a coin") == len(far)
+    for row in evaluation.members:
+        assert f"| {row.weight:.4f} | {row.disagreement:.4f}" in card
+    far = [row for row in evaluation.members if row.disagreement > 0.5]
+    assert card.count("is worse than chance") == len(far)
     assert "/secret" not in card
     assert "pluralign fit votes.jsonl -o dir" in card
-    assert r"Noted in training: 2 texts of llama are \*longer\*." in card
+    assert r"Note from training: 2 texts of llama are \*longer\*." in card
     assert "--pooler-config '{\"use_activation\": false}'" in card
     loading, for_vllm = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     scope: dict[str, Any] = {}
@@ -361,54 +366,58 @@ def test_the_card_tells_what_was_measured_and_its_code_runs(
     exec(loading + for_vllm, scope)
     expected = RewardEnsemble.load(joint).rewards([("Tea?", "Yes, please.")])[0]
     np.testing.assert_allclose(scope["rewards"].numpy(), expected, atol=1e-4)
-    # vLLM reads the last token of what it is sent: here that is what transformers reads too.
+    # vLLM reads the last token of the ids, which is the token that transformers reads.
     torch, model = scope["torch"], scope["model"]
     with torch.no_grad():
         states = model.model(torch.tensor([scope["ids"]])).last_hidden_state[0, -1]
         np.testing.assert_allclose(model.score(states).numpy(), expected, atol=1e-4)
         whole = model.model(**scope["inputs"]).last_hidden_state[0, -1]
-    assert np.abs((model.score(whole) - model.score(states)).detach().numpy()).max() > 0.01, "else nothing to mind"
+    assert np.abs((model.score(whole) - model.score(states)).detach().numpy()).max() > 0.01, (
+        "the two tokens give different rewards"
+    )
 
 
 @pytest.mark.slow
-def test_text_from_data_is_not_markup_on_a_card(joint: Path, tmp_path: Path) -> None:
+def test_text_from_data_is_escaped_on_a_card(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out", member=0)
     card = (tmp_path / "out" / "README.md").read_text()
     assert "<b>" not in card
     (row,) = [line for line in card.splitlines() if line.startswith("| votes |")]
-    assert len(re.findall(r"(?<!\\)\|", row)) == 3, "a bar in a name makes no column"
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3, "a bar in a name adds no column"
     assert not re.search(r"(?<!\\)[\]()`*_#]", row)
     render = importlib.import_module("markdown_it").MarkdownIt("commonmark").enable("table").render
-    assert "votes](x) &lt;b&gt;|`*_#.jsonl</td>" in render(card.split("---\n", 2)[2]), "and it reads as it was"
+    assert "votes](x) &lt;b&gt;|`*_#.jsonl</td>" in render(card.split("---\n", 2)[2]), "it is rendered unchanged"
 
 
-def test_escaping_leaves_plain_words_alone() -> None:
-    assert escaped("Prefers longer answers, is drawn to “tax”") == "Prefers longer answers, is drawn to “tax”"
+def test_escaping_keeps_plain_words() -> None:
+    assert (
+        escaped("Prefers longer answers, likes mentions of “tax”") == "Prefers longer answers, likes mentions of “tax”"
+    )
     assert "\n" not in escaped("a\n# b\n---\nc: d")
 
 
 @pytest.mark.slow
-def test_no_text_of_the_data_is_on_a_card(joint: Path, tmp_path: Path) -> None:
+def test_a_card_contains_no_text_of_the_data(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     votes = load_preferences(str(joint / "votes.jsonl"))
     assert not [text for text in votes.responses if len(text.split()) > 2 and text in card]
 
 
-# --- where it is written --------------------------------------------------------------------------------------------
+# --- where it is written ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     for member in (3, -1):
-        with pytest.raises(UsageError, match=rf"there is no member {member}: members are counted from 0 to 2"):
+        with pytest.raises(UsageError, match=rf"member must be 0 to 2, not {member}"):
             export(joint, tmp_path / "out", member=member)
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         export(joint, tmp_path / "out", member=0, separate=True)
     with pytest.raises(UsageError, match="did you mean 'float16'"):
         export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
     for place in (joint, joint / "out", joint.parent):
-        with pytest.raises(UsageError, match="must lie apart"):
+        with pytest.raises(UsageError, match="must be outside the ensemble's folder"):
             export(joint, place, overwrite=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
@@ -422,7 +431,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_export_is_written_whole_and_replaces_only_another(
+def test_an_export_is_written_atomically_and_replaces_only_an_export(
     joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -432,31 +441,31 @@ def test_an_export_is_written_whole_and_replaces_only_another(
         export(joint, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr("pluralign.model_card.ModelCard.text", lambda *_, **__: 1 / 0)
+        patch.setattr("pluralign.publishing.model_card.ModelCard.text", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             export(joint, out, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing half-written is left"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "no partial folder is left"
     export(joint, out, overwrite=True)
     assert "pluralign_weights" in json.loads((out / "config.json").read_text())
     (out / "pluralign.json").unlink()
-    with pytest.raises(UsageError, match="holds no earlier export"):
+    with pytest.raises(UsageError, match="is not an earlier export"):
         export(joint, out, overwrite=True)
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_before_anything_is_written(
-    joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = importlib.import_module("shutil").disk_usage(tmp_path)
-    monkeypatch.setattr("pluralign.exporting.shutil.disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(UsageError, match=r"does not fit: 0 MB are free; make room"):
+    monkeypatch.setattr(
+        "pluralign.publishing.transformers_export.shutil.disk_usage", lambda _: usage._replace(free=1000)
+    )
+    with pytest.raises(UsageError, match=r"but only 0 MB are free"):
         export(joint, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_changed_model_is_refused(joint_lora: Path, tmp_path: Path) -> None:
+def test_a_changed_model_is_rejected(joint_lora: Path, tmp_path: Path) -> None:
     importlib.import_module("shutil").copytree(joint_lora, tmp_path / "dir")
     weights = tmp_path / "dir" / "backbone" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
@@ -465,7 +474,7 @@ def test_a_changed_model_is_refused(joint_lora: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_half_precision_is_half_the_size_and_nearly_the_same(joint: Path, tmp_path: Path) -> None:
+def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
     export(joint, tmp_path / "whole")
     export(joint, tmp_path / "half", dtype="bfloat16")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
@@ -473,7 +482,7 @@ def test_half_precision_is_half_the_size_and_nearly_the_same(joint: Path, tmp_pa
     np.testing.assert_allclose(model_rewards(tmp_path / "half", ITEMS), plain_rewards(tmp_path / "whole"), atol=0.3)
 
 
-# --- the hub and the command ----------------------------------------------------------------------------------------
+# --- the hub and the command ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -505,7 +514,9 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(hugging_face, "upload_folder", fail)
-    with pytest.raises(DataError, match=r"did not take it \(ConnectionError: no route to host\).*is whole in"):
+    with pytest.raises(
+        DataError, match=r"upload to the hub failed \(ConnectionError: no route to host\).*is complete in"
+    ):
         export(joint, tmp_path / "kept", push_to_hub="my-org/rewards")
     assert (tmp_path / "kept" / "model.safetensors").is_file()
 
@@ -519,12 +530,12 @@ def test_a_push_needs_a_token_and_a_name_with_an_owner(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_the_function_does(joint_lora: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_same_as_the_function(joint_lora: Path, tmp_path: Path) -> None:
     done = run("export", joint_lora, "-o", tmp_path / "out", "--member", "1", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["members"] == [1]
-    assert told["models"] == [str(tmp_path / "out")]
+    printed = json.loads(done.stdout)
+    assert printed["members"] == [1]
+    assert printed["models"] == [str(tmp_path / "out")]
     expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]]
     np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
     again = run("export", joint_lora, "-o", tmp_path / "out")

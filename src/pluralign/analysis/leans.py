@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.prompts import Prompt
 
@@ -89,7 +89,7 @@ def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
     return held_out[np.isin(votes.prompt_index, order[:n])]
 
 
-# --- contrasts between the two responses of a pair ------------------------------------------------------------------
+# --- contrasts between the two responses of a pair --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
     return contrasts
 
 
-def _word_contrasts(responses: list[str], a_index: IntArray, b_index: IntArray) -> list[Contrast]:
+def _word_contrasts(responses: list[str], a_index: IndexArray, b_index: IndexArray) -> list[Contrast]:
     words = [content_words(response) for response in responses]
     occurrences: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row, (a, b) in enumerate(zip(a_index, b_index, strict=True)):
@@ -170,7 +170,7 @@ def _word_contrasts(responses: list[str], a_index: IntArray, b_index: IntArray) 
     return contrasts[:MAX_WORDS]
 
 
-# --- regressions ----------------------------------------------------------------------------------------------------
+# --- regressions ------------------------------------------------------------------------------------------------------
 
 
 def measure_leans(

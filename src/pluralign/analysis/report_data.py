@@ -17,6 +17,7 @@ from pluralign.analysis.member_rankings import (
     score_candidates,
 )
 from pluralign.analysis.profiles import Profile, member_profiles
+from pluralign.core.errors import UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -49,6 +50,13 @@ class ReportData:
     profiles: list[Profile]
     certificate: Certificate
     cases: list[CaseStudy]
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Figures on these votes. Raises UsageError if the ensemble was fitted without held-out votes."""
+        if self.record.evaluation is None:
+            raise UsageError("the ensemble has no held-out figures: name votes with --data, or fit again.")
+        return self.record.evaluation
 
     def to_json(self) -> dict[str, Any]:
         """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""

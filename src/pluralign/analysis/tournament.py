@@ -1,6 +1,7 @@
 """``rankings``: read a weighted tournament with named alternatives, and decompose it into rankings.
 
-This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings``.
+This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings`` and
+``theory.realizability``.
 """
 
 import csv
@@ -60,7 +61,7 @@ class RankingSample:
 
 @dataclass(frozen=True)
 class RankingResult:
-    """The result of ``pluralign rankings``; ``theory.rankings.Decomposition`` explains the figures."""
+    """The result of ``pluralign rankings``; ``theory.realizability.Decomposition`` explains the figures."""
 
     alternatives: list[str]
     pairs: int
@@ -126,7 +127,7 @@ def rankings(
     Args:
         tournament: shares and names.
         k: also draw k rankings of equal weight from the mixture (Theorem 2).
-        seed: random seed of that draw, and of the search with more than ``theory.rankings.EXACT_UP_TO`` alternatives.
+        seed: random seed of that draw, and of the local search, which is used for many alternatives.
         progress: called with the number of rounds.
 
     Example:
@@ -149,9 +150,13 @@ def rankings(
         weights=decomposition.weights.tolist(),
         size_at_most=int(known.sum()) + 1,
         nearest=decomposition.nearest.tolist(),
-        certificate=proof and NamedCertificate(**vars(proof), in_words=in_words(proof, tournament.alternatives)),
+        certificate=_named(proof, tournament.alternatives) if proof else None,
         sample=None if k is None else _sample(decomposition, known, k, seed),
     )
+
+
+def _named(certificate: ViolatedInequality, names: Sequence[str]) -> NamedCertificate:
+    return NamedCertificate(**vars(certificate), in_words=in_words(certificate, names))
 
 
 def _sample(decomposition: Decomposition, known: Mask, k: int, seed: int) -> RankingSample:

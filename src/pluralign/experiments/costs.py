@@ -1,8 +1,8 @@
-"""What encoding, fine-tuning and sampling cost before they are run: tokens, operations, hours, memory, disk.
+"""Cost estimates of encoding, fine-tuning and sampling: tokens, operations, hours, memory and disk space.
 
-Arithmetic on published sizes and stated assumptions; nothing is measured. Attention's own operations are left out
-except in encoding: at 500 tokens a text they are under 2 % of an 8B model's. The formulas in words: docs/reproduce.md,
-docs/scaling.md.
+The estimates follow from published sizes and stated assumptions; nothing is measured. The operations of attention are
+left out except in encoding: at 500 tokens per text they are under 2 % of those of an 8B model. The formulas are in
+docs/how-to/reproduce.md and docs/how-to/scale.md.
 """
 
 import math
@@ -10,26 +10,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 H100_FLOPS = 989.4e12
-"""Operations a second of one H100 SXM in dense BF16, by its data sheet."""
+"""Operations per second of one H100 SXM in dense BF16, from its data sheet."""
 H100_FP32_FLOPS = 66.9e12
-"""The same in FP32, which its tensor cores do not do."""
+"""Operations per second in FP32, which its tensor cores do not support."""
 H100_BANDWIDTH = 3.35e12
-"""Bytes a second that it reads from its memory."""
+"""Memory bandwidth in bytes per second."""
 TRAINING_UTILISATION = 0.35
-"""Share of the peak that training and scoring reach; recomputed activations are in it, not in the operations."""
+"""Share of the peak reached in training and scoring. It includes the recomputation of activations."""
 NARROW_UTILISATION = 0.1
-"""Share of the BF16 peak assumed for a model as narrow as MiniLM, whose layers wait for memory: a product with a
-384 × 384 matrix does at most 192 operations a byte moved, and an H100 needs 295 to be busy."""
+"""Share of the BF16 peak assumed for a model as narrow as MiniLM, limited by memory bandwidth: a product with a
+384 × 384 matrix has at most 192 operations per byte moved, and an H100 needs 295 to be compute-bound."""
 DECODING_UTILISATION = 0.2
-"""Share of the bandwidth that transformers' own sampling loop reaches, which waits for Python at every token."""
+"""Share of the bandwidth reached by the sampling loop of transformers, which has Python overhead at every token."""
 H100_MEMORY = 80e9
 BF16_BYTES, FP32_BYTES = 2, 4
 ACTIVATION_BYTES = 6e9
-"""Room for activations with gradient checkpointing and a micro-batch of a few texts."""
+"""Memory for activations, with gradient checkpointing and a micro-batch of a few texts."""
 SOAP_LARGEST_SIDE = 10_000
-"""Longer sides of a matrix have no preconditioner: the default of pytorch-optimizer's SOAP."""
+"""Longer sides of a matrix have no preconditioner: the default of SOAP in pytorch-optimizer."""
 SOAP_EVERY = 10
-"""Steps between two updates of SOAP's eigenbases: its default too."""
+"""Steps between two updates of the eigenbases of SOAP: the default of pytorch-optimizer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Architecture:
     heads: int
     key_value_heads: int
     gated: bool = True
-    """Whether the feed-forward part has a gate, a third matrix: Llama has, BERT has not."""
+    """Whether the feed-forward layer has a gate, a third matrix: true for Llama, false for BERT."""
 
     @property
     def linear_layers(self) -> list[tuple[int, int]]:
@@ -61,11 +61,11 @@ class Architecture:
 
 LLAMA_3_8B = Architecture(128_256, 4096, 14_336, 32, 32, 8)
 MINILM = Architecture(30_522, 384, 1536, 6, 12, 12, gated=False)
-"""all-MiniLM-L6-v2, by its config.json."""
+"""all-MiniLM-L6-v2, from its config.json."""
 
 
 def reward_parameters(architecture: Architecture) -> int:
-    """Parameters of a reward model: the token head dropped, a one-node head in its place.
+    """Return the parameters of a reward model, which has a one-node head instead of the token head.
 
     Example:
         >>> reward_parameters(LLAMA_3_8B)
@@ -76,7 +76,7 @@ def reward_parameters(architecture: Architecture) -> int:
 
 
 def language_model_parameters(architecture: Architecture) -> int:
-    """Parameters of the language model, its token head apart from its embeddings.
+    """Return the parameters of the language model, with a token head separate from the embeddings.
 
     Example:
         >>> language_model_parameters(LLAMA_3_8B)
@@ -86,13 +86,13 @@ def language_model_parameters(architecture: Architecture) -> int:
 
 
 def lora_matrices(architecture: Architecture, rank: int) -> list[tuple[int, int]]:
-    """(rows, columns) of what LoRA trains: two thin factors for every matrix of every layer, and the head."""
+    """Return (rows, columns) of the matrices that LoRA trains: two factors per matrix of every layer, and the head."""
     factors = [pair for rows, columns in architecture.linear_layers for pair in ((rank, columns), (rows, rank))]
     return [*factors * architecture.layers, (1, architecture.hidden)]
 
 
 def lora_parameters(architecture: Architecture, rank: int) -> int:
-    """Parameters that LoRA trains: Σ r (rows + columns) over the matrices of all layers, and the head.
+    """Return the parameters that LoRA trains: Σ r (rows + columns) over the matrices of all layers, and the head.
 
     Example:
         >>> lora_parameters(LLAMA_3_8B, 16)
@@ -102,7 +102,7 @@ def lora_parameters(architecture: Architecture, rank: int) -> int:
 
 
 def training_flops(parameters: int, tokens: float, *, lora: bool = False) -> float:
-    """Operations of one epoch: 6 N T; 4 N T with LoRA, where no gradient of the frozen weights is formed.
+    """Return the operations of one epoch: 6 N T, or 4 N T with LoRA, which needs no gradient of the frozen weights.
 
     Example:
         >>> training_flops(7_504_928_768, 1e6)
@@ -114,7 +114,7 @@ def training_flops(parameters: int, tokens: float, *, lora: bool = False) -> flo
 
 
 def scoring_flops(parameters: int, tokens: float) -> float:
-    """Operations of one pass forward: 2 N T.
+    """Return the operations of one forward pass: 2 N T.
 
     Example:
         >>> scoring_flops(1_000, 10)
@@ -124,16 +124,16 @@ def scoring_flops(parameters: int, tokens: float) -> float:
 
 
 def encoding_flops(architecture: Architecture, tokens: float, length: float, layers: int | None = None) -> float:
-    """Operations of reading texts of one length with the lowest layers of a model: T Σ_layers (2 N_layer + 4 h s).
+    """Return the operations to encode texts of one length with the lowest layers: T Σ_layers (2 N_layer + 4 h s).
 
-    The second term is attention: a token's product with s keys and s values of h numbers. It is a tenth of a narrow
-    model's operations. Embeddings are looked up and cost none; what is above ``layers`` is not computed.
+    The second term is attention: the products of a token with s keys and s values of h numbers. It is a tenth of the
+    operations of a narrow model. Embeddings are looked up and cost nothing.
 
     Args:
-        architecture: of the model.
-        tokens: T, of all texts.
-        length: s, tokens of a text.
-        layers: that are kept; all unless given.
+        architecture: sizes of the model.
+        tokens: T, tokens of all texts.
+        length: s, tokens per text.
+        layers: number of layers that are computed (default: all).
 
     Example:
         >>> round(encoding_flops(MINILM, 1, 256) / 1e6, 1), round(encoding_flops(LLAMA_3_8B, 1, 256, 21) / 1e9, 1)
@@ -146,7 +146,7 @@ def encoding_flops(architecture: Architecture, tokens: float, length: float, lay
 
 @dataclass(frozen=True)
 class EncodingCost:
-    """What it takes to encode the texts of some pairs, or to score as many."""
+    """Cost of encoding or scoring the texts of a number of pairs."""
 
     pairs: int
     texts: float
@@ -154,7 +154,7 @@ class EncodingCost:
     flops: float
     gpu_hours: float
     stored_bytes: float
-    """Of the vectors on disk, before compression."""
+    """Size of the vectors on disk, before compression."""
 
 
 def encoding_cost(
@@ -168,7 +168,7 @@ def encoding_cost(
     peak: float = H100_FLOPS,
     utilisation: float = TRAINING_UTILISATION,
 ) -> EncodingCost:
-    """Return what encoding the distinct texts of ``pairs`` costs; every text is taken to have the mean length.
+    """Estimate the cost of encoding the distinct texts of ``pairs``, all with the mean length.
 
     Example:
         >>> cost = encoding_cost(1_000_000, MINILM, texts_a_pair=2, tokens_a_text=256)
@@ -183,9 +183,9 @@ def encoding_cost(
 
 
 def soap_flops(matrices: Iterable[tuple[int, int]], steps: int) -> float:
-    """What SOAP adds to the operations of training.
+    """Return the operations that SOAP adds to training.
 
-    A side of length d of a matrix with s entries costs 4 · 2 s d a step (three projections and one update of the
+    A side of length d of a matrix with s entries costs 4 · 2 s d per step (three projections and one update of the
     covariance), and a product and a QR decomposition, (2 + 8/3) d³, every ten steps.
 
     Example:
@@ -199,7 +199,7 @@ def soap_flops(matrices: Iterable[tuple[int, int]], steps: int) -> float:
 
 
 def soap_bases(matrices: Iterable[tuple[int, int]]) -> int:
-    """Numbers that SOAP keeps beside two moments: d² covariances and d² eigenvectors for each side d that is not long.
+    """Return the size of SOAP's state beside two moments: d² covariances and d² eigenvectors per short side d.
 
     Example:
         >>> soap_bases([(3, 10_001), (4, 5)])
@@ -213,7 +213,7 @@ def _preconditioned(rows: int, columns: int) -> list[int]:
 
 
 def gpu_hours(flops: float, peak: float = H100_FLOPS, utilisation: float = TRAINING_UTILISATION) -> float:
-    """Hours on one H100 that reaches a stated share of its peak.
+    """Return the hours on one H100 that reaches a given share of its peak.
 
     Example:
         >>> round(gpu_hours(H100_FLOPS * 0.35 * 3600), 9)
@@ -223,7 +223,7 @@ def gpu_hours(flops: float, peak: float = H100_FLOPS, utilisation: float = TRAIN
 
 
 def decoding_hours(parameters: int, prompts: int, samples: int, tokens: int, at_once: int) -> float:
-    """Hours to sample on one H100: each token of a batch reads all weights once.
+    """Return the hours to sample on one H100, where each token of a batch reads all weights once.
 
       prompts · ceil(samples / at_once) · tokens · (2 N bytes) / (bandwidth · utilisation)
 
@@ -238,13 +238,13 @@ def decoding_hours(parameters: int, prompts: int, samples: int, tokens: int, at_
 def training_memory(
     architecture: Architecture, optimizer: str = "soap", *, lora_rank: int | None = None, number_bytes: int = FP32_BYTES
 ) -> float:
-    """Bytes on the GPU while a member is trained: weights, gradients, the optimizer's state and activations.
+    """Return the GPU memory in bytes to train a member: weights, gradients, optimizer state and activations.
 
     Args:
-        architecture: of the backbone.
-        optimizer: ``soap`` or ``adamw``, which keeps two moments only.
-        lora_rank: of an adapter; then only it has gradients and moments.
-        number_bytes: of what is trained and its state: 4 in FP32, as ``fit`` does it, 2 if all were in BF16.
+        architecture: sizes of the backbone.
+        optimizer: ``soap`` or ``adamw``, which stores two moments only.
+        lora_rank: rank of an adapter; only the adapter has gradients and moments then.
+        number_bytes: bytes per number of trained weights and state: 4 in FP32, as in ``fit``, or 2 in BF16.
 
     Example:
         >>> [round(training_memory(LLAMA_3_8B, number_bytes=size) / 1e9) for size in (4, 2)]
@@ -258,12 +258,12 @@ def training_memory(
 
 
 def trained_parameters(architecture: Architecture, lora_rank: int | None = None) -> int:
-    """Parameters that one member trains: all, or those of an adapter of some rank."""
+    """Return the parameters that one member trains: all, or those of an adapter of the given rank."""
     return reward_parameters(architecture) if lora_rank is None else lora_parameters(architecture, lora_rank)
 
 
 def trained_numbers(architecture: Architecture, optimizer: str = "soap", lora_rank: int | None = None) -> int:
-    """Numbers in a checkpoint of an unfinished training: what is trained, two moments of it, and SOAP's bases.
+    """Return the numbers in a training checkpoint: trained weights, two moments of them, and the bases of SOAP.
 
     Example:
         >>> [round(4 * trained_numbers(LLAMA_3_8B, optimizer) / 1e9) for optimizer in ("soap", "adamw")]

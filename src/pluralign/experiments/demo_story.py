@@ -1,64 +1,77 @@
-"""The story that ``pluralign demo`` tells: every method on a town hall of known truth, then one ensemble closely."""
+"""``demo``: fit every method on a town hall with known preferences, and analyse one ensemble in detail."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pluralign.analysis.pruning import Pruning, prune
 from pluralign.analysis.report_data import ReportData, collect_report_data
-from pluralign.analysis.tournament import Tournament, rankings
-from pluralign.core.arrays import FloatArray
+from pluralign.analysis.tournament import RankingResult, Tournament, rankings
+from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.errors import UsageError
+from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
-from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.evaluation.measure import baseline_shares
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.townhall import TownHall
 
-STORY: dict[str, dict[str, Any]] = {
+METHODS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},
     "joint, policy level": {"method": "joint", "level": "policy"},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }
+"""Options of ``fit`` for each method of the demo."""
 DRAWS = 50
+"""Number of random samples of annotators."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """One way to predict the town's votes on held-out prompts."""
+class MethodResult:
+    """The error of one method on held-out prompts of a town hall."""
 
     name: str
     k: int
     brier: float
     brier_corrected: float
     true_error: float
-    """Mean squared distance to the true shares, which only a town hall knows."""
+    """Mean squared difference to the true shares, which are known for a town hall."""
     worst_disagreement: float | None = None
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Story:
-    """What the demo tells."""
+class DemoResult:
+    """All results of the demo."""
 
-    told: list[Told]
-    """Every way to predict the town, best first."""
+    methods: list[MethodResult]
+    """All methods and baselines, best first."""
     ensemble: RewardEnsemble
-    """The joint one, fitted for votes."""
-    study: ReportData
+    """The joint ensemble at the vote level."""
+    report_data: ReportData
     pruning: Pruning
     question: str
-    """One held-out prompt, its responses numbered by first appearance."""
-    rankings: dict[str, Any]
-    """The whole town's shares on that prompt as a mixture of few rankings."""
+    """One held-out prompt; its responses are numbered by first appearance."""
+    rankings: RankingResult
+    """Decomposition of the true shares on that prompt into few rankings."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results with the keys of the command line's JSON."""
+        evaluation = self.ensemble.record.evaluation
+        return {
+            "told": to_json(self.methods),
+            "members": to_json(evaluation.members if evaluation else []),
+            "study": self.report_data.to_json(),
+            "pruning": self.pruning.to_json(),
+            "rankings": self.rankings.to_json(),
+        }
 
 
-def walk_through(
+def run_demo(
     town: TownHall,
     *,
     k: int = 8,
@@ -66,49 +79,72 @@ def walk_through(
     test_fraction: float = 0.2,
     encoder: str = "minilm",
     progress: Progress | None = None,
-) -> Story:
-    """Fit every method of the story, and look closer at the joint ensemble."""
+) -> DemoResult:
+    """Fit every method on a town hall, compare it with baselines, and analyse the joint ensemble.
+
+    Args:
+        town: synthetic votes with known true shares.
+        k: number of members.
+        seed: random seed.
+        test_fraction: share of prompts to hold out.
+        encoder: encoder of the texts, as in ``fit``.
+        progress: called with the number of encoded texts and of all texts.
+    """
     votes = town.preferences
     rows = votes.test_mask(test_fraction, seed=seed)
     test, truth = votes[rows], town.true_prob[rows]
-    told, ensembles = [], []
-    for name, options in STORY.items():
-        dials: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction, "encoder": encoder, **options}
-        ensemble = fit(votes, progress=progress, **dials)
-        facts = ensemble.facts
-        error = calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)
-        worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > NEGLIGIBLE_WEIGHT)
-        seconds = facts["seconds"] - facts["seconds_encoding"]
-        figures = facts["test"]
-        told.append(Told(name, k, figures["brier"], figures["brier_corrected"], error, worst, seconds))
-        ensembles.append(ensemble)
-    shares = baseline_shares(ensembles[0], test)
-    told += [
-        _judge("floor", 1, (truth > 0.5).astype(float), test, truth),
-        _judge("constant ½", 1, np.full(len(test), 0.5), test, truth),
-        _judge("soft BT as σ(Δr)", 1, shares["soft_bt"], test, truth),
-        _judge("mixture of BT", k, shares["mixture"], test, truth),
+    methods, ensembles = [], []
+    for name, method in METHODS.items():
+        options: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction, "encoder": encoder, **method}
+        ensembles.append(fit(votes, progress=progress, **options))
+        methods.append(_measure(name, ensembles[-1], test, truth))
+    ensemble = ensembles[0]
+    shares = baseline_shares(ensemble, test)
+    methods += [
+        _measure_share("floor", 1, (truth > 0.5).astype(float), test, truth),
+        _measure_share("constant ½", 1, np.full(len(test), 0.5), test, truth),
+        _measure_share("soft BT as σ(Δr)", 1, shares["soft_bt"], test, truth),
+        _measure_share("mixture of BT", k, shares["mixture"], test, truth),
         random_annotators(town, rows, k, seed),
     ]
-    ensemble = ensembles[0]
-    evidence = score_held_out(ensemble, test)
-    tournament = whole_town(town, int(votes.prompt_index[rows][0]))
-    return Story(
-        told=sorted(told, key=lambda one: one.true_error),
+    held_out = score_held_out(ensemble, test)
+    tournament = true_tournament(town, int(votes.prompt_index[rows][0]))
+    return DemoResult(
+        methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
-        study=collect_report_data(ensemble, evidence, seed=seed),
-        pruning=prune(ensemble, evidence),
+        report_data=collect_report_data(ensemble, held_out, seed=seed),
+        pruning=prune(ensemble, held_out),
         question=tournament.name,
         rankings=rankings(tournament, k=k, seed=seed),
     )
 
 
-def whole_town(town: TownHall, prompt: int) -> Tournament:
-    """The share of the whole town that prefers each response of one prompt to each other: a realizable tournament.
+def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:
+    record = ensemble.record
+    if record.evaluation is None:
+        raise UsageError("the demo needs held-out prompts: test_fraction must be above 0.")
+    return MethodResult(
+        name=name,
+        k=ensemble.k,
+        brier=record.evaluation.test.brier,
+        brier_corrected=record.evaluation.test.brier_corrected,
+        true_error=calibration.brier(ensemble.prob_hat(test, record.level), truth),
+        worst_disagreement=record.evaluation.worst_disagreement(),
+        seconds=(record.seconds or 0.0) - (record.seconds_encoding or 0.0),
+    )
+
+
+def _measure_share(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> MethodResult:
+    corrected = calibration.brier_corrected(share, test.prob_a, test.n_votes)
+    return MethodResult(name, k, calibration.brier(share, test.prob_a), corrected, calibration.brier(share, truth))
+
+
+def true_tournament(town: TownHall, prompt: int) -> Tournament:
+    """Return the shares of the whole town between the responses to one prompt: a realizable tournament.
 
     Example:
         >>> from pluralign import town_hall
-        >>> whole_town(town_hall(40), 0).shares.shape
+        >>> true_tournament(town_hall(40), 0).shares.shape
         (6, 6)
     """
     votes = town.preferences
@@ -120,19 +156,14 @@ def whole_town(town: TownHall, prompt: int) -> Tournament:
     return Tournament(names, shares, str(votes.prompts[prompt]))
 
 
-def _judge(name: str, k: int, share: FloatArray, test: PreferenceSet, truth: FloatArray) -> Told:
-    corrected = calibration.brier_corrected(share, test.prob_a, test.n_votes)
-    return Told(name, k, calibration.brier(share, test.prob_a), corrected, calibration.brier(share, truth))
-
-
-def random_annotators(town: TownHall, rows: npt.NDArray[np.bool_], k: int, seed: int) -> Told:
-    """Theorem 2's construction: k people drawn at random with equal weights; mean figures of fifty draws."""
+def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodResult:
+    """Return the mean error of k random people with equal weights, the construction of Theorem 2, over fifty draws."""
     rng = np.random.default_rng(seed)
     test, truth, name = town.preferences[rows], town.true_prob[rows], f"{k} random people"
-    drawn = []
+    errors = []
     for _ in range(DRAWS):
         share = town.annotator_votes(rng.integers(len(town.tastes), size=k)).mean(axis=1)[rows]
-        one = _judge(name, k, share, test, truth)
-        drawn.append((one.brier, one.brier_corrected, one.true_error))
-    brier, corrected, error = np.mean(drawn, axis=0).tolist()
-    return Told(name, k, brier, corrected, error)
+        result = _measure_share(name, k, share, test, truth)
+        errors.append((result.brier, result.brier_corrected, result.true_error))
+    brier, corrected, true_error = np.mean(errors, axis=0).tolist()
+    return MethodResult(name, k, brier, corrected, true_error)

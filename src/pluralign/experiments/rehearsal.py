@@ -1,7 +1,7 @@
-"""Everything a recipe needs, small and made up: sample files in the published layouts, and a tiny language model.
+"""Synthetic inputs of a recipe: sample files in the published layouts, and a tiny language model.
 
-With them a recipe runs end to end in a minute without a network or a GPU. Its figures mean nothing: the texts are the
-town hall's, the model's weights are random.
+With them a recipe runs end to end in a minute without a network or a GPU. Its figures mean nothing: the texts are those
+of the town hall, and the weights of the model are random.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from pluralign.votes.town_hall.townhall import answers, town_hall
 
 Row: TypeAlias = dict[str, Any]
 Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]
-"""A prompt, its responses, and what each rater thinks of them, ``(n_responses, n_raters)``."""
+"""A prompt, its responses, and their ratings, ``(n_responses, n_raters)``."""
 
 TRAIN_SHARE = 0.75
 CHAT_TEMPLATE = (
@@ -36,7 +36,7 @@ SPECIAL = ("<|unknown|>", "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|
 
 
 def write_sample(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Write a few dozen made-up rows in the published layout of a known set, and return their folder.
+    """Write a few dozen synthetic rows in the published layout of a data set, and return their folder.
 
     Example:
         >>> import tempfile
@@ -50,7 +50,7 @@ def write_sample(name: str, folder: Path, *, seed: int = 0) -> Path:
 
 
 def write_prism(folder: Path, *, seed: int = 0) -> Path:
-    """Write made-up conversations in the layout of PRISM, and return their folder."""
+    """Write synthetic conversations in the layout of PRISM, and return their folder."""
     rows = [
         {"conversation_id": f"c{i}", "conversation_type": "values guided", "opening_prompt": prompt}
         for i, prompt in enumerate(answers(12, 2, seed=seed + 1).prompts)
@@ -60,7 +60,7 @@ def write_prism(folder: Path, *, seed: int = 0) -> Path:
 
 
 def write_tiny_model(folder: Path, texts: Iterable[str], *, seed: int = 0) -> Path:
-    """Write a Llama of two small layers with random weights, whose words are those of some texts; return its folder."""
+    """Write a Llama with two small layers, random weights and the words of ``texts``; return its folder."""
     try:
         torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
         tokenizers = importlib.import_module("tokenizers")
@@ -91,7 +91,7 @@ def write_tiny_model(folder: Path, texts: Iterable[str], *, seed: int = 0) -> Pa
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch work in one thread: on matrices this small more of them only wait for each other."""
+    """Limit torch to one thread inside the block: more threads only add overhead on such small matrices."""
     torch: Any = importlib.import_module("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -101,7 +101,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- the layouts ----------------------------------------------------------------------------------------------------
+# --- published layouts ------------------------------------------------------------------------------------------------
 
 
 def _rated(prompts: int, responses: int, raters: int, seed: int) -> Iterator[Rated]:
@@ -112,8 +112,8 @@ def _rated(prompts: int, responses: int, raters: int, seed: int) -> Iterator[Rat
 
 def _multipref(folder: Path, seed: int) -> None:
     rows = []
-    for number, (prompt, texts, liked) in enumerate(_rated(48, 2, 4, seed)):
-        votes = ["A-is-clearly-better" if a > b else "B-is-slightly-better" for a, b in liked.T]
+    for number, (prompt, texts, ratings) in enumerate(_rated(48, 2, 4, seed)):
+        votes = ["A-is-clearly-better" if a > b else "B-is-slightly-better" for a, b in ratings.T]
         people = [{"evaluator": f"person_{i}", "overall_pref": vote} for i, vote in enumerate(votes)]
         rows.append(
             {"comparison_id": f"cmp-{number}", "prompt_id": f"prm-{number}", "text": prompt}
@@ -125,27 +125,27 @@ def _multipref(folder: Path, seed: int) -> None:
 
 def _personalllm(folder: Path, seed: int) -> None:
     rows = []
-    for number, (prompt, texts, liked) in enumerate(_rated(16, 8, len(PERSONALLLM_RATERS), seed)):
+    for number, (prompt, texts, ratings) in enumerate(_rated(16, 8, len(PERSONALLLM_RATERS), seed)):
         row: Row = {"prompt": prompt, "subset": "town-hall", "prompt_id": number}
         for i, text in enumerate(texts, 1):
             row |= {f"response_{i}": text, f"response_{i}_model": f"writer-{i}"}
         for j, rater in enumerate(PERSONALLLM_RATERS):
-            row |= {f"response_{i}_{rater}": float(liked[i - 1, j]) for i in range(1, 9)}
+            row |= {f"response_{i}_{rater}": float(ratings[i - 1, j]) for i in range(1, 9)}
         rows.append(row)
-    for split, part in _sides(rows).items():
+    for split, part in _split(rows).items():
         _write_parquet(folder / "data" / f"{split}-00000-of-00001.parquet", part)
 
 
 def _helpsteer2(folder: Path, seed: int) -> None:
     rows = []
-    for prompt, texts, liked in _rated(48, 2, 4, seed):
-        ratings = np.clip(np.rint(2 + 2 * (liked - liked.mean(axis=0))), 0, 4).astype(int)
+    for prompt, texts, ratings in _rated(48, 2, 4, seed):
+        helpfulness = np.clip(np.rint(2 + 2 * (ratings - ratings.mean(axis=0))), 0, 4).astype(int)
         pair = [
-            {"prompt": prompt, "response": text, "helpfulness": r.tolist()}
-            for text, r in zip(texts, ratings, strict=True)
+            {"prompt": prompt, "response": text, "helpfulness": values.tolist()}
+            for text, values in zip(texts, helpfulness, strict=True)
         ]
         rows.append(pair)
-    for split, part in _sides(rows).items():
+    for split, part in _split(rows).items():
         main = [row | {"helpfulness": int(np.median(row["helpfulness"]))} for pair in part for row in pair]
         _write_lines(folder / f"{'train' if split == 'train' else 'validation'}.jsonl.gz", main)
     _write_lines(folder / "disagreements" / "disagreements.jsonl.gz", [row for pair in rows for row in pair])
@@ -153,15 +153,15 @@ def _helpsteer2(folder: Path, seed: int) -> None:
 
 def _tldr(folder: Path, seed: int) -> None:
     posts = []
-    for number, (prompt, texts, liked) in enumerate(_rated(48, 2, 7, seed)):
+    for number, (prompt, texts, ratings) in enumerate(_rated(48, 2, 7, seed)):
         info = {"id": f"t3_{number}", "post": prompt, "title": "A question for the town", "subreddit": "town"}
         summaries = [{"text": f" {text}", "policy": "sup4", "note": None} for text in texts]
-        chosen = (liked[1] > liked[0]).astype(int).tolist()
+        chosen = (ratings[1] > ratings[0]).astype(int).tolist()
         shared = {"info": info, "summaries": summaries, "batch": "batch3", "extra": {"confidence": 5}}
         posts.append([shared | {"choice": choice, "worker": f"w{i}"} for i, choice in enumerate(chosen)])
     labels = [
         label | {"split": "train" if split == "train" else "valid2"}
-        for split, part in _sides(posts).items()
+        for split, part in _split(posts).items()
         for post in part
         for label in post
     ]
@@ -176,7 +176,7 @@ SAMPLES: Mapping[str, Callable[[Path, int], None]] = {
 }
 
 
-def _sides(rows: list[Any]) -> dict[str, list[Any]]:
+def _split(rows: list[Any]) -> dict[str, list[Any]]:
     end = round(TRAIN_SHARE * len(rows))
     return {"train": rows[:end], "test": rows[end:]}
 

@@ -1,8 +1,7 @@
-"""``reproduce``: the paper's experiments as recipes, one for each of its four data sets.
+"""``reproduce``: run one of the paper's experiments from votes to report.
 
-Decided here: the steps of a recipe, their order, what each leaves in the output folder, and what they are reckoned to
-cost. What a recipe says is in ``recipes/*.toml``; the arithmetic of costs is in ``costs``. Every step is a public
-function that has a command of its own, and a finished step is not done again.
+This module runs the steps of ``plan`` in order and collects their results. The result of each finished step is stored
+in the output folder, so that the same call resumes after the last finished step.
 """
 
 import json
@@ -11,22 +10,33 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from pluralign.analysis.member_rankings import measure_diversity
+from pluralign.analysis.member_rankings import Diversity, measure_diversity
 from pluralign.analysis.report_data import collect_report_data
-from pluralign.answering.generate import generate
+from pluralign.answering.generate import Generation, generate
+from pluralign.core.checkpoints import Checkpoints, changed_inputs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.experiments.plan import STATE_FILE, Inputs, Step, _fit_options, _inputs, _sampling, _steps
-from pluralign.experiments.recipe import Recipe, load_recipe, shrunk
+from pluralign.ensemble.record import HistoryRow
+from pluralign.experiments.plan import (
+    RECORD_FILE,
+    Inputs,
+    Step,
+    check_inputs,
+    fit_options,
+    recipe_steps,
+    sampling_options,
+)
+from pluralign.experiments.recipe import Recipe, load_recipe, shrink
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.fitting.fit import fit
 from pluralign.votes.candidates import load_candidates
@@ -35,26 +45,12 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.summary import inspect
 
 CLOSE = 0.02
-"""A figure within this share of the paper's counts as the same."""
-
-Say: TypeAlias = Callable[[str], None]
-
-
-# --- recipes --------------------------------------------------------------------------------------------------------
-
-
-# --- what it costs --------------------------------------------------------------------------------------------------
-
-
-# --- the plan -------------------------------------------------------------------------------------------------------
-
-
-# --- running it -----------------------------------------------------------------------------------------------------
+"""A figure matches the paper's if it differs by at most this share of it."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the paper's table beside the one found here."""
+    """One figure of the paper's Table 1, and the same figure of these votes."""
 
     name: str
     paper: float
@@ -63,31 +59,40 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class FitResult:
+    """The results of the ``fit`` step."""
+
+    history: list[HistoryRow]
+    floor: float
+    weights: list[float]
+
+
+@dataclass(frozen=True)
 class Reproduction:
-    """What a recipe came to."""
+    """The results of a recipe."""
 
     name: str
     folder: str
     tiny: bool
-    """Whether votes and model are made up; then no figure means anything."""
+    """Whether this was a rehearsal on synthetic votes with a random model; its figures mean nothing."""
     table: list[Figure]
-    """The paper's Table 1 beside the votes found."""
-    history: list[dict[str, Any]]
-    """Train and held-out Brier by k: Figure 2."""
+    """The paper's Table 1 and the same figures of these votes."""
+    history: list[HistoryRow]
+    """Training and held-out Brier score by k: Figure 2."""
     floor: float
-    """Held-out Brier of the best single reward, the line of Figure 2."""
+    """Held-out Brier score of the best single reward, the line in Figure 2."""
     members_below_floor: int | None
-    """The fewest members whose held-out Brier is below the floor; None where no number is."""
+    """Smallest k with a held-out Brier score below the floor; None if there is none."""
     tau: list[list[float]]
     """Kendall's tau between members: Figure 3."""
     mean_tau: float
     weights: list[float]
-    candidates: dict[str, Any]
+    candidates: Generation
     report: str
     seconds: dict[str, float]
-    """Of each step, in the run that did it."""
+    """Duration of each step, in the run that finished it."""
     skipped: list[str]
-    """Steps that an earlier run had finished."""
+    """Steps that an earlier run finished."""
     commands: list[list[str]]
 
 
@@ -103,124 +108,222 @@ def reproduce(
     lora: bool = False,
     tiny: bool = False,
     seed: int = 0,
-    say: Say = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Run a recipe: votes beside the paper's table, members, continuations, their rankings, a report.
+    """Run a recipe: compare the votes with Table 1, fit, sample continuations, rank them, and write a report.
 
-    The same call goes on after the last finished step. Arguments are those of ``plan``, and
+    The same call resumes after the last finished step.
 
     Args:
-        name: of the recipe.
-        folder: keeps everything: ``ensemble``, ``candidates.jsonl``, ``report.html`` and the figures.
-        data: see ``plan``; so are the other arguments up to ``lora``.
-        backbone: the checkpoint that members start from.
-        encoder: frozen features instead.
-        model: what writes the continuations.
-        prompts: what it continues.
+        name: name of the recipe.
+        folder: output folder: ``ensemble``, ``candidates.jsonl``, ``report.html`` and ``reproduce.json``.
+        data: see ``plan``, also for the arguments up to ``lora``.
+        backbone: checkpoint that members start from.
+        encoder: encoder of frozen features, instead of a backbone.
+        model: model that writes the continuations.
+        prompts: prompts of the continuations.
         lora: train adapters instead of all weights.
-        tiny: rehearse the recipe with made-up votes and a tiny model, which are written into the folder.
-        seed: of everything random.
-        say: called with what is done next.
-        progress: called with texts read or prompts answered, and all of them.
+        tiny: rehearse the recipe on synthetic votes with a tiny random model, which are written into the folder.
+        seed: random seed.
+        announce: called with the name and command of each step before it runs.
+        progress: called with the number of processed texts or prompts, and of all of them.
     """
     recipe, folder = load_recipe(name), Path(folder)
     if tiny:
         if data or backbone or encoder or model or prompts:
-            raise UsageError("--tiny writes its own votes, prompts and model: leave the others out.")
-        recipe = shrunk(recipe)
+            raise UsageError("--tiny creates its own votes, prompts and model: remove the other options.")
+        recipe = shrink(recipe)
         data, backbone, prompts = _write_rehearsal(recipe, folder / "rehearsal", seed)
     elif not backbone and not encoder:
         raise UsageError(
             f"the members of {recipe.title} start from {recipe.starts_from}: name one with --backbone, or frozen "
-            "features with --encoder; --dry-run shows what it costs and --tiny rehearses it."
+            "features with --encoder; --dry-run shows the cost and --tiny rehearses the recipe."
         )
-    inputs = _inputs(
+    inputs = check_inputs(
         recipe, data=data, backbone=backbone, encoder=encoder, model=model, prompts=prompts, lora=lora, seed=seed
     )
     with one_thread() if tiny else nullcontext():
-        return _follow(recipe, inputs, folder, tiny, say, progress)
+        return _run(recipe, inputs, folder, tiny, announce, progress)
 
 
-def _follow(
-    recipe: Recipe, inputs: Inputs, folder: Path, tiny: bool, say: Say, progress: Progress | None
+def _run(
+    recipe: Recipe,
+    inputs: Inputs,
+    folder: Path,
+    tiny: bool,
+    announce: Callable[[str], None],
+    progress: Progress | None,
 ) -> Reproduction:
-    """Do the steps of a recipe that are not done yet."""
-    steps = _steps(recipe, inputs, folder)
-    run = _Run(folder, {"recipe": recipe, "inputs": inputs, "version": __version__}, say)
+    """Run the steps of a recipe that are not finished."""
+    steps = {step.name: step for step in recipe_steps(recipe, inputs, folder)}
+    run = _StepRunner(folder, {"recipe": to_json(recipe), "inputs": to_json(inputs), "version": __version__}, announce)
+    commands = [step.command for step in steps.values()]
+    ensemble_folder, candidates_file, page = folder / "ensemble", folder / "candidates.jsonl", folder / "report.html"
+    votes = cache(lambda: load_preferences(inputs.data, progress=progress))
+    ensemble = cache(lambda: RewardEnsemble.load(ensemble_folder))
+    candidates = cache(lambda: load_candidates(candidates_file))
 
-    votes = _Once(lambda: load_preferences(inputs.data, progress=progress))
-    ensemble_folder, candidates_file = folder / "ensemble", folder / "candidates.jsonl"
-    by_name = {step.name: step for step in steps}
-
-    table = run(by_name["inspect"], lambda: [asdict(figure) for figure in compare_table(recipe, votes())])
-    facts = run(
-        by_name["fit"],
-        lambda: _fit_facts(_fitted(votes(), ensemble_folder, _fit_options(recipe, inputs), progress)),
-        ensemble_folder / ENSEMBLE_FILE,
-    )
-    ensemble = _Once(lambda: RewardEnsemble.load(ensemble_folder))
-    sampled = run(
-        by_name["generate"],
-        lambda: _generated(recipe, inputs, ensemble_folder, candidates_file, progress),
-        candidates_file,
-    )
-    lists = _Once(lambda: load_candidates(candidates_file))
-    diversity = run(by_name["diversity"], lambda: asdict(measure_diversity(ensemble(), lists(), progress=progress)))
-    commands = [step.command for step in steps]
-    report = folder / "report.html"
-
-    def write_report() -> dict[str, Any]:
+    def write_report() -> dict[str, str]:
         try:
             from pluralign.publishing import report as reporting
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
-        found = collect_report_data(
-            ensemble(), load_held_out(ensemble_folder), candidates=lists(), seed=inputs.seed, progress=progress
+        data = collect_report_data(
+            ensemble(), load_held_out(ensemble_folder), candidates=candidates(), seed=inputs.seed, progress=progress
         )
-        title = f"{recipe.title}{', a rehearsal on made-up votes' if tiny else ''}"
-        return {"report": str(reporting.report(ensemble(), found, report, name=title, commands=commands))}
+        title = f"{recipe.title}{', a rehearsal on synthetic votes' if tiny else ''}"
+        return {"report": str(reporting.report(ensemble(), data, page, name=title, commands=commands))}
 
-    run(by_name["report"], write_report, report)
-    below = [stage["k"] for stage in facts["history"] if stage["test_brier"] < facts["floor"]]
+    table = run(steps["inspect"], lambda: compare_table(recipe, votes()))
+    options = fit_options(recipe, inputs)
+    fitted = from_json(
+        FitResult,
+        run(
+            steps["fit"],
+            lambda: _fit_result(_fitted(votes(), ensemble_folder, options, progress)),
+            ensemble_folder / ENSEMBLE_FILE,
+        ),
+    )
+    sampled = run(
+        steps["generate"],
+        lambda: _generated(recipe, inputs, ensemble_folder, candidates_file, progress),
+        candidates_file,
+    )
+    diversity = from_json(
+        Diversity, run(steps["diversity"], lambda: measure_diversity(ensemble(), candidates(), progress=progress))
+    )
+    run(steps["report"], write_report, page)
+    run.write_record()
     return Reproduction(
         name=recipe.name,
         folder=str(folder),
         tiny=tiny,
-        table=[Figure(**figure) for figure in table],
-        history=facts["history"],
-        floor=facts["floor"],
-        members_below_floor=min(below, default=None),
-        tau=diversity["tau"],
-        mean_tau=diversity["mean_off_diagonal"],
-        weights=facts["weights"],
-        candidates=sampled,
-        report=str(report),
+        table=[from_json(Figure, figure) for figure in table],
+        history=fitted.history,
+        floor=fitted.floor,
+        members_below_floor=min((row.k for row in fitted.history if row.test_brier < fitted.floor), default=None),
+        tau=diversity.tau,
+        mean_tau=diversity.mean_off_diagonal,
+        weights=fitted.weights,
+        candidates=from_json(Generation, sampled),
+        report=str(page),
         seconds=run.seconds,
         skipped=run.skipped,
         commands=commands,
     )
 
 
+class _StepRunner:
+    """Runs steps, skips those that an earlier run finished, and records their results as JSON.
+
+    Checkpoints hold the results of finished steps. ``RECORD_FILE`` has the inputs, results and durations of all steps,
+    for people; a folder whose record or checkpoints belong to other inputs is refused.
+    """
+
+    def __init__(self, folder: Path, inputs: Mapping[str, Any], announce: Callable[[str], None]) -> None:
+        self._inputs, self._record, self._announce = inputs, folder / RECORD_FILE, announce
+        self._checkpoints = Checkpoints(folder, inputs)
+        self._finished: dict[str, dict[str, Any]] = {}
+        self.skipped: list[str] = []
+        if self._checkpoints.other_runs() or changed_inputs(self._recorded_inputs(), inputs):
+            raise UsageError(f"{folder} holds another run; name a new folder, or repeat that run's options.")
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Duration of each finished step."""
+        return {name: finished["seconds"] for name, finished in self._finished.items()}
+
+    def __call__(self, step: Step, compute: Callable[[], Any], product: Path | None = None) -> Any:
+        """Return the result of a step as JSON; the step runs if its result or its ``product`` is missing."""
+        if product is not None and not product.exists():
+            self._checkpoints.forget(step.name)
+        if self._checkpoints.has(step.name):
+            self.skipped.append(step.name)
+
+        def timed() -> dict[str, Any]:
+            self._announce(f"{step.name}: {shlex.join(step.command)}")
+            started = time.perf_counter()
+            result = to_json(compute())
+            return {"result": result, "seconds": time.perf_counter() - started}
+
+        self._finished[step.name] = self._checkpoints.value(step.name, timed)
+        return self._finished[step.name]["result"]
+
+    def write_record(self) -> None:
+        """Write ``RECORD_FILE``."""
+        results = {name: finished["result"] for name, finished in self._finished.items()}
+        record = {"inputs": self._inputs, "results": results, "seconds": self.seconds}
+        with atomic_write(self._record) as partial:
+            partial.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+    def _recorded_inputs(self) -> Mapping[str, Any]:
+        """Return the inputs in the record of an earlier run, or this run's if there is no record."""
+        if not self._record.is_file():
+            return self._inputs
+        try:
+            return dict(json.loads(self._record.read_text(encoding="utf-8"))["inputs"])
+        except (ValueError, KeyError, TypeError):
+            raise DataError("it cannot be read", file=str(self._record), remedy="use another folder") from None
+
+
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
 def compare_table(recipe: Recipe, votes: PreferenceSet) -> list[Figure]:
-    """Put a set of votes beside the paper's row about it."""
+    """Compare a set of votes with its row in the paper's Table 1."""
     train, test = votes.split()
-    facts, paper = inspect(votes), recipe.paper
-    counted = {"train": len(train), "all": len(votes), "responses": len(votes.items().prompt_index)}[paper.pairs_are]
-    everyone = float((votes.votes_a + votes.votes_b + votes.ties).mean())
-    share = facts.majority_share_of_all if paper.ties_in_share else facts.majority_share
+    summary, paper = inspect(votes), recipe.paper
+    pairs = {"train": len(train), "all": len(votes), "responses": len(votes.items().prompt_index)}[paper.pairs_are]
+    annotators = float((votes.votes_a + votes.votes_b + votes.ties).mean())
+    share = summary.majority_share_of_all if paper.ties_in_share else summary.majority_share
     rows = {
-        {"train": "training pairs", "all": "pairs", "responses": "responses"}[paper.pairs_are]: (paper.pairs, counted),
+        {"train": "training pairs", "all": "pairs", "responses": "responses"}[paper.pairs_are]: (paper.pairs, pairs),
         "training prompts": (paper.train_prompts, len(train.prompts)),
         "test prompts": (paper.test_prompts, len(test.prompts)),
-        "annotators a pair": (paper.annotators, everyone),
+        "annotators per pair": (paper.annotators, annotators),
         "majority share": (paper.majority_share, share),
     }
-    return [Figure(name, said, here, abs(here - said) <= CLOSE * said) for name, (said, here) in rows.items()]
+    return [
+        Figure(name, in_paper, here, abs(here - in_paper) <= CLOSE * in_paper)
+        for name, (in_paper, here) in rows.items()
+    ]
+
+
+def _fitted(
+    votes: PreferenceSet, folder: Path, options: Mapping[str, Any], progress: Progress | None
+) -> RewardEnsemble:
+    """Return the ensemble in a folder if it was fitted to these votes with these options, else fit it.
+
+    So the ``fit`` command of the plan can be run separately, on several GPUs with ``accelerate launch``.
+    """
+    if (folder / ENSEMBLE_FILE).is_file():
+        ensemble = RewardEnsemble.load(folder)
+        record = ensemble.record
+        used = {**record.options, **(record.tuning or {})}
+        same_options = all(used.get(name) == value for name, value in options.items())
+        if same_options and record.data is not None and record.data.fingerprint == votes.fingerprint:
+            return ensemble
+    return fit(votes, folder=folder, progress=progress, **options)
+
+
+def _fit_result(ensemble: RewardEnsemble) -> FitResult:
+    record = ensemble.record
+    if record.evaluation is None:
+        raise UsageError("the ensemble has no held-out figures: fit with held-out prompts.")
+    return FitResult(record.history, record.evaluation.baselines["floor"].brier, ensemble.weights.tolist())
+
+
+def _generated(recipe: Recipe, inputs: Inputs, ensemble: Path, output: Path, progress: Progress | None) -> Generation:
+    prompts = str(ensemble) if inputs.prompts == "held-out" else inputs.prompts
+    generation = generate(prompts, output, progress=progress, **sampling_options(recipe, inputs))
+    if not generation.lines:
+        raise DataError("no prompt got a response", file=inputs.model, remedy=f"see {output}.failed")
+    return generation
 
 
 def _write_rehearsal(recipe: Recipe, folder: Path, seed: int) -> tuple[str, str, str]:
-    """Write made-up votes, prompts and a model; return how each is named."""
+    """Write synthetic votes, prompts and a model; return their names as options."""
     votes, prism, model = folder / "votes", folder / "prism", folder / "model"
     write_sample(recipe.name, votes, seed=seed)
     write_prism(prism, seed=seed)
@@ -229,93 +332,5 @@ def _write_rehearsal(recipe: Recipe, folder: Path, seed: int) -> tuple[str, str,
         preferences = load_preferences(data)
         texts = [*preferences.responses, *map(str, preferences.prompts)]
         write_tiny_model(model, texts, seed=seed)
-    prompts = "" if recipe.candidates["prompts"] == "held-out" else f"prism:{prism}"
+    prompts = "" if recipe.candidates.prompts == "held-out" else f"prism:{prism}"
     return data, str(model), prompts
-
-
-def _fitted(
-    votes: PreferenceSet, folder: Path, options: Mapping[str, Any], progress: Progress | None
-) -> RewardEnsemble:
-    """Return the ensemble of a folder where ``pluralign fit`` put the one that is wanted, else fit it.
-
-    So the plan's own fit command can be run apart, on several GPUs with ``accelerate launch``.
-    """
-    if (folder / ENSEMBLE_FILE).is_file():
-        ensemble = RewardEnsemble.load(folder)
-        facts = ensemble.facts
-        used = {**facts.get("options", {}), **facts.get("tuning", {})}
-        same_options = all(used.get(name) == value for name, value in options.items())
-        if same_options and facts["data"]["fingerprint"] == votes.fingerprint:
-            return ensemble
-    return fit(votes, folder=folder, progress=progress, **options)
-
-
-def _fit_facts(ensemble: RewardEnsemble) -> dict[str, Any]:
-    facts = ensemble.facts
-    return {
-        "history": facts["history"],
-        "floor": facts["baselines"]["floor"]["brier"],
-        "weights": ensemble.weights.tolist(),
-    }
-
-
-def _generated(
-    recipe: Recipe, inputs: Inputs, ensemble: Path, output: Path, progress: Progress | None
-) -> dict[str, Any]:
-    prompts = str(ensemble) if inputs.prompts == "held-out" else inputs.prompts
-    done = generate(prompts, output, progress=progress, **_sampling(recipe, inputs))
-    if not done.lines:
-        raise DataError("no prompt could be answered", file=inputs.model, remedy=f"see {output}.failed")
-    return asdict(done)
-
-
-class _Once:
-    """A value computed when it is first asked for."""
-
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute, self._value = compute, None
-
-    def __call__(self) -> Any:
-        if self._value is None:
-            self._value = self._compute()
-        return self._value
-
-
-class _Run:
-    """Steps whose results are kept in the output folder, so that the same run goes on where it stopped."""
-
-    def __init__(self, folder: Path, inputs: Mapping[str, Any], say: Say) -> None:
-        self._path, self._say = folder / STATE_FILE, say
-        self.skipped: list[str] = []
-        told = json.loads(json.dumps({name: _plain(value) for name, value in inputs.items()}))
-        self._state: dict[str, Any] = {"inputs": told, "results": {}, "seconds": {}}
-        if self._path.is_file():
-            try:
-                kept = json.loads(self._path.read_text(encoding="utf-8"))
-                same = kept["inputs"] == told
-            except (ValueError, KeyError, TypeError):
-                raise DataError("it cannot be read", file=str(self._path), remedy="use another folder") from None
-            if not same:
-                raise UsageError(f"{folder} holds another run; name a new folder, or repeat that run's options.")
-            self._state = kept
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        return dict(self._state["seconds"])
-
-    def __call__(self, step: Step, work: Callable[[], Any], makes: Path | None = None) -> Any:
-        results = self._state["results"]
-        if step.name in results and (makes is None or makes.exists()):
-            self.skipped.append(step.name)
-            return results[step.name]
-        self._say(f"{step.name}: {shlex.join(step.command)}")
-        started = time.perf_counter()
-        results[step.name] = without_nan(_plain(work()))
-        self._state["seconds"][step.name] = time.perf_counter() - started
-        with atomic_write(self._path) as partial:
-            partial.write_text(json.dumps(self._state, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-        return results[step.name]
-
-
-def _plain(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

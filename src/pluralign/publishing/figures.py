@@ -1,32 +1,36 @@
-"""The paper's figures for one ensemble, drawn with matplotlib. They draw what was measured and compute nothing.
+"""The paper's figures for one ensemble, drawn with matplotlib from measured results. Nothing is computed here.
 
-Decided here: what each figure shows, and its colours. On a page the colours become CSS variables, so that one drawing
-serves light and dark; ``save_figures`` writes the same drawings as PNG and SVG files.
+This module decides the content and the colours of each figure. On an HTML page the colours become CSS variables, so
+that one drawing serves light and dark pages. ``save_figures`` writes the same drawings as PNG and SVG files.
 """
 
 import html
 import io
 import itertools
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from pluralign.core.files import atomic_write
+from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.theory.best_of_n import BestOfN
+from pluralign.theory.reliability import Reliability
 from pluralign.votes.summary import Inspection
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
 ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"
 COLOURS = {"ink": INK, "muted": MUTED, "grid": GRID, "ensemble": ENSEMBLE, "rival": RIVAL, "floor": FLOOR, "band": BAND}
 OPPOSITE, EVEN, ALIKE = "#c4601c", "#f6f4f0", "#2e6cd8"
-"""Ends and middle of the heat map, the same on light and dark pages."""
+"""Colours of −1, 0 and 1 in the heat map, the same on light and dark pages."""
 STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "font.family": "DejaVu Sans",
@@ -43,12 +47,12 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "pluralign",
 }
-_CLASH_FREE = 0.024
-"""Least distance of two labels beside a figure, as a share of its height."""
+_LABEL_HEIGHT = 0.048
+"""Smallest distance of two labels beside a figure, as a share of its height."""
 
 
 def figure(width: float = 7.0, height: float = 3.8) -> tuple[Figure, Axes]:
-    """Return an empty figure in the house style."""
+    """Return an empty figure in the common style."""
     with rc_context(STYLE):
         drawing = Figure(figsize=(width, height), layout="constrained")
         drawing.patch.set_alpha(0)
@@ -57,46 +61,44 @@ def figure(width: float = 7.0, height: float = 3.8) -> tuple[Figure, Axes]:
     return drawing, axes
 
 
-def share_histogram(facts: Inspection) -> Figure:
-    """Pairs by the share of people on the majority's side: the paper's histogram of p."""
+def share_histogram(votes: Inspection) -> Figure:
+    """Draw the distribution of the majority share over pairs: the paper's histogram of p."""
     with rc_context(STYLE):
         drawing, axes = figure(height=3.0)
-        own_bars = all(bar.low == bar.high for bar in facts.histogram)
-        middles = [(bar.low + bar.high) / 2 for bar in facts.histogram]
+        single_values = all(bar.low == bar.high for bar in votes.histogram)
+        middles = [(bar.low + bar.high) / 2 for bar in votes.histogram]
         width = 0.8 * min([b - a for a, b in itertools.pairwise(middles)], default=0.05)
-        heights = [bar.count / facts.pairs for bar in facts.histogram]
+        heights = [bar.count / votes.pairs for bar in votes.histogram]
         axes.bar(middles, heights, width=width, color=ENSEMBLE)
         for x, height in zip(middles, heights, strict=True):
             axes.annotate(f"{height:.0%}", (x, height), ha="center", va="bottom", xytext=(0, 2),
                           textcoords="offset points", color=MUTED, fontsize=9)  # fmt: skip
-        if own_bars:
+        if single_values:
             axes.set_xticks(middles, [f"{x:.2f}" for x in middles])
-        axes.set_xlabel("share of people on the majority's side")
+        axes.set_xlabel("majority share")
         axes.set_ylabel("share of pairs")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_ylim(0, max(heights) * 1.15)
     return drawing
 
 
-def brier_by_size(facts: Mapping[str, Any]) -> Figure:
-    """Held-out Brier score against k with floor, constant ½, soft BT and noise: the paper's Figure 2."""
+def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:
+    """Draw the held-out Brier score by k, with floor, constant ½, soft BT and noise: the paper's Figure 2."""
     with rc_context(STYLE):
         drawing, axes = figure()
-        history = facts["history"]
-        sizes, scores = [row["k"] for row in history], [row["test_brier"] for row in history]
-        baselines = facts["baselines"]
-        floor = baselines["floor"]["brier"]
-        axes.axhspan(0, floor, color=BAND, zorder=0, linewidth=0)
+        sizes, scores = [row.k for row in record.history], [row.test_brier for row in record.history]
+        baselines = evaluation.baselines
+        axes.axhspan(0, baselines["floor"].brier, color=BAND, zorder=0, linewidth=0)
         axes.plot(sizes, scores, marker="o", color=ENSEMBLE, linewidth=2, zorder=3)
-        lines = [(scores[-1], f"{facts['method']} {scores[-1]:.4f}", ENSEMBLE)]
-        named = (("floor", "floor", FLOOR), ("constant_half", "constant ½", MUTED), ("soft_bt", "one soft BT", RIVAL))
+        lines = [(scores[-1], f"{record.method} {scores[-1]:.4f}", ENSEMBLE)]
+        named = (("floor", "floor", FLOOR), ("constant_half", "constant ½", MUTED), ("soft_bt", "soft BT", RIVAL))
         for key, name, colour in named:
             if key in baselines:
-                value = baselines[key]["brier"]
+                value = baselines[key].brier
                 axes.axhline(value, color=colour, linestyle="--", linewidth=1.2)
                 lines.append((value, f"{name} {value:.4f}", colour))
-        noise = facts["test"]["noise"]
-        if noise is not None:
+        noise = evaluation.test.noise
+        if not math.isnan(noise):
             axes.axhline(noise, color=MUTED, linestyle=":", linewidth=1.2)
             lines.append((noise, f"noise {noise:.4f}", MUTED))
         top = max([value for value, _, _ in lines] + scores) * 1.08
@@ -105,52 +107,50 @@ def brier_by_size(facts: Mapping[str, Any]) -> Figure:
         axes.set_xticks(sizes)
         for height, (_, label, colour) in zip(_apart([v / top for v, _, _ in lines]), lines, strict=True):
             axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
-        axes.set_xlabel("members k")
+        axes.set_xlabel("number of members (k)")
         axes.set_ylabel("held-out Brier score")
     return drawing
 
 
 def _apart(heights: Sequence[float]) -> list[float]:
-    """Return heights moved up as little as needed for labels not to overlap."""
+    """Return the heights, moved up as little as needed to keep labels from overlapping."""
     moved: dict[int, float] = {}
     last = -1.0
     for position in sorted(range(len(heights)), key=heights.__getitem__):
-        last = max(heights[position], last + 2 * _CLASH_FREE)
+        last = max(heights[position], last + _LABEL_HEIGHT)
         moved[position] = last
     return [moved[position] for position in range(len(heights))]
 
 
-def reliability_curve(facts: Mapping[str, Any]) -> Figure:
-    """Observed against predicted shares, with two standard errors."""
+def reliability_curve(curve: Reliability) -> Figure:
+    """Draw observed against predicted shares, with bars of two standard errors."""
     with rc_context(STYLE):
         drawing, axes = figure(4.6, 4.2)
-        curve = facts["reliability"]
         axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
-        spread = [0.0 if error is None else 2 * error for error in curve["standard_error"]]
-        axes.errorbar(curve["predicted"], curve["observed"], yerr=spread, fmt="o-", color=ENSEMBLE, linewidth=1.5,
+        spread = 2 * np.nan_to_num(np.asarray(curve.standard_error, dtype=np.float64))  # NaN: a bin with one pair
+        axes.errorbar(curve.predicted, curve.observed, yerr=spread, fmt="o-", color=ENSEMBLE, linewidth=1.5,
                       markersize=5, elinewidth=1)  # fmt: skip
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_aspect("equal")
         axes.grid(linewidth=0.6)
-        axes.set_xlabel("predicted share preferring a")
+        axes.set_xlabel("predicted share preferring response a")
         axes.set_ylabel("observed share")
     return drawing
 
 
-def tau_heat_map(tau: Sequence[Sequence[float | None]]) -> Figure:
-    """Kendall's τ between members, averaged over prompts: the paper's Figure 3."""
+def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
+    """Draw Kendall's τ between members, averaged over prompts: the paper's Figure 3. NaN is shown as a dash."""
     with rc_context(STYLE):
         k = len(tau)
         side = min(6.4, 1.6 + 0.55 * k)
         drawing, axes = figure(side, side)
-        values = [[float("nan") if value is None else value for value in row] for row in tau]
         colours = LinearSegmentedColormap.from_list("tau", [OPPOSITE, EVEN, ALIKE])
-        axes.pcolormesh(values, cmap=colours, vmin=-1, vmax=1, edgecolors="none")
+        axes.pcolormesh(tau, cmap=colours, vmin=-1, vmax=1, edgecolors="none")
         for row in range(k):
             for column in range(k):
-                value = values[row][column]
-                label = "–" if value != value else f"{value:.2f}".replace("0.", ".").replace("-", "−")
+                value = tau[row][column]
+                label = "–" if math.isnan(value) else f"{value:.2f}".replace("0.", ".").replace("-", "−")
                 ink = "#ffffff" if abs(value) > 0.65 else "#1a1d24"
                 axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
         axes.set_xticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
@@ -165,27 +165,27 @@ def tau_heat_map(tau: Sequence[Sequence[float | None]]) -> Figure:
     return drawing
 
 
-def best_of_n_curves(found: BestOfN) -> Figure:
-    """What each member's best-of-N policy earns, in its own eyes and the others', against its distance to the base."""
+def best_of_n_curves(curves: BestOfN) -> Figure:
+    """Draw the reward of each member's best-of-N policy against its KL divergence from the base policy."""
     with rc_context(STYLE):
         drawing, axes = figure()
-        for j, (own, others) in enumerate(zip(found.own, found.others, strict=True)):
-            axes.plot(found.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
-            axes.plot(found.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
-            axes.annotate(str(j), (found.kl[-1], own[-1]), xytext=(5, 0), textcoords="offset points", va="center",
+        for j, (own, others) in enumerate(zip(curves.own, curves.others, strict=True)):
+            axes.plot(curves.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
+            axes.plot(curves.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
+            axes.annotate(str(j), (curves.kl[-1], own[-1]), xytext=(5, 0), textcoords="offset points", va="center",
                           fontsize=8, color=ENSEMBLE)  # fmt: skip
         axes.axhline(0, color=MUTED, linewidth=0.8)
-        axes.set_xticks(found.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(found.n, found.kl, strict=True)], fontsize=8)
-        axes.set_xlabel("KL divergence from the base, in nats")
-        axes.set_ylabel("mean reward, in standard deviations")
-        axes.plot([], [], color=ENSEMBLE, label="in its own eyes")
-        axes.plot([], [], color=RIVAL, linestyle="--", label="in the others' eyes")
+        axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
+        axes.set_xlabel("KL divergence from the base policy (nats)")
+        axes.set_ylabel("mean reward (standard deviations)")
+        axes.plot([], [], color=ENSEMBLE, label="own reward")
+        axes.plot([], [], color=RIVAL, linestyle="--", label="other members' reward")
         axes.legend(frameon=False, fontsize=9, loc="upper left")
     return drawing
 
 
 def as_svg(drawing: Figure, title: str) -> str:
-    """Return a drawing as SVG for an HTML page: colours as CSS variables, a label for screen readers."""
+    """Return a drawing as SVG for an HTML page, with CSS variables as colours and a label for screen readers."""
     buffer = io.StringIO()
     with rc_context(STYLE):
         drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -207,7 +207,7 @@ def as_svg(drawing: Figure, title: str) -> str:
 
 
 def save_figures(drawings: Mapping[str, Figure], folder: str | os.PathLike[str]) -> list[Path]:
-    """Write every drawing as NAME.png and NAME.svg, and return the paths."""
+    """Write each drawing as NAME.png and NAME.svg, and return the paths."""
     paths = []
     for name, drawing in drawings.items():
         for kind in ("png", "svg"):

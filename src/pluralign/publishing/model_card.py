@@ -1,56 +1,71 @@
-"""The model card: what an exported model is, what it was measured to do, and how to use it, as Markdown.
+"""The model card of an exported model, as Markdown: description, calibration, members, usage and reproduction.
 
-Decided here: what is said, and that every text from data is escaped. Nothing is measured here, and no prompt, response
-or path of the machine it was made on is shown.
+This module decides the content. All texts from data are escaped. Nothing is measured here, and the card contains no
+prompt, no response and no local path.
 """
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal
 
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.evaluation.comparison import comparison
+from pluralign.theory.intervals import Interval
 
 Kind = Literal["ensemble", "member", "separate"]
-"""All members in one model, one member, or the folder around members in models of their own."""
+"""One model with all members, one model with one member, or the folder that holds one model per member."""
 Reads = Literal["chat", "pair", "text"]
-"""How prompt and response become one input: a chat template, two texts with a separator, or one text."""
+"""Input format of prompt and response: a chat template, two texts with a separator, or one text."""
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """A row of the table of members, with the keys of ``pluralign.json``."""
+
+    member: int
+    name: str
+    weight: float
+    disagreement: float | None
+    """With people on held-out votes; None without an evaluation."""
+    far: bool
+    """Whether it disagrees with people more often than chance."""
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the cards of one export have in common."""
+    """The common content of all cards of one export."""
 
     ensemble: RewardEnsemble
     names: Sequence[str]
-    """Of all members."""
+    """Names of all members."""
     base: str
-    """What the base model is called."""
+    """Name of the base model."""
     base_id: str | None
     """Its hub id, if it has one."""
     folder: str
     """Name of the exported folder."""
     hub_id: str = ""
-    """Repository it is pushed to."""
+    """Repository on the Hugging Face hub."""
     commands: Sequence[Sequence[str]] = ()
-    """The commands that lead to it, each as a list of words."""
+    """The commands that reproduce the export, each as a list of words."""
 
-    def member_row(self, j: int) -> dict[str, Any]:
-        """Return what is said of one member: its number, name, weight, and disagreement with people."""
-        told = self.ensemble.facts.get("members") or []
-        disagreement = told[j].get("disagreement") if len(told) == self.ensemble.k else None
-        weight = float(self.ensemble.weights[j])
+    def member_row(self, j: int) -> MemberRow:
+        """Return number, name, weight and disagreement of one member."""
+        evaluation, weight = self.ensemble.record.evaluation, float(self.ensemble.weights[j])
+        measured = evaluation is not None and len(evaluation.members) == self.ensemble.k
+        disagreement = evaluation.members[j].disagreement if evaluation and measured else None
         far = disagreement is not None and worse_than_chance(disagreement, weight)
-        return {"member": j, "name": self.names[j], "weight": weight, "disagreement": disagreement, "far": far}
+        return MemberRow(j, self.names[j], weight, disagreement, far)
 
     def text(
         self,
@@ -63,14 +78,13 @@ class ModelCard:
         """Return the card of one model.
 
         Args:
-            kind: what the model is.
-            members: those in it.
-            reads: how it reads a prompt and a response.
+            kind: which members the model has.
+            members: indices of its members.
+            reads: its input format.
             place: its folder inside the export.
-            ends_in_padding: whether its texts end in what it takes for padding.
+            ends_in_padding: whether its inputs end in the padding token.
         """
-        facts = without_nan(dict(self.ensemble.facts))
-        data = facts.get("data") or {}
+        record, evaluation = self.ensemble.record, self.ensemble.record.evaluation
         where = self.hub_id if self.hub_id and kind != "separate" and place == "." else self.folder
         rows = [self.member_row(j) for j in range(self.ensemble.k)]
         card: str = _template().render(
@@ -85,23 +99,27 @@ class ModelCard:
             k=self.ensemble.k,
             members=members,
             rows=rows,
-            far=[row["member"] for row in rows if row["far"] and row["member"] in members],
-            data=data,
-            data_name=PurePath(str(data.get("name", ""))).name,
-            notes=[without_path(note) for note in facts.get("notes") or []],
-            test=facts.get("test") or {},
-            pairs=facts.get("pairs"),
-            prompts=facts.get("prompts"),
-            table=[asdict(row) for row in comparison(facts)] if facts.get("levels") else [],
+            far=[row.member for row in rows if row.far and row.member in members],
+            data=record.data,
+            data_name=PurePath(record.data.name).name if record.data else "",
+            notes=[without_path(note) for note in record.notes or []],
+            evaluation=evaluation,
+            table=comparison(evaluation) if evaluation else [],
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
-            settings=without_path({key: facts[key] for key in ("options", "tuning", "versions") if facts.get(key)}),
+            settings=self._settings(),
             version=__version__,
         )
         return card
 
+    def _settings(self) -> Any:
+        """Return options and versions of the fit without local paths."""
+        record = self.ensemble.record
+        parts = {"options": record.options, "tuning": record.tuning, "versions": record.versions}
+        return without_path(to_json({name: part for name, part in parts.items() if part}))
+
 
 def without_path(value: Any) -> Any:
-    """Return plain values with every absolute path in them cut to its last name.
+    """Return JSON values with every absolute path cut to its last part.
 
     Example:
         >>> without_path({"backbone": "/home/me/models/mine", "note": "in ~/models/mine 1/2 is cut"})
@@ -114,11 +132,11 @@ def without_path(value: Any) -> Any:
     return [without_path(item) for item in value] if isinstance(value, list) else value
 
 
-# --- Markdown -------------------------------------------------------------------------------------------------------
+# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def escaped(text: str) -> str:
-    r"""Return text as it reads in Markdown: on one line, with nothing in it that is markup.
+    r"""Return text escaped for Markdown, on one line.
 
     Example:
         >>> print(escaped("[a](b) | <script>\n# *c*"))
@@ -136,14 +154,14 @@ def _template() -> Any:
         raise MissingExtraError("jinja2", "report", "a model card") from None
 
     def number(value: float | None) -> str:
-        return "–" if value is None else f"{value:.4f}"
+        return "–" if value is None or math.isnan(value) else f"{value:.4f}"
 
-    def interval(found: Mapping[str, Any] | None, sign: str = "") -> str:
-        if not found or found.get("mean") is None:
+    def interval(value: Interval | None, sign: str = "") -> str:
+        if value is None or math.isnan(value.mean):
             return "–"
-        if found.get("low") is None:
-            return f"{found['mean']:{sign}.4f}"
-        return f"{found['mean']:{sign}.4f} [{found['low']:{sign}.4f}, {found['high']:{sign}.4f}]"
+        if math.isnan(value.low):
+            return f"{value.mean:{sign}.4f}"
+        return f"{value.mean:{sign}.4f} [{value.low:{sign}.4f}, {value.high:{sign}.4f}]"
 
     def as_json(value: Any, indent: int | None = None) -> Any:
         return Markup(json.dumps(value, ensure_ascii=False, indent=indent))  # noqa: S704
@@ -154,7 +172,7 @@ def _template() -> Any:
     def verbatim(text: str) -> Any:
         return Markup(text)  # noqa: S704
 
-    # What comes from data is escaped unless a filter says how it is written instead.
+    # All values are escaped, except those that a filter has marked as Markup.
     environment = Environment(  # noqa: S701
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,198 +1,234 @@
 """The report: one self-contained HTML page with the paper's figures for one ensemble.
 
-Decided here: what is said in words and in which order. Nothing is measured here; text from data and models goes through
-the template's escaping, and the page loads nothing and runs no script.
+This module decides the texts of the page and their order. Nothing is measured here. The template escapes all texts from
+data and models; the page loads nothing and runs no script.
 """
 
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from pluralign.analysis.leans import Lean
+from pluralign.analysis.member_rankings import CaseStudy, MemberPair
+from pluralign.analysis.profiles import Profile
 from pluralign.analysis.report_data import ReportData
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import without_nan
+from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
-from pluralign.evaluation.comparison import comparison, verdicts
+from pluralign.evaluation.comparison import Verdict, comparison, verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 
 __all__ = ["draw_figures", "page", "report", "save_figures"]
 
-LEANS_ON_A_CARD = 4
+LEANS_PER_CARD = 4
 FULL_BAR = 0.5
-"""The relative lean that fills half a bar on a card."""
+"""Relative lean that fills half of a bar on a card."""
 TEXT_LENGTH = 800
+"""Longer texts are cut."""
 SECTIONS = {
-    "votes": "The votes",
+    "votes": "Votes",
     "calibration": "Calibration",
     "groups": "Groups",
     "diversity": "Diversity",
     "members": "Members",
     "certificate": "Certificate",
     "cases": "Case studies",
-    "reproduce": "How to reproduce it",
+    "reproduce": "How to reproduce",
 }
 STATEMENTS = {
-    "lemma_1": "Lemma 1: the noise of few votes",
-    "theorem_2": "Theorem 2: few members are enough",
-    "theorem_3": "Theorem 3: outliers can be left out",
-    "theorem_4": "Theorem 4: training error carries over",
-    "held_out": "Beyond the paper: this ensemble on held-out prompts",
+    "lemma_1": "Lemma 1: sampling noise of few votes",
+    "theorem_2": "Theorem 2: small ensembles suffice",
+    "theorem_3": "Theorem 3: outliers can be removed",
+    "theorem_4": "Theorem 4: generalisation from N pairs",
+    "held_out": "Beyond the paper: bound from held-out prompts",
+}
+ALT_TEXTS = {
+    "shares": "Histogram of the majority share",
+    "sizes": "Held-out Brier score by number of members, with floor, constant one half, soft BT and noise",
+    "reliability": "Observed against predicted shares",
+    "tau": "Heat map of Kendall's tau between members",
+    "best_of_n": "Reward of each member's best-of-N policy by its KL divergence from the base policy",
 }
 
 
-def draw_figures(study: ReportData) -> dict[str, Figure]:
-    """Draw every figure of a report."""
-    drawn = {"shares": figures.share_histogram(study.votes), "reliability": figures.reliability_curve(study.facts)}
-    if study.facts.get("history"):
-        drawn["sizes"] = figures.brier_by_size(study.facts)
-    if study.diversity:
-        drawn["tau"] = figures.tau_heat_map(without_nan(study.diversity.tau))
-    if study.best_of_n:
-        drawn["best_of_n"] = figures.best_of_n_curves(study.best_of_n)
+def draw_figures(data: ReportData) -> dict[str, Figure]:
+    """Draw all figures of a report."""
+    drawn = {
+        "shares": figures.share_histogram(data.votes),
+        "reliability": figures.reliability_curve(data.evaluation.reliability),
+    }
+    if data.record.history:
+        drawn["sizes"] = figures.brier_by_size(data.record, data.evaluation)
+    if data.diversity:
+        drawn["tau"] = figures.tau_heat_map(data.diversity.tau)
+    if data.best_of_n:
+        drawn["best_of_n"] = figures.best_of_n_curves(data.best_of_n)
     return drawn
 
 
 def report(
     ensemble: RewardEnsemble,
-    study: ReportData,
+    data: ReportData,
     path: str | os.PathLike[str],
     *,
     name: str = "",
     commands: Sequence[Sequence[str]] = (),
 ) -> Path:
-    """Write the report of an ensemble to one HTML file.
+    """Write the report of an ensemble to an HTML file.
 
     Args:
-        ensemble: the one that was studied.
-        study: what was measured of it.
+        ensemble: the reported ensemble.
+        data: its results, from ``collect_report_data``.
         path: the file to write.
-        name: what the page calls the ensemble; unless given, the data it was fitted to.
-        commands: the commands that lead here, each as a list of words.
+        name: title of the page (default: the name of the data that the ensemble was fitted to).
+        commands: the commands that reproduce the report, each as a list of words.
     """
     path = Path(path)
     with atomic_write(path) as partial:
-        partial.write_text(page(ensemble, study, name=name, commands=commands), encoding="utf-8")
+        partial.write_text(page(ensemble, data, name=name, commands=commands), encoding="utf-8")
     return path
 
 
-def page(ensemble: RewardEnsemble, study: ReportData, *, name: str = "", commands: Sequence[Sequence[str]] = ()) -> str:
+def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands: Sequence[Sequence[str]] = ()) -> str:
     """Return the report as HTML."""
-    facts = study.facts
-    drawn = {key: Markup(figures.as_svg(drawing, ALT[key])) for key, drawing in draw_figures(study).items()}  # noqa: S704
-    values = without_nan(asdict(study))
-    data = facts.get("data") or {}
-    cards = list(_cards(values))
-    shown = {
-        "groups": bool(study.groups),
-        "cases": bool(study.cases),
-    }
+    record, evaluation = data.record, data.evaluation
+    drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
+    empty = {anchor for anchor, content in (("groups", data.groups), ("cases", data.cases)) if not content}
     template = _environment().from_string(
         files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
     )
-    rival = facts["baselines"].get("soft_bt")
+    soft_bt = evaluation.baselines.get("soft_bt")
     return template.render(
-        title=name or PurePath(data.get("name") or "An ensemble of reward models").name,
-        facts=without_nan(dict(facts)) | {"data": data},
-        votes=values["votes"],
-        own_votes=facts is ensemble.facts,
-        sections=[(anchor, title) for anchor, title in SECTIONS.items() if shown.get(anchor, True)],
-        ratio=facts["test"]["brier"] / rival["brier"] if rival else None,
-        worst=max(card["disagreement"] for card in cards if card["weight"] > NEGLIGIBLE_WEIGHT),
-        verdicts=list(_verdicts(study)),
-        figures={**dict.fromkeys(ALT), **drawn},
-        comparison=without_nan([asdict(row) for row in comparison(facts)]),
-        strata=list(_strata(values)),
-        groups=values["groups"],
-        worst_group=values["worst_group"],
-        diversity=values["diversity"],
-        best_of_n=values["best_of_n"],
-        profiles=cards,
-        certificate=[
-            {"name": title, "says": values["certificate"][key]["states"], "here": values["certificate"][key]["here"]}
-            for key, title in STATEMENTS.items()
-        ],
-        cases=list(_cases(values)),
+        title=name or PurePath((record.data and record.data.name) or "An ensemble of reward models").name,
+        record=record,
+        evaluation=evaluation,
+        data=data,
+        on_held_out_votes=record is ensemble.record,
+        sections=[(anchor, title) for anchor, title in SECTIONS.items() if anchor not in empty],
+        ratio=evaluation.test.brier / soft_bt.brier if soft_bt else None,
+        worst=max(card.disagreement for card in data.profiles if card.weight > NEGLIGIBLE_WEIGHT),
+        verdicts=list(_verdicts(data)),
+        figures={**dict.fromkeys(ALT_TEXTS), **drawn},
+        comparison=comparison(evaluation),
+        cards=list(_cards(data)),
+        statements=[(title, getattr(data.certificate, key)) for key, title in STATEMENTS.items()],
+        cases=list(_cases(data)),
         commands="\n".join(shlex.join(words) for words in commands),
-        settings=json.dumps(
-            {key: facts.get(key) for key in ("options", "target", "data", "versions", "pruned") if facts.get(key)}
-            | {"votes": {"name": study.votes.name, "fingerprint": study.votes.fingerprint}},
-            indent=1,
-            ensure_ascii=False,
-        ),
-        pairs_of=lambda found: ", ".join("{} and {}".format(*pair["members"]) for pair in found),
+        settings=_settings(data),
+        listed=_listed,
     )
 
 
-ALT = {
-    "shares": "Histogram of the share of people on the majority's side",
-    "sizes": "Held-out Brier score against the number of members, with floor, constant one half, soft BT and noise",
-    "reliability": "Observed against predicted shares",
-    "tau": "Heat map of Kendall's tau between members",
-    "best_of_n": "Reward of each member's best-of-N policy against its divergence from the base",
-}
-
-
 def _environment() -> Environment:
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
+    environment.tests["missing"] = lambda value: value is None or value != value  # None or NaN
+    return environment
 
 
-def _verdicts(study: ReportData) -> Iterator[Mapping[str, str]]:
-    yield from verdicts(study.facts)
-    far = [card for card in study.profiles if worse_than_chance(card.disagreement, card.weight)]
-    if far:
-        those = ", ".join(str(card.member) for card in far)
-        text = f"Further from people than a coin: member {those}. Do not tune a policy to it."
-        yield {"kind": "warn", "text": text}
+def _settings(data: ReportData) -> str:
+    record = data.record.to_json()
+    shown = {key: record[key] for key in ("options", "target", "data", "versions", "pruned") if record.get(key)}
+    votes = {"name": data.votes.name, "fingerprint": data.votes.fingerprint}
+    return json.dumps(shown | {"votes": votes}, indent=1, ensure_ascii=False)
 
 
-def _strata(values: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    for name, row in values["majorities"].items():
-        if row["pairs"]:
-            yield row | {"name": name, "brier": values["facts"]["strata"][name][1]}
+def _verdicts(data: ReportData) -> Iterator[Verdict]:
+    yield from verdicts(data.evaluation)
+    members = [str(card.member) for card in data.profiles if worse_than_chance(card.disagreement, card.weight)]
+    if members:
+        text = f"Worse than chance (disagreement above 0.5): member {', '.join(members)}. Do not tune a policy to it."
+        yield Verdict("warn", text)
 
 
-def _cards(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _listed(pairs: Sequence[MemberPair]) -> str:
+    return ", ".join("{} and {}".format(*pair.members) for pair in pairs)
+
+
+# --- cards and case studies -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LeanBar:
+    """A lean on a card, drawn as a bar."""
+
+    label: str
+    relative: float
+    length: float
+    """Signed share of half the axis, from −1 to 1."""
+
+
+@dataclass(frozen=True)
+class _Card:
+    """A member's card, with shortened texts."""
+
+    profile: Profile
+    worse_than_chance: bool
+    outlier: bool
+    """By Theorem 3."""
+    leans: list[_LeanBar]
+
+
+def _cards(data: ReportData) -> Iterator[_Card]:
+    for profile in data.profiles:
+        claimed = sorted((lean for lean in profile.leans if lean.claim), key=lambda lean: -abs(lean.relative))
+        shortened = replace(
+            profile,
+            typical=tuple(
+                replace(one, prompt=_shortened(one.prompt), response=_shortened(one.response))
+                for one in profile.typical
+            ),
+            distinguishing=tuple(
+                replace(
+                    one,
+                    prompt=_shortened(one.prompt),
+                    preferred=_shortened(one.preferred),
+                    other=_shortened(one.other),
+                )
+                for one in profile.distinguishing
+            ),
+        )
+        yield _Card(
+            profile=shortened,
+            worse_than_chance=worse_than_chance(profile.disagreement, profile.weight),
+            outlier=profile.member in data.certificate.theorem_3.outliers,
+            leans=[_lean_bar(lean) for lean in claimed[:LEANS_PER_CARD]],
+        )
+
+
+def _lean_bar(lean: Lean) -> _LeanBar:
     labels = {trait.key: trait.more for trait in TRAITS}
-    outliers = set(values["certificate"]["theorem_3"]["outliers"])
-    for card in values["profiles"]:
-        clear = sorted((lean for lean in card["leans"] if lean["claim"]), key=lambda lean: -abs(lean["relative"]))
-        leans = [
-            lean | {"label": labels[lean["trait"]], "bar": max(-1.0, min(1.0, lean["relative"] / FULL_BAR))}
-            for lean in clear[:LEANS_ON_A_CARD]
-        ]
-        yield card | {
-            "far": worse_than_chance(card["disagreement"], card["weight"]),
-            "outlier": card["member"] in outliers,
-            "top_leans": leans,
-            "typical": [_shortened(one, "prompt", "response") for one in card["typical"]],
-            "distinguishing": [_shortened(one, "prompt", "preferred", "other") for one in card["distinguishing"]],
-        }
+    return _LeanBar(labels[lean.trait], lean.relative, max(-1.0, min(1.0, lean.relative / FULL_BAR)))
 
 
-def _cases(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    names = {card["member"]: card["name"] for card in values["profiles"]}
-    for case in values["cases"]:
+@dataclass(frozen=True)
+class _Pick:
+    """A response of a case study, and the names of the members that choose it."""
+
+    weight: float
+    members: str
+    response: str
+
+
+def _cases(data: ReportData) -> Iterator[tuple[CaseStudy, list[_Pick]]]:
+    names = {profile.member: profile.name for profile in data.profiles}
+    for case in data.cases:
         picks = [
-            {"who": "; ".join(f"{j} {names[j]}" for j in choice["members"]), **_shortened(choice, "response")}
-            for choice in case["choices"]
+            _Pick(choice.weight, "; ".join(f"{j} {names[j]}" for j in choice.members), _shortened(choice.response))
+            for choice in case.choices
         ]
-        yield _shortened(case, "prompt") | {"picks": picks}
+        yield replace(case, prompt=_shortened(case.prompt)), picks
 
 
-def _shortened(record: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    def short(text: str) -> str:
-        return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1].rstrip() + "…"
-
-    return {**record, **{key: short(record[key]) for key in keys}}
+def _shortened(text: str) -> str:
+    return shortened(text, TEXT_LENGTH)

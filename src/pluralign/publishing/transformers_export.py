@@ -1,14 +1,15 @@
-"""Export: a fine-tuned ensemble, or one of its members, as a folder that plain transformers loads as a reward model.
+"""``export``: write a fine-tuned ensemble, or one of its members, as a reward model that plain transformers loads.
 
-Decided here: what such a folder holds. Weights are safetensors, LoRA adapters are merged, the head is kept, and a model
-card says what was measured. A folder is written whole or not at all. Nothing is measured here but the members' names.
+This module decides the content of the folder. Weights are safetensors, LoRA adapters are merged, the head is kept, and
+a model card reports the measured figures. The folder is written atomically. Nothing is measured here except the names
+of the members.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
@@ -24,7 +25,7 @@ from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
-from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
+from pluralign.features.finetuned import FinetunedFeatures, load_finetuned, model_folders
 from pluralign.models.classifier import WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
@@ -32,30 +33,30 @@ from pluralign.publishing.model_card import Kind, ModelCard, Reads
 Precision = Literal["float32", "bfloat16", "float16"]
 
 INDEX_FILE = "pluralign.json"
-"""What every export has beside its model: the members, their weights, and how it was made."""
+"""Index of an export: its members, their weights, and the version that wrote it."""
 KNOWN_BASES = {
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
 }
-"""Hub ids of the models that we call by a name of our own."""
+"""Hub ids of models that have a short name in this library."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, and where."""
+    """The result of an export."""
 
     folder: str
     models: list[str]
-    """Every folder that ``from_pretrained`` loads: one, or one a member."""
+    """Folders for ``from_pretrained``: one, or one per member."""
     members: list[int]
-    """Which members of the ensemble they are."""
+    """Indices of the exported members."""
     names: list[str]
     weights: list[float]
-    """Of these members in the ensemble; they sum to 1 where all are exported."""
+    """Weights of the exported members in the ensemble; they sum to 1 if all are exported."""
     base: str
     hub: str | None
-    """Address on the hub, where it was pushed."""
+    """URL on the hub, if the export was pushed."""
 
 
 def export(
@@ -72,31 +73,31 @@ def export(
 ) -> Export:
     """Write a fine-tuned ensemble as transformers reward models.
 
-    Without ``member`` and ``separate`` the ensemble becomes one model with an output a member; its configuration holds
-    their weights and names. The members of a stagewise ensemble have bodies of their own and cannot share a model.
+    Without ``member`` and ``separate`` the ensemble becomes one model with one output per member. Its configuration
+    holds their weights and names. The members of a stagewise ensemble are separate models and cannot be exported so.
 
     Args:
-        folder: what ``fit`` wrote.
+        folder: folder of the ensemble, written by ``fit``.
         output: the folder to write.
-        member: export this one alone, as a model with one output.
-        separate: export every member as a model with one output, each in a folder ``member-J``.
-        dtype: of the weights; float32 gives the ensemble's rewards, half precision is half as large.
+        member: export only this member, as a model with one output.
+        separate: export each member as a model with one output, in the folders ``member-J``.
+        dtype: data type of the weights. float32 reproduces the ensemble's rewards; half precision is half as large.
         overwrite: replace an earlier export.
-        push_to_hub: upload the export to this repository of the Hugging Face hub.
-        public: whether a repository that is created there is public.
-        commands: the commands that lead here, each as a list of words, for the model card.
+        push_to_hub: upload the export to this repository on the Hugging Face hub.
+        public: make a newly created repository public.
+        commands: the commands that reproduce the export, each as a list of words, for the model card.
     """
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
     features = _tuned(ensemble, folder)
     if member is not None and not 0 <= member < ensemble.k:
-        raise UsageError(f"there is no member {member}: members are counted from 0 to {ensemble.k - 1}.")
+        raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
     if member is not None and separate:
-        raise UsageError("--member and --all exclude each other: export one member, or each.")
+        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     if features.method == "stagewise" and member is None and not separate:
         raise UsageError(
-            "the members of a stagewise ensemble have bodies of their own and cannot share one model: "
-            "export one with --member J, or each into a folder of its own with --all."
+            "the members of a stagewise ensemble are separate models and cannot be exported as one: "
+            "export one with --member J, or each in its own folder with --all."
         )
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
@@ -119,7 +120,7 @@ def export(
             (partial / place / "README.md").write_text(text, encoding="utf-8")
         if separate:
             (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
-        rows = [card.member_row(j) | {"folder": place} for place, chosen in groups.items() for j in chosen]
+        rows = [asdict(card.member_row(j)) | {"folder": place} for place, chosen in groups.items() for j in chosen]
         index = {"format": "pluralign-export", "pluralign": __version__, "base": base, "members": rows}
         (partial / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), "utf-8")
     return Export(
@@ -134,14 +135,14 @@ def export(
 
 
 def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
-    """Return what each member is called on its card where held-out votes were kept, else its number."""
+    """Return the name of each member on its card, or its number if there are no held-out votes."""
     if not (Path(folder) / REWARDS_FILE).is_file():
         return [f"member {j}" for j in range(ensemble.k)]
     return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
 
 
 def base_id(base: str) -> str | None:
-    """Return the hub id of a base model. A local folder has none, and its path is nobody's business.
+    """Return the hub id of a base model, or None for a local folder: local paths are not published.
 
     Example:
         >>> base_id("smollm2"), base_id("my-org/model"), base_id("/home/me/models/mine")
@@ -150,45 +151,47 @@ def base_id(base: str) -> str | None:
     return KNOWN_BASES.get(base) or (base if HUB_ID.fullmatch(base) and not Path(base).exists() else None)
 
 
-def _tuned(ensemble: RewardEnsemble, folder: Path) -> TunedFeatures:
-    """Return the fine-tuned models of an ensemble, checked to be those it was saved with."""
+def _tuned(ensemble: RewardEnsemble, folder: Path) -> FinetunedFeatures:
+    """Return the fine-tuned features of an ensemble, after checking the hash of the models."""
     features = ensemble.features
-    if not isinstance(features, TunedFeatures):
+    if not isinstance(features, FinetunedFeatures):
         raise UsageError(
-            f"{folder} has linear heads on frozen features (encoder {features.encoder}), scaled and clipped, which no "
-            "transformers classifier computes: score with pluralign, or fit with --backbone."
+            f"{folder} has linear heads on frozen features (encoder {features.encoder}), scaled and clipped, which a "
+            "transformers classifier cannot compute: score with pluralign, or fit with --backbone."
         )
-    if features.identified().identity != features.identity:
-        remedy = "copy the folder again, or fit anew"
-        raise DataError("a fine-tuned model is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+    if features.with_current_hashes().identity != features.identity:
+        remedy = "copy the folder again, or fit again"
+        raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
     return features
 
 
 def _refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
     inside, outside = folder.resolve(), output.resolve()
     if inside == outside or inside in outside.parents or outside in inside.parents:
-        raise UsageError(f"{output} and the ensemble's folder {folder} must lie apart; name another folder.")
+        raise UsageError(
+            f"{output} must be outside the ensemble's folder {folder}, and not contain it; name another folder."
+        )
     if output.is_dir() and any(output.iterdir()):
         if not overwrite:
             raise UsageError(
-                f"{output} is not empty; name another folder, or replace an earlier export by --overwrite."
+                f"{output} is not empty; name another folder, or replace an earlier export with --overwrite."
             )
         if not (output / INDEX_FILE).is_file():
-            raise UsageError(f"{output} holds no earlier export ({INDEX_FILE} is missing); name another folder.")
+            raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
     elif output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; name a folder.")
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
-    """Return one model with an output for each column of θ, and its tokenizer."""
+def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
+    """Return one model with one output per column of θ, and its tokenizer."""
     places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
         places, theta = [places[own]], theta[own : own + 1]
-    model, tokenizer = load_tuned(places[0], features.base, len(theta))
+    model, tokenizer = load_finetuned(places[0], features.base, len(theta))
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
@@ -199,15 +202,15 @@ def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
 def _describe(
     config: Any, ensemble: RewardEnsemble, names: Sequence[str], chosen: Sequence[int], kind: Kind, reads: Reads
 ) -> None:
-    """Say in a model's configuration what its outputs are."""
-    own = [names[j] for j in chosen]
-    config.id2label, config.label2id = dict(enumerate(own)), {name: i for i, name in enumerate(own)}
-    # Rewards are not probabilities: this keeps vLLM and pipelines from a softmax, and what scores pairs of texts
-    # (vLLM's /score, CrossEncoder of sentence-transformers) from a sigmoid.
+    """Describe the outputs of a model in its configuration."""
+    labels = [names[j] for j in chosen]
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+    # Rewards are not probabilities. This setting keeps vLLM and pipelines from applying a softmax, and scorers of pairs
+    # of texts (vLLM's /score, CrossEncoder of sentence-transformers) from applying a sigmoid.
     config.problem_type = "regression"
     if reads == "pair":
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    config.pluralign, config.pluralign_names = __version__, own
+    config.pluralign, config.pluralign_names = __version__, labels
     if kind == "ensemble":
         setattr(config, WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
         config.pluralign_temperature = ensemble.temperature
@@ -221,48 +224,49 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     place.mkdir(exist_ok=True)
     size, free = sum(part.numel() for part in model.parameters()) * BYTES[dtype], shutil.disk_usage(place).free
     if size > free:
-        raise UsageError(f"a model of {size / 1e6:,.0f} MB does not fit: {free / 1e6:,.0f} MB are free; make room.")
-    # A text that is too long loses the beginning of the prompt, as it did when the ensemble was fitted.
+        raise UsageError(f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free.")
+    # Long inputs are truncated at the beginning of the prompt, as in the fit of the ensemble.
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
-    tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # else they are not saved
+    tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved
     tokenizer.model_max_length = min(int(tokenizer.model_max_length), max_length)
     with quiet_transformers():
         model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
         tokenizer.save_pretrained(place)
-    for path in place.glob("*.safetensors"):  # written for their owner alone
+    for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
         path.chmod((place / "config.json").stat().st_mode)
 
 
 def reads_of(tokenizer: Any) -> Reads:
-    """Say how a prompt and a response become one input: see ``models.model_rewards``."""
+    """Return the input format of a model: see ``models.classifier.model_rewards``."""
     return "chat" if tokenizer.chat_template else "pair" if tokenizer.sep_token else "text"
 
 
 def ends_in_padding(model: Any, tokenizer: Any) -> bool:
-    """Say whether a decoder's texts end in what it takes for padding, so that it reads the token before.
+    """Return whether a decoder's inputs end in its padding token, so that it reads the token before.
 
-    So it is where the token that ends a turn also pads. vLLM knows no padding and reads the last token.
+    This happens if the token at the end of a turn is also the padding token. vLLM has no padding: it reads the last
+    token.
     """
     last = classifier_tokens(tokenizer, ("Tea?", "Yes."), tokenizer.model_max_length)["input_ids"][-1]
     return bool(reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
 
 
 def refuse_without_head(adapter: Path, head: str) -> None:
-    """Refuse an adapter that was saved without its head.
+    """Raise DataError if an adapter was saved without its head.
 
-    Merging is where a reward model loses its head: the base has none, so transformers makes one of random numbers, and
-    peft puts nothing in its place where ``modules_to_save`` did not name it.
+    Merging such an adapter gives a random head: the base model has none, so transformers initializes one at random, and
+    peft does not replace it if ``modules_to_save`` did not name it.
     """
     weights = adapter / "adapter_model.safetensors"
     name = head.removesuffix(".modules_to_save.default")
     with safe_open(weights, framework="numpy") as file:
         if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
-            remedy = "fit anew; its rewards cannot be brought back"
+            remedy = "fit again; its rewards cannot be recovered"
             raise DataError(f"the adapter was saved without its head, {name}", file=str(weights), remedy=remedy)
 
 
 def keep_outputs(model: Any, theta: FloatArray) -> None:
-    """Make a sequence classifier give θᵀ·outputs instead of its outputs; for one-hot columns, some of them.
+    """Change the head of a sequence classifier so that it returns θᵀ·outputs; one-hot columns select outputs.
 
     Args:
         model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.

@@ -15,6 +15,8 @@ from pluralign.analysis.profiles import Distinguishing, Profile, Typical, member
 from pluralign.analysis.traits import KEYS, TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
+from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
+from pluralign.core.text import shortened
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
@@ -34,8 +36,6 @@ PAIRS_PER_POINT = 5
 MAX_CHARACTERS = 2_000_000
 """Maximum amount of text to analyse at startup, about five seconds of work; larger sets are sampled by prompt."""
 LEANS_SHOWN = 5
-PAIRS_STREAM = 7
-"""Random stream of the pairs behind each point of the reliability curve."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _warning(card: MemberCard) -> str:
     )
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 def _comparison(evaluation: Evaluation) -> list[ComparedPrediction]:
@@ -319,7 +319,7 @@ def _measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[Re
     order = np.argsort(np.round(prediction, 9), kind="stable")  # bins are runs of this order; ties stay together
     for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
         interval = clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
-        drawn = np.random.default_rng([number, PAIRS_STREAM]).permutation(rows)
+        drawn = random_stream(number, EXAMPLE_PAIRS).permutation(rows)
         _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair per prompt
         yield ReliabilityPoint(
             predicted=float(curve.predicted[number]),
@@ -335,21 +335,15 @@ def _measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[Re
 
 def _predicted_pair(votes: PreferenceSet, row: int, prediction: float) -> PredictedPair:
     pair = voted_pair(votes, row)
-    texts = {key: shortened(getattr(pair, key)) for key in ("prompt", "response_a", "response_b")}
+    texts = {key: _short(getattr(pair, key)) for key in ("prompt", "response_a", "response_b")}
     return PredictedPair(**(vars(pair) | texts), prob_hat=prediction)
 
 
-def shortened(text: str, length: int = TEXT_LENGTH) -> str:
-    """Cut a text to a length; an ellipsis marks the cut.
-
-    Example:
-        >>> shortened("a long story", 7)
-        'a long…'
-    """
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+def _short(text: str) -> str:
+    return shortened(text, TEXT_LENGTH)
 
 
-# --- members --------------------------------------------------------------------------------------------------------
+# --- members ----------------------------------------------------------------------------------------------------------
 
 
 def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
@@ -385,11 +379,9 @@ def _card(profile: Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
-        typical=[
-            replace(one, prompt=shortened(one.prompt), response=shortened(one.response)) for one in profile.typical
-        ],
+        typical=[replace(one, prompt=_short(one.prompt), response=_short(one.response)) for one in profile.typical],
         distinguishing=[
-            replace(one, prompt=shortened(one.prompt), preferred=shortened(one.preferred), other=shortened(one.other))
+            replace(one, prompt=_short(one.prompt), preferred=_short(one.preferred), other=_short(one.other))
             for one in profile.distinguishing
         ],
     )

@@ -33,7 +33,7 @@ def demo(
     """
     from pluralign.cli.views.experiments import story_page
     from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
-    from pluralign.experiments.demo_story import walk_through
+    from pluralign.experiments.demo_story import run_demo
     from pluralign.votes.summary import inspect, inspect_truth
     from pluralign.votes.town_hall.townhall import town_hall
 
@@ -50,27 +50,16 @@ def demo(
     if not as_json:  # before the fits, which take a while
         show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
     with progress_bar("Encoding texts") as progress:
-        story = walk_through(town, seed=seed, encoder=encoder, progress=progress)
+        story = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         with needs_extra("matplotlib", "report", "a report"):
             from pluralign.publishing.report import report as write_report
 
         last = ["report", "town", "-o", str(report)]
         commands = command_history(story.ensemble.record, Path("town"), last)
-        write_report(story.ensemble, story.study, report, name="The town hall", commands=commands)
-    evaluation = story.ensemble.record.evaluation
-    result = {
-        "inspect": summary,
-        "truth": truth,
-        "told": story.told,
-        "members": evaluation.members if evaluation else [],
-        "study": story.study,
-        "pruning": story.pruning,
-        "rankings": story.rankings,
-        "report": str(report) if report else None,
-    }
+        write_report(story.ensemble, story.report_data, report, name="The town hall", commands=commands)
     if as_json:
-        print_json(result)
+        print_json({"inspect": summary, "truth": truth, **story.to_json(), "report": str(report) if report else None})
         return
     show(story_page(story))
     if report:
@@ -128,6 +117,6 @@ def reproduce(
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     with progress_bar(f"Reproducing {name}") as progress:
         reproduction = run_recipe(
-            name, output, tiny=tiny, **inputs, say=lambda line: print(line, file=sys.stderr), progress=progress
+            name, output, tiny=tiny, **inputs, announce=lambda line: print(line, file=sys.stderr), progress=progress
         )
     emit(reproduction, reproduction_page(reproduction), as_json)

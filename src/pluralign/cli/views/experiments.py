@@ -1,6 +1,5 @@
 """Views of whole experiments: ``pluralign demo`` and ``pluralign reproduce``."""
 
-import math
 import shlex
 from collections.abc import Iterator, Sequence
 
@@ -12,32 +11,32 @@ from pluralign.analysis.profiles import Profile
 from pluralign.cli.views.analysis import certificate_page, diversity_page, pruning_page
 from pluralign.cli.views.evaluation import DISAGREEMENT_CAPTION, bound_line, chance_warning
 from pluralign.cli.views.rankings import rankings_page
-from pluralign.cli.views.tables import figure_table, heading, number
+from pluralign.cli.views.tables import command_line, figure_table, heading, number
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.experiments.demo_story import Story
+from pluralign.experiments.demo_story import DemoResult
 from pluralign.experiments.plan import Cost, Plan
 from pluralign.experiments.reproduce import Reproduction
 
-# --- demo -----------------------------------------------------------------------------------------------------------
+# --- demo -------------------------------------------------------------------------------------------------------------
 
 
-def story_page(story: Story) -> Iterator[RenderableType]:
+def story_page(story: DemoResult) -> Iterator[RenderableType]:
     """Yield every method by its true error, then the joint ensemble in detail."""
     record = story.ensemble.record
     yield _method_table(story)
     if record.evaluation:
         yield from chance_warning(record.evaluation.members)
     yield from bound_line(record.bound)
-    yield _member_names(story.study.profiles)
-    if story.study.diversity:
-        yield from diversity_page(story.study.diversity, [], "How differently the members rank responses")
-    yield from certificate_page(story.study.certificate, "Guarantees")
+    yield _member_names(story.report_data.profiles)
+    if story.report_data.diversity:
+        yield from diversity_page(story.report_data.diversity, [], "How differently the members rank responses")
+    yield from certificate_page(story.report_data.certificate, "Guarantees")
     yield from pruning_page(story.pruning, story.ensemble)
     yield from rankings_page(story.rankings, f"Rankings of the whole town on one question: “{story.question}”")
     yield Text("Next, with your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")
 
 
-def _method_table(story: Story) -> Table:
+def _method_table(story: DemoResult) -> Table:
     data = story.ensemble.record.data
     sizes = (
         f"Trained on {data.train_pairs:,} pairs; tested on {data.test_pairs:,} pairs from held-out prompts (best first)"
@@ -45,7 +44,7 @@ def _method_table(story: Story) -> Table:
         else "Scores on held-out prompts (best first)"
     )
     table = figure_table(sizes, "", "k", "Brier", "corrected", "true error", "worst member", "seconds")
-    for method in story.told:
+    for method in story.methods:
         scores = (method.brier, method.brier_corrected, method.true_error)
         worst = "" if method.worst_disagreement is None else f"{method.worst_disagreement:.3f}"
         seconds = "" if method.seconds is None else f"{method.seconds:.1f}"
@@ -69,7 +68,7 @@ def _member_names(profiles: Sequence[Profile]) -> Table:
     return table
 
 
-# --- reproduce ------------------------------------------------------------------------------------------------------
+# --- reproduce --------------------------------------------------------------------------------------------------------
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:
@@ -77,11 +76,10 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield heading(f"{plan.recipe.title}: steps")
     for position, step in enumerate(plan.steps, 1):
         yield Text(f"{position}. {step.does}")
-        yield Text(f"   {shlex.join(step.command)}", style="dim")
+        yield command_line(f"   {shlex.join(step.command)}")
     yield heading("Requirements")
     for line in plan.needs:
         yield Text(f"· {line}")
-    yield Text()
     yield _cost_table(plan)
     for line in (*_cost_notes(plan), *plan.recipe.notes):
         yield Text(f"· {line}", style="dim")
@@ -89,7 +87,7 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
 
 
 def _cost_table(plan: Plan) -> Table:
-    title = f"Estimated for Meta-Llama-3-8B, {plan.recipe.fit['k']} members, one H100"
+    title = f"Estimated for Meta-Llama-3-8B, {plan.recipe.fit.k} members, one H100"
     parts = ("train", "score", "sample", "rank", "memory GB", "disk GB")
     table = figure_table(title, "", "GPU-hours", *parts)
     first = f"{'LoRA' if plan.cost.lora else 'full'}, {plan.cost.optimizer}"
@@ -109,8 +107,8 @@ def _cost_notes(plan: Plan) -> Iterator[str]:
     )
     yield _training_note(cost)
     yield (
-        f"{sampled['limit']} prompts × {sampled['n']} = {cost.continuations:,} continuations of at most "
-        f"{sampled['max_new_tokens']} tokens"
+        f"{sampled.limit} prompts × {sampled.n} = {cost.continuations:,} continuations of at most "
+        f"{sampled.max_new_tokens} tokens"
     )
     yield (
         "memory and disk assume trained weights in FP32, as fit uses; with everything in BF16 training needs "
@@ -122,8 +120,8 @@ def _training_note(cost: Cost) -> str:
     flops = cost.training_flops + cost.optimizer_flops
     share = cost.optimizer_flops / cost.training_flops
     return (
-        f"training takes {flops:.1e} operations, {cost.optimizer} adds {share:.1%} of them; scoring all texts takes "
-        f"{cost.scoring_flops:.1e}"
+        f"training takes {flops:.1e} operations, including {share:.1%} added by {cost.optimizer}; scoring all texts "
+        f"takes {cost.scoring_flops:.1e}"
     )
 
 
@@ -139,13 +137,12 @@ def reproduction_page(reproduction: Reproduction) -> Iterator[RenderableType]:
     yield table
     table = figure_table("Figure 2: Brier score by number of members", "k", "train", "held out")
     for stage in reproduction.history:
-        table.add_row(str(stage["k"]), number(stage["train_brier"]), number(stage["test_brier"]))
+        table.add_row(str(stage.k), number(stage.train_brier), number(stage.test_brier))
     table.add_row("floor", "", number(reproduction.floor))
     yield table
     below = reproduction.members_below_floor
     yield Text(f"The ensemble beats the floor from {below} members on." if below else "No size beats the floor.")
-    tau = math.nan if reproduction.mean_tau is None else reproduction.mean_tau
-    yield Text(f"Figure 3: mean Kendall's τ between members: {number(tau)}.")
+    yield Text(f"Figure 3: mean Kendall's τ between members: {number(reproduction.mean_tau)}.")
     if reproduction.skipped:
         yield Text(f"Finished by an earlier run: {', '.join(reproduction.skipped)}.", style="dim")
     yield Text(f"Report: {reproduction.report}\n")
