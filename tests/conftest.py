@@ -1,6 +1,8 @@
-"""Votes and files that many tests write."""
+"""Fixtures and helpers that many tests use."""
 
+import io
 import json
+import logging
 import os
 import pty
 import shutil
@@ -21,7 +23,7 @@ WriteLines = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests, and the commands they start, never touch the user's cache of vectors."""
+    """Give tests, and the commands they start, a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -29,7 +31,7 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> WriteLines:
-    """Write records, or raw lines where they are text or bytes, to a .jsonl file."""
+    """Return a function that writes records, or raw lines of text or bytes, to a .jsonl file."""
 
     def write(records: Iterable[Mapping[str, Any] | str | bytes], name: str = "votes.jsonl") -> Path:
         path = tmp_path / name
@@ -44,7 +46,7 @@ def write_jsonl(tmp_path: Path) -> WriteLines:
 
 @pytest.fixture(scope="session")
 def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an ensemble of three members on surface features, with many held-out votes."""
+    """Return the folder of an ensemble of three members on surface features, with many held-out votes."""
     from pluralign import fit, town_hall
 
     path = tmp_path_factory.mktemp("ensemble")
@@ -60,7 +62,7 @@ BROWSER_FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A real headless Chromium, driven through Playwright."""
+    """Return a headless Chromium, controlled through Playwright."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         reason = "no Chromium on this machine: install the package chromium to run browser tests"
@@ -76,7 +78,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
-    """More threads only wait for each other in models as small as tests make them."""
+    """Use one torch thread: more threads slow down the small models of the tests."""
     from pluralign.experiments.rehearsal import one_thread
 
     with one_thread(), pytest.MonkeyPatch.context() as patch:
@@ -85,7 +87,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def wide(**changes: Any) -> dict[str, Any]:
-    """One good row in the wide layout, with some columns changed; None removes a column."""
+    """Return a valid row in the wide layout, with some columns changed; None removes a column."""
     row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2} | changes
     return {name: value for name, value in row.items() if value is not None}
 
@@ -107,13 +109,45 @@ def launch(*arguments: str | Path) -> "subprocess.Popen[str]":
 
 
 def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) -> subprocess.CompletedProcess[str]:
-    """Run ``pluralign`` as a script would and return its exit code, stdout and stderr."""
+    """Run ``pluralign`` inside this process; return its exit code, stdout and stderr.
+
+    ``run_process`` starts a process, for tests of what only a process has: a fresh interpreter, file descriptors.
+    """
+    from pluralign.cli.main import main
+
+    command, code, log = ["pluralign", *map(str, arguments)], 0, logging.getLogger()
+    level, handlers = log.level, log.handlers[:]
+    contents = {"stdin": stdin.encode() if isinstance(stdin, str) else stdin, "stdout": b"", "stderr": b""}
+    streams = {
+        name: io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", write_through=True)
+        for name, content in contents.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
+        patch.setattr(sys, "argv", command)
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        log.handlers.clear()  # those of pytest: the command adds its own
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+        finally:
+            log.handlers[:] = handlers
+            log.setLevel(level)
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(command, code, out, err)
+
+
+def run_process(*arguments: str | Path, stdin: bytes | str = b"") -> subprocess.CompletedProcess[str]:
+    """Run ``pluralign`` in a process of its own, as a script would; return its exit code, stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-m", "pluralign", *map(str, arguments)],
         input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
         check=False,
-        env=os.environ | {"COLUMNS": str(columns), "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": "120", "NO_COLOR": "1"},
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

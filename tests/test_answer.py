@@ -13,8 +13,7 @@ from scipy import stats
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import choose, favourites, refuse, score
-from pluralign.answering.consensus import similarity, slate
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
@@ -50,11 +49,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
     return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
 
 
-def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature)
-
-
-# --- score, then choose ---------------------------------------------------------------------------------------------
+# --- score, then choose -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
     assert (rewards[0] == rewards[2]).all()
 
 
-# --- balanced -------------------------------------------------------------------------------------------------------
+# --- balanced ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsemble) -> None:
@@ -122,13 +117,6 @@ def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsem
     assert sorted(j for entry in found.answers for j in entry.members) == list(range(ensemble.k))
     weights = [entry.weight for entry in found.answers]
     assert weights == sorted(weights, reverse=True)
-
-
-def test_near_duplicates_share_one_slate_entry() -> None:
-    texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
-    entries = slate(texts, np.array([0, 1, 2]), np.array([0.3, 0.4, 0.3]))
-    assert [(entry.text, entry.members) for entry in entries] == [(texts[1], (0, 1)), ("No.", (2,))]
-    assert similarity(texts[0], texts[2]) == 0
 
 
 def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> None:
@@ -182,7 +170,7 @@ def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: R
         assert found == replace(plain, notes=(note,))
 
 
-# --- distributional -------------------------------------------------------------------------------------------------
+# --- distributional ---------------------------------------------------------------------------------------------------
 
 
 def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemble) -> None:
@@ -196,11 +184,11 @@ def test_drawn_answers_to_a_pair_match_the_predicted_share(ensemble: RewardEnsem
     for level in ("vote", "policy"):
         leveled = replace(ensemble, record=replace(ensemble.record, level=level))
         share = float(leveled.prob_hat(pair, level)[0])
-        said = [
+        drawn = [
             answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text
             for seed in range(400)
         ]
-        assert stats.binomtest(said.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
+        assert stats.binomtest(drawn.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
 
 
 def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble) -> None:
@@ -210,7 +198,7 @@ def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble)
     assert len(drawn) > 1
 
 
-# --- steerable ------------------------------------------------------------------------------------------------------
+# --- steerable --------------------------------------------------------------------------------------------------------
 
 
 def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
@@ -222,43 +210,6 @@ def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
         answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
 
 
-def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, folder: Path) -> None:
-    votes = load_held_out(folder).preferences
-    for member in range(ensemble.k):
-        own = ensemble.votes(votes)[:, member]
-        choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
-        found = steer_from(ensemble, choices[:60])
-        assert found.member == member
-        assert found.path[0] == pytest.approx(ensemble.weights)
-        assert found.path[-1][member] > 0.9 > found.path[1][member], "the posterior sharpens"
-
-
-def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble) -> None:
-    pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[1]], [1], [0])
-    reward_a, reward_b = ensemble.pair_rewards(pair)
-    likelihood = 0.05 + 0.9 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
-    expected = ensemble.weights * likelihood
-    assert steer_from(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
-
-
-def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:
-    lengths = [next(lean.own for lean in card.leans if lean.trait == "length") for card in cards]
-    for words, wanted in (("long answers", np.argmax(lengths)), ("brief, please", np.argmin(lengths))):
-        if (max(lengths) if "long" in words else -min(lengths)) > 0:
-            assert steer_by_words(words, cards).member == wanted
-
-
-def test_negation_reverses_the_wanted_direction() -> None:
-    assert wanted_traits("not formal, no bullets, detailed") == {"formality": -1, "structure": -1, "length": 1}
-
-
-def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profile]) -> None:
-    with pytest.raises(UsageError, match=r"nothing in 'purple' names a trait.*try words such as long, short"):
-        steer_by_words("purple", cards)
-    with pytest.raises(UsageError, match="need held-out votes"):
-        steer_by_words("short", [])
-
-
 def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
     with pytest.raises(UsageError, match="needs one of"):
         answer(ensemble, PROMPT, CANDIDATES, "steerable")
@@ -266,7 +217,7 @@ def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
         answer(ensemble, PROMPT, CANDIDATES, member=1)
 
 
-# --- odd input ------------------------------------------------------------------------------------------------------
+# --- odd input --------------------------------------------------------------------------------------------------------
 
 
 def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
@@ -311,7 +262,7 @@ def test_an_unknown_mode_raises_an_error_that_suggests_the_nearest(ensemble: Rew
         answer(ensemble, PROMPT, CANDIDATES, "balance")
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Bad input: one sentence with file, row and remedy; with skip_bad, dropped and counted by kind."""
+"""Invalid input: one sentence with file, row and remedy; with skip_bad, rows are dropped and counted by kind."""
 
 import gzip
 import json
@@ -35,7 +35,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_a_bad_row_is_one_sentence_with_file_row_and_remedy(kind: str, write_jsonl: WriteLines) -> None:
+def test_a_bad_row_raises_one_sentence_with_file_row_and_remedy(kind: str, write_jsonl: WriteLines) -> None:
     row, problem = BAD_ROWS[kind]
     path = write_jsonl([GOOD[0], row, GOOD[1]])
     with pytest.raises(DataError, match=problem) as caught:
@@ -60,16 +60,16 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
     lists = {"prompt": "x", "responses": ["A", "B"]}
     share = wide(votes_a=None, votes_b=None)
     return {
-        "a vote that is no vote": (long | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
+        "an unknown vote": (long | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
         "a boolean vote": (long | {"vote": True}, "vote is bool True"),
         "a null vote": (long | {"vote": None}, "no value for vote"),
         "a share above one": (share | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1; give a share"),
-        "a share of no whole people": (share | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
+        "a share of a fractional count": (share | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
         "a NaN share": (share | {"prob_a": None, "n": 4}, "no value for prob_a"),
         "a boolean count": (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
         "an infinite count": (wide(votes_a=float("inf")), "votes_a is inf, above"),
         "negative ties": (wide(ties=-2), "ties is -2, below zero"),
-        "only ties": (wide(votes_a=0, votes_b=0, ties=4), "no vote beside 4 ties, and 2 are needed; use --ties half"),
+        "only ties": (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, and 2 are needed; use --ties half"),
         "a prompt that is a number": (
             wide(prompt=5),
             "prompt must be text or a list of role/content messages, not int 5",
@@ -81,12 +81,15 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
             wide(response_a=[{"role": "assistant", "content": c} for c in "AB"]),
             "response_a has 2 messages, not one",
         ),
-        "a ranking that leaves one out": (
+        "an incomplete ranking": (
             lists | {"rankings": [[0, 1], [0]]},
             "ranking 2 is list .*, but must name each",
         ),
-        "a ranking that names one twice": (lists | {"rankings": [[0, 0]]}, "must name each of the 2 responses once"),
-        "rankings that are no list": (lists | {"rankings": 3}, "rankings must be a list, not int 3"),
+        "a repeated response in a ranking": (
+            lists | {"rankings": [[0, 0]]},
+            "must name each of the 2 responses once",
+        ),
+        "rankings that are not a list": (lists | {"rankings": 3}, "rankings must be a list, not int 3"),
         "scores of uneven length": (lists | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
         "scores that are words": (lists | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
         "scores that are infinite": (lists | {"scores": [[float("inf")], [1]]}, "scores is inf; give a finite number"),
@@ -102,48 +105,50 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
             {"prompt": "x", "response": "A", "scores": [1, 2]},
             "the prompt has only one response",
         ),
-        "chosen and rejected alike": (
+        "identical chosen and rejected": (
             {"prompt": "x", "chosen": "A", "rejected": "A"},
             "the two responses are the same",
         ),
-        "nothing rejected": ({"prompt": "x", "chosen": "A", "rejected": None}, "no value for rejected"),
+        "no rejected response": ({"prompt": "x", "chosen": "A", "rejected": None}, "no value for rejected"),
     }
 
 
 @pytest.mark.parametrize("case", other_bad_rows())
-def test_every_layout_names_what_is_wrong(case: str) -> None:
+def test_every_layout_reports_the_problem(case: str) -> None:
     row, problem = other_bad_rows()[case]
     with pytest.raises(DataError, match=problem) as caught:
         load_preferences([row])
     assert caught.value.row == 1
 
 
-def test_identical_texts_among_many_lose_only_their_own_pair() -> None:
+def test_identical_texts_drop_only_their_own_pair() -> None:
     row = {"prompt": "x", "responses": ["A", "B", "A"], "scores": [[1, 3], [2, 2], [3, 1]]}
     loaded = load_preferences([row], skip_bad=True)
     assert loaded.dropped == {"identical responses": 1}
     assert len(loaded) == 2
 
 
-def test_missing_columns_name_the_nearest_layout() -> None:
+def test_missing_columns_are_reported_with_the_nearest_layout() -> None:
     row = {"prompt": "x", "response_a": "A", "response_b": "B", "votes_first": 3}
-    with pytest.raises(DataError, match=r"its columns are prompt, response_a, .*also needs .*--rename") as caught:
+    with pytest.raises(
+        DataError, match=r"no known layout has the columns prompt, response_a, .*also needs .*--rename"
+    ) as caught:
         load_preferences([row])
     assert caught.value.row == 1
     with pytest.raises(DataError, match="no known layout"):
         load_preferences([{"text": "x"}])
 
 
-def test_single_votes_are_kept_when_asked() -> None:
+def test_single_votes_are_kept_with_min_votes_1() -> None:
     assert load_preferences([wide(votes_a=1, votes_b=0)], min_votes=1).n_votes.tolist() == [1]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
-def test_a_truncated_gzip_is_reported_and_what_is_there_can_be_kept(keep: float, tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_reported_and_its_complete_rows_can_be_kept(keep: float, tmp_path: Path) -> None:
     lines = [json.dumps(wide(prompt=f"{i} {os.urandom(8).hex()}")) + "\n" for i in range(4000)]
-    whole = gzip.compress("".join(lines).encode())
+    complete = gzip.compress("".join(lines).encode())
     path = tmp_path / "cut.jsonl.gz"
-    path.write_bytes(whole[: int(len(whole) * keep)])
+    path.write_bytes(complete[: int(len(complete) * keep)])
     with pytest.raises(DataError, match="the gzip stream is damaged or ends early"):
         load_preferences(path)
     part = load_preferences(path, skip_bad=True)
@@ -178,7 +183,7 @@ CSV_HEAD = "prompt,response_a,response_b,votes_a,votes_b\nTea?,Yes.,No.,3,2\n"
         (b",Yes.,No.,3,2\n", "row 2: the prompt is empty"),
     ],
 )
-def test_bad_csv_rows_are_named(line: bytes, problem: str, tmp_path: Path) -> None:
+def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "votes.csv"
     path.write_bytes(CSV_HEAD.encode() + line)
     with pytest.raises(DataError, match=problem):
@@ -186,20 +191,20 @@ def test_bad_csv_rows_are_named(line: bytes, problem: str, tmp_path: Path) -> No
     assert len(load_preferences(path, skip_bad=True)) == 1
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_columns_with_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "votes.csv").write_text("prompt,prompt\nTea?,Yes.\n")
     with pytest.raises(DataError, match="two columns have the same name"):
         load_preferences(tmp_path / "votes.csv")
 
 
-def test_mixed_types_in_parquet_are_named(tmp_path: Path) -> None:
+def test_wrong_types_in_parquet_are_reported_with_file_and_row(tmp_path: Path) -> None:
     rows = [wide(votes_a="3"), wide(votes_a="three")]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "votes.parquet")
     with pytest.raises(DataError, match=r"votes\.parquet, row 1: votes_a must be a whole number"):
         load_preferences(tmp_path / "votes.parquet")
 
 
-def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_reported(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([wide()] * 100), tmp_path / "votes.parquet")
     data = (tmp_path / "votes.parquet").read_bytes()
     (tmp_path / "votes.parquet").write_bytes(data[:-20])
@@ -208,36 +213,36 @@ def test_a_broken_parquet_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", gzip.compress(b"", mtime=0)])
-def test_an_empty_file_says_so(content: bytes, tmp_path: Path) -> None:
+def test_an_empty_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match="there are no rows in it"):
+    with pytest.raises(DataError, match="the file has no rows"):
         load_preferences(tmp_path / "votes.jsonl")
 
 
-def test_a_header_without_rows_says_so(tmp_path: Path) -> None:
+def test_a_header_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "votes.csv").write_text(CSV_HEAD.splitlines()[0])
-    with pytest.raises(DataError, match="there are no rows in it"):
+    with pytest.raises(DataError, match="the file has no rows"):
         load_preferences(tmp_path / "votes.csv")
 
 
-def test_when_no_row_is_good_the_error_lists_why(write_jsonl: WriteLines) -> None:
-    with pytest.raises(DataError, match=r"no comparisons in it; .*'negative count': 2"):
+def test_an_error_lists_the_dropped_rows_if_none_is_left(write_jsonl: WriteLines) -> None:
+    with pytest.raises(DataError, match=r"no pairs in it; .*'negative count': 2"):
         load_preferences(write_jsonl([wide(votes_a=-1)] * 2), skip_bad=True)
 
 
-def test_a_json_list_is_told_apart_from_json_lines(tmp_path: Path) -> None:
+def test_a_json_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "votes.json").write_text(json.dumps([wide()]))
-    with pytest.raises(DataError, match=r"this is one JSON list; write one object a line"):
+    with pytest.raises(DataError, match=r"the file is one JSON list; write one object per line"):
         load_preferences(tmp_path / "votes.json")
 
 
-def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.jsonl: there is no such file"):
         load_preferences(tmp_path / "absent.jsonl")
-    with pytest.raises(DataError, match="this is a folder; name a file in it"):
+    with pytest.raises(DataError, match="it is a folder; name a file in it"):
         load_preferences(tmp_path)
 
 
-def test_deep_nesting_is_bad_json_not_a_crash(write_jsonl: WriteLines) -> None:
+def test_deeply_nested_json_is_a_bad_row(write_jsonl: WriteLines) -> None:
     with pytest.raises(DataError, match="nested too deeply"):
         load_preferences(write_jsonl(['{"a":' * 100_000]))

@@ -1,4 +1,4 @@
-"""Baselines: what every formula must hold, and each fit on votes simulated from the model it assumes."""
+"""Baselines: properties of every formula, and each fit on votes simulated from the model it assumes."""
 
 import functools
 import io
@@ -26,7 +26,7 @@ SEVERAL = 3
 
 
 def compared(inputs: np.ndarray, share: Callable[[np.ndarray, np.ndarray], np.ndarray], n_votes: int) -> Pairs:
-    """Votes on every text of the first half against one of the second, two pairs to a prompt."""
+    """Compare each text of the first half with one of the second, two pairs per prompt."""
     n = len(inputs) // 2
     a, b = np.arange(n, dtype=np.int32), np.arange(n, 2 * n, dtype=np.int32)
     prob_a = np.random.default_rng(0).binomial(n_votes, share(inputs[a], inputs[b])) / n_votes
@@ -35,7 +35,7 @@ def compared(inputs: np.ndarray, share: Callable[[np.ndarray, np.ndarray], np.nd
 
 @functools.cache
 def votes() -> Pairs:
-    """Two in three people want the first feature, the others the second."""
+    """Votes of two groups: two thirds prefer the first feature, one third the second."""
     rng = np.random.default_rng(1)
 
     def share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -62,20 +62,20 @@ def predicted(baseline: Baseline, pairs: Pairs) -> np.ndarray:
     return baseline.prob_hat(Differences(pairs.inputs, pairs.a, pairs.b))
 
 
-# --- all of them ------------------------------------------------------------------------------------------------------
+# --- all baselines ----------------------------------------------------------------------------------------------------
 
 
-def test_every_baseline_is_fitted_and_named_before_it_is() -> None:
-    heard: list[str] = []
+def test_every_baseline_is_reported_and_then_fitted() -> None:
+    reported: list[str] = []
     small = votes()[np.arange(60)]
-    found = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=heard.append)
-    assert heard == list(found) == NAMES
-    assert {baseline.formula for baseline in found.values()} == set(FORMULAS)
-    assert [baseline.k for baseline in found.values()] == [1, 1, 1, 2, 2, 1, 2]
+    small_baselines = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=reported.append)
+    assert reported == list(small_baselines) == NAMES
+    assert {baseline.formula for baseline in small_baselines.values()} == set(FORMULAS)
+    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 2, 2, 1, 2]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_predicted_share_is_one_and_turns_with_its_pair(name: str) -> None:
+def test_predictions_are_shares_and_swap_with_the_pair(name: str) -> None:
     a, b = new_texts()
     share = fitted()[name].prob_hat(between(a, b))
     assert share.shape == (50,)
@@ -85,12 +85,12 @@ def test_a_predicted_share_is_one_and_turns_with_its_pair(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_two_equal_texts_each_gets_half(name: str) -> None:
+def test_two_equal_texts_get_half_each(name: str) -> None:
     a, _ = new_texts()
     np.testing.assert_allclose(fitted()[name].prob_hat(between(a, a)), 0.5, atol=1e-9)
 
 
-def test_each_formula_is_what_it_says() -> None:
+def test_formulas_equal_their_definitions() -> None:
     a, b = (side.astype(np.float64)[:, :2] for side in new_texts())
     one, several, weights = np.array([1.0, -0.5]), np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([0.3, 0.7])
     log_variance, offset = np.array([0.2, -0.4]), 0.1
@@ -100,19 +100,21 @@ def test_each_formula_is_what_it_says() -> None:
         "mixture": {"theta": several, "weights": weights},
         "mean-variance": {"theta": one, "log_variance": log_variance, "offset": np.array(offset)},
     }
-    found = {formula: Baseline(formula, arrays).prob_hat(between(a, b)) for formula, arrays in share.items()}
-    assert set(found) == set(FORMULAS)
+    predictions = {formula: Baseline(formula, arrays).prob_hat(between(a, b)) for formula, arrays in share.items()}
+    assert set(predictions) == set(FORMULAS)
     for i, (x, y) in enumerate(zip(a, b, strict=True)):
         spread = sum(math.exp(log_variance @ side + offset) for side in (x, y))
         gaps = [r @ (x - y) for r in several.T]
-        assert found["bradley-terry"][i] == pytest.approx(1 / (1 + math.exp(-(one @ (x - y)) / 2.5)))
-        assert found["votes"][i] == pytest.approx(0.3 * (gaps[0] > 0) + 0.7 * (gaps[1] > 0))
-        assert found["mixture"][i] == pytest.approx(0.3 / (1 + math.exp(-gaps[0])) + 0.7 / (1 + math.exp(-gaps[1])))
-        assert found["mean-variance"][i] == pytest.approx(NormalDist().cdf(one @ (x - y) / math.sqrt(spread)))
+        assert predictions["bradley-terry"][i] == pytest.approx(1 / (1 + math.exp(-(one @ (x - y)) / 2.5)))
+        assert predictions["votes"][i] == pytest.approx(0.3 * (gaps[0] > 0) + 0.7 * (gaps[1] > 0))
+        assert predictions["mixture"][i] == pytest.approx(
+            0.3 / (1 + math.exp(-gaps[0])) + 0.7 / (1 + math.exp(-gaps[1]))
+        )
+        assert predictions["mean-variance"][i] == pytest.approx(NormalDist().cdf(one @ (x - y) / math.sqrt(spread)))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
+def test_stored_arrays_predict_the_same(name: str) -> None:
     file = io.BytesIO()
     np.savez(file, **fitted()[name].arrays)  # type: ignore[arg-type]
     file.seek(0)
@@ -121,15 +123,15 @@ def test_arrays_that_went_through_a_file_predict_the_same(name: str) -> None:
     np.testing.assert_array_equal(again.prob_hat(between(*new_texts())), fitted()[name].prob_hat(between(*new_texts())))
 
 
-def test_on_training_votes_all_beat_a_coin_but_votes_that_hardly_differ() -> None:
-    coin = constant_half(votes().prob_a)
+def test_all_but_bootstrap_beat_chance_on_training_votes() -> None:
+    chance = constant_half(votes().prob_a)
     error = {name: brier(predicted(fitted()[name], votes()), votes().prob_a) for name in NAMES}
-    assert max(error[name] for name in NAMES if name != "bootstrap") < 0.9 * coin
+    assert max(error[name] for name in NAMES if name != "bootstrap") < 0.9 * chance
     vote = hard_votes(votes().difference, fitted()["soft_bt"].arrays["theta"][:, None])[:, 0]
-    assert error["bootstrap"] < brier(vote, votes().prob_a), "though they beat a single vote"
+    assert error["bootstrap"] < brier(vote, votes().prob_a), "bootstrap members hardly differ, but beat a single vote"
 
 
-def test_the_seed_decides_what_is_random_and_nothing_else() -> None:
+def test_seed_changes_only_bootstrap_and_mixture() -> None:
     small = votes()[np.arange(100)]
     folds = validation_folds(small.prompt, 0)
     one, again, other = (fit_baselines(small, folds, 2, seed=seed) for seed in (0, 0, 1))
@@ -144,7 +146,7 @@ def test_the_seed_decides_what_is_random_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["soft_bt", "hard_bt"])
-def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
+def test_single_reward_has_the_regularisation_with_the_lowest_validation_error(name: str) -> None:
     pairs, arrays = votes(), fitted()[name].arrays
     majority = np.where(pairs.prob_a == 0.5, 0.5, pairs.prob_a > 0.5)
     assert (pairs.prob_a == 0.5).any()
@@ -153,7 +155,7 @@ def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
         arrays["theta"], fit_bradley_terry(pairs.difference, target, float(arrays["l2"])), atol=1e-6
     )
 
-    def validated(l2: float) -> float:
+    def validation_error(l2: float) -> float:
         error = 0.0
         for fold in validation_folds(pairs.prompt, 0):
             theta = fit_bradley_terry(as_array(pairs.difference)[~fold], target[~fold], l2)
@@ -161,14 +163,14 @@ def test_a_single_reward_is_regularised_as_validates_best(name: str) -> None:
         return error
 
     assert float(arrays["l2"]) in L2_GRID
-    assert validated(float(arrays["l2"])) <= min(map(validated, L2_GRID)) + 1e-5
+    assert validation_error(float(arrays["l2"])) <= min(map(validation_error, L2_GRID)) + 1e-5
 
 
-def test_a_temperature_validates_better_than_none() -> None:
+def test_temperature_lowers_the_validation_error() -> None:
     pairs, arrays, l2 = votes(), fitted()["soft_bt_temperature"].arrays, float(fitted()["soft_bt"].arrays["l2"])
     np.testing.assert_array_equal(arrays["theta"], fitted()["soft_bt"].arrays["theta"])
 
-    def validated(temperature: float) -> float:
+    def validation_error(temperature: float) -> float:
         error = 0.0
         for fold in validation_folds(pairs.prompt, 0):
             theta = fit_bradley_terry(as_array(pairs.difference)[~fold], pairs.prob_a[~fold], l2)
@@ -176,14 +178,14 @@ def test_a_temperature_validates_better_than_none() -> None:
         return error
 
     chosen = float(arrays["temperature"])
-    assert validated(chosen) <= min(map(validated, np.geomspace(0.25, 4.0, 101))) + 1e-3
-    assert validated(chosen) <= validated(1.0) + 1e-6
+    assert validation_error(chosen) <= min(map(validation_error, np.geomspace(0.25, 4.0, 101))) + 1e-3
+    assert validation_error(chosen) <= validation_error(1.0) + 1e-6
 
 
 # --- votes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_reward_and_its_opposite_predict_two_values_with_the_best_weight() -> None:
+def test_reward_and_its_opposite_have_the_best_weight() -> None:
     pairs, pair = votes(), fitted()["pair"]
     np.testing.assert_array_equal(pair.arrays["theta"][:, 1], -pair.arrays["theta"][:, 0])
     share = predicted(pair, pairs)
@@ -194,19 +196,19 @@ def test_a_reward_and_its_opposite_predict_two_values_with_the_best_weight() -> 
     assert brier(share, pairs.prob_a) > min(grid) - 1e-5, "the grid comes close to it"
 
 
-def test_bootstrap_members_differ_and_are_weighted_as_well_as_can_be() -> None:
+def test_bootstrap_members_differ_and_have_optimal_weights() -> None:
     pairs, arrays = votes(), fitted()["bootstrap"].arrays
     theta = arrays["theta"]
     assert theta.shape == (6, SEVERAL)
     single = fitted()["soft_bt"].arrays["theta"]
     for j in range(SEVERAL):
-        assert np.corrcoef(theta[:, j], single)[0, 1] > 0.8, "all see much the same votes"
+        assert np.corrcoef(theta[:, j], single)[0, 1] > 0.8, "all are fitted to similar votes"
         for i in range(j):
             assert np.abs(theta[:, i] - theta[:, j]).max() > 0.01, "but not the same"
     assert optimality_gap(hard_votes(pairs.difference, theta), pairs.prob_a, arrays["weights"]) < 1e-6
 
 
-def test_a_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[np.ndarray] = []
 
     def record(difference: np.ndarray, target: np.ndarray, l2: float, *, weight: np.ndarray, **_: object) -> np.ndarray:
@@ -226,7 +228,7 @@ def test_a_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> float:
-    """Of one vote, when each voter is of kind j with chance weights_j and votes by σ(Δr_j): pair by pair."""
+    """Return the mean log-likelihood of a vote: of group j with probability weights_j, which votes by σ(Δr_j)."""
     total = 0.0
     for d, p in zip(as_array(pairs.difference).astype(float), pairs.prob_a, strict=True):
         for_a = sum(w / (1 + np.exp(-d @ t)) for t, w in zip(theta.T, weights, strict=True))
@@ -234,46 +236,49 @@ def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> floa
     return total / len(pairs)
 
 
-def test_no_round_of_em_makes_the_votes_less_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_em_never_lowers_the_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, theta = votes(), fitted()["soft_bt"].arrays["theta"]
     reached = []
     for rounds in (0, 1, 2, 3, 5, 8, 12):
         monkeypatch.setattr(baselines, "EM_ROUNDS", rounds)
-        found = baselines._fit_mixture(pairs, theta, 1e-4, SEVERAL, seed=0)
-        reached.append(log_likelihood(pairs, found["theta"], found["weights"]))
-        assert found["weights"].sum() == pytest.approx(1)
-        assert found["weights"].min() > 0
+        fit = baselines._fit_mixture(pairs, theta, 1e-4, SEVERAL, seed=0)
+        reached.append(log_likelihood(pairs, fit["theta"], fit["weights"]))
+        assert fit["weights"].sum() == pytest.approx(1)
+        assert fit["weights"].min() > 0
     assert np.diff(reached).min() > -1e-5
     assert reached[-1] > reached[0] + 0.005
-    assert reached[-1] > log_likelihood(pairs, theta[:, None], np.ones(1)), "and likelier than under one reward"
+    assert reached[-1] > log_likelihood(pairs, theta[:, None], np.ones(1)), "and above that of one reward"
 
 
-def test_one_round_of_em_is_what_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_em_round_equals_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, theta, k = votes(), fitted()["soft_bt"].arrays["theta"], 2
     monkeypatch.setattr(baselines, "EM_ROUNDS", 0)
     start = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
     monkeypatch.setattr(baselines, "EM_ROUNDS", 1)
-    found = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
+    after_one = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
     d, p = as_array(pairs.difference).astype(float), pairs.prob_a
     chance = 1 / (1 + np.exp(-d @ start["theta"]))
     of_a, of_b = start["weights"] * chance, start["weights"] * (1 - chance)
     votes_a = p[:, None] * of_a / of_a.sum(axis=1, keepdims=True)
     votes_b = (1 - p)[:, None] * of_b / of_b.sum(axis=1, keepdims=True)
     count = votes_a + votes_b
-    np.testing.assert_allclose(found["weights"], count.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(after_one["weights"], count.mean(axis=0), atol=1e-5)
     for j in range(k):
         best = fit_bradley_terry(d, votes_a[:, j] / count[:, j], 0.1, weight=count[:, j] / count[:, j].mean())
-        before, after = (np.abs(fit["theta"][:, j] - best).max() for fit in (start, found))
-        assert after < 0.2 * before, "two Newton steps come near the best reward of this kind"
+        before, after = (np.abs(fit["theta"][:, j] - best).max() for fit in (start, after_one))
+        assert after < 0.2 * before, "two Newton steps come near the best reward of this group"
 
 
 # --- mean and variance ------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
-def test_the_gradient_of_the_mean_variance_loss_is_that_of_finite_differences(seed: int, l2: float) -> None:
+def test_mean_variance_gradient_equals_finite_differences(seed: int, l2: float) -> None:
     rng = np.random.default_rng(seed)
-    inputs, unknowns = rng.uniform(-1, 1, (14, 3)), rng.uniform(-0.5, 0.5, 7)  # no share so extreme that it is clipped
+    inputs, unknowns = (
+        rng.uniform(-1, 1, (14, 3)),
+        rng.uniform(-0.5, 0.5, 7),
+    )  # shares are not extreme enough to be clipped
     guide = rng.standard_normal(3)
     a, b = np.arange(7, dtype=np.int32), np.arange(7, 14, dtype=np.int32)
     prob_a = rng.random(7)
@@ -288,8 +293,8 @@ def test_the_gradient_of_the_mean_variance_loss_is_that_of_finite_differences(se
     np.testing.assert_allclose(gradient, numeric, atol=1e-6, rtol=1e-6)
 
 
-def test_the_mean_variance_model_recovers_shares_that_it_made() -> None:
-    """Texts whose third feature is high divide people: one reward cannot say so."""
+def test_mean_variance_model_recovers_its_own_shares() -> None:
+    """People disagree more on texts with a high third feature; one reward cannot express this."""
     rng = np.random.default_rng(4)
 
     def share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -299,9 +304,9 @@ def test_the_mean_variance_model_recovers_shares_that_it_made() -> None:
     a, b = rng.standard_normal((2, 400, 4))
     soft = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.003)
     folds = validation_folds(pairs.prompt, 0)
-    found = Baseline("mean-variance", baselines._fit_mean_variance(pairs, soft, folds))
+    model = Baseline("mean-variance", baselines._fit_mean_variance(pairs, soft, folds))
     error, of_one_reward = (
-        brier(found.prob_hat(between(a, b)), share(a, b)),
+        brier(model.prob_hat(between(a, b)), share(a, b)),
         brier(sigmoid((a - b) @ soft), share(a, b)),
     )
     assert error < 0.3 * of_one_reward

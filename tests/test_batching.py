@@ -1,4 +1,4 @@
-"""Texts that arrive together are scored together, each once, and nobody pays for another's trouble."""
+"""Concurrent texts are scored together, each once, and a failing text affects no other request."""
 
 import asyncio
 import threading
@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.server.batching import Batcher, QueueFullError, ScoredEnsemble
+from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.votes.prompts import Item
 
 Rewards = npt.NDArray[np.float64]
 
 
 class Scorer:
-    """Gives a text its length and its prompt's; keeps what it was asked."""
+    """Rewards are the lengths of the response and of the prompt; records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[list[Item]] = []
@@ -60,7 +60,7 @@ def with_batcher(score: Scorer, use: Callable[[Batcher], Awaitable[Any]], **chan
     return asyncio.run(run())
 
 
-def test_requests_that_arrive_together_are_one_batch() -> None:
+def test_concurrent_requests_form_one_batch() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> list[Rewards]:
@@ -71,14 +71,14 @@ def test_requests_that_arrive_together_are_one_batch() -> None:
     assert [rows[:, 0].tolist() for rows in found] == [[n, n] for n in range(1, 9)]
 
 
-def test_a_batch_holds_no_more_than_it_may_and_the_first_come_first() -> None:
+def test_batches_have_a_maximum_size_and_keep_the_order() -> None:
     score = Scorer()
     with_batcher(score, lambda used: used.rewards(items(*map(str, range(10)))), texts=4)
     assert [len(batch) for batch in score.batches] == [4, 4, 2]
     assert score.scored == [str(n) for n in range(10)]
 
 
-def test_a_text_is_scored_once_however_often_it_is_asked_for() -> None:
+def test_a_text_is_scored_once() -> None:
     score = Scorer()
     score.go.clear()
 
@@ -102,7 +102,7 @@ def test_the_same_response_to_another_prompt_is_another_text() -> None:
     assert found[:, 1].tolist() == [4, 7]
 
 
-def test_only_so_many_texts_are_remembered_and_the_oldest_are_forgotten() -> None:
+def test_the_cache_evicts_the_least_recently_used() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> None:
@@ -113,7 +113,7 @@ def test_only_so_many_texts_are_remembered_and_the_oldest_are_forgotten() -> Non
     assert score.scored == ["one", "two", "three", "two"]
 
 
-def test_too_long_a_queue_refuses_and_takes_texts_again_when_it_is_shorter() -> None:
+def test_a_full_queue_raises_until_it_is_shorter() -> None:
     score = Scorer()
     score.go.clear()
 
@@ -133,17 +133,17 @@ def test_too_long_a_queue_refuses_and_takes_texts_again_when_it_is_shorter() -> 
     assert len(with_batcher(score, use, queue=4)) == 2
 
 
-def test_what_a_request_that_was_given_up_asked_for_is_not_scored() -> None:
+def test_texts_of_cancelled_requests_are_not_scored() -> None:
     score = Scorer()
     score.go.clear()
 
     async def use(used: Batcher) -> Rewards:
         running = asyncio.create_task(used.rewards(items("running")))
         await asyncio.sleep(0.05)
-        given_up = asyncio.create_task(used.rewards(items("nobody", "shared")))
+        cancelled = asyncio.create_task(used.rewards(items("nobody", "shared")))
         kept = asyncio.create_task(used.rewards(items("shared")))
         await asyncio.sleep(0)
-        given_up.cancel()
+        cancelled.cancel()
         await asyncio.sleep(0)
         score.go.set()
         await running
@@ -153,7 +153,7 @@ def test_what_a_request_that_was_given_up_asked_for_is_not_scored() -> None:
     assert score.scored == ["running", "shared"]
 
 
-def test_a_text_that_cannot_be_scored_spoils_no_other_request() -> None:
+def test_a_failing_text_fails_only_its_own_request() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> list[Any]:
@@ -161,17 +161,17 @@ def test_a_text_that_cannot_be_scored_spoils_no_other_request() -> None:
         found = await asyncio.gather(*map(used.rewards, asked), return_exceptions=True)
         return [*found, await used.rewards(items("after"))]
 
-    first, spoilt, third, fourth, after = with_batcher(score, use)
-    assert isinstance(spoilt, ValueError)
-    assert str(spoilt) == "a bad text"
+    first, failed, third, fourth, after = with_batcher(score, use)
+    assert isinstance(failed, ValueError)
+    assert str(failed) == "a bad text"
     assert [first[0, 0], third[:, 0].tolist(), fourth[0, 0], after[0, 0]] == [1, [3, 4], 1, 5]
 
 
-def test_a_batch_waits_for_company() -> None:
+def test_a_batch_waits_for_the_batch_window() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> None:
-        used._last = 1, 1000.0  # a hundred seconds would be a tenth
+        used._last_batch = 1, 1000.0  # a tenth of it is 100 seconds
         first = asyncio.create_task(used.rewards(items("first")))
         await asyncio.sleep(0.02)
         await asyncio.gather(first, used.rewards(items("second")))
@@ -180,7 +180,7 @@ def test_a_batch_waits_for_company() -> None:
     assert [len(batch) for batch in score.batches] == [2]
 
 
-def test_a_batch_waits_no_longer_than_a_tenth_of_what_the_last_one_took() -> None:
+def test_the_batch_window_is_at_most_a_tenth_of_the_last_batch() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> None:
@@ -191,11 +191,11 @@ def test_a_batch_waits_no_longer_than_a_tenth_of_what_the_last_one_took() -> Non
     assert score.scored == ["first", "second", "third"]
 
 
-def test_a_full_batch_waits_for_nobody() -> None:
+def test_a_full_batch_does_not_wait() -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> float:
-        used._last = 1, 1000.0
+        used._last_batch = 1, 1000.0
         started = time.perf_counter()
         await asyncio.gather(*(used.rewards(items(str(n), "b")) for n in range(3)))
         return time.perf_counter() - started
@@ -207,7 +207,7 @@ def test_a_full_batch_waits_for_nobody() -> None:
     st.lists(st.lists(st.sampled_from(["a", "bb", "ccc", "dddd", "eeeee"]), min_size=1, max_size=4), max_size=6),
     st.integers(1, 5),
 )
-def test_batching_changes_no_reward(asked: list[list[str]], texts: int) -> None:
+def test_batching_does_not_change_rewards(asked: list[list[str]], texts: int) -> None:
     score = Scorer()
 
     async def use(used: Batcher) -> list[Rewards]:
@@ -222,16 +222,7 @@ def ensemble() -> RewardEnsemble:
     return fit(town_hall(200).preferences, k=2, encoder="hashing")
 
 
-def test_an_ensemble_with_known_rewards_answers_like_the_one_it_stands_for(ensemble: RewardEnsemble) -> None:
-    texts: list[Item] = [("Tea?", "y" * n) for n in range(5)]
-    known = ScoredEnsemble.of(ensemble, texts, ensemble.rewards(texts))
-    np.testing.assert_array_equal(known.rewards(texts[::-1]), ensemble.rewards(texts)[::-1])
-    assert known.rewards([]).shape == (0, 2)
-    with pytest.raises(KeyError):
-        known.rewards([("Tea?", "A text that nobody scored.")])
-
-
-def test_a_scorer_gives_the_ensembles_rewards_and_writes_no_vector(
+def test_a_scorer_returns_the_ensembles_rewards_and_writes_no_cache(
     ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     texts: list[Item] = [("Tea?", "A text that is not in any cache."), ("Tea?", "Another one.")]

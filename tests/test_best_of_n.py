@@ -61,8 +61,8 @@ def test_own_reward_equals_the_expected_best() -> None:
 
 def test_other_members_reward_equals_own_reward_for_a_copy_and_its_negative_for_an_opposite() -> None:
     rewards = np.random.default_rng(6).standard_normal((40, 4, 1))
-    same = best_of_n([np.hstack([rewards, rewards]) for rewards in rewards])
-    opposed = best_of_n([np.hstack([rewards, -rewards]) for rewards in rewards])
+    same = best_of_n([np.hstack([r, r]) for r in rewards])
+    opposed = best_of_n([np.hstack([r, -r]) for r in rewards])
     assert same is not None
     assert opposed is not None
     assert np.allclose(same.others[0], same.own[0])

@@ -21,7 +21,7 @@ from pluralign.training.bradley_terry import (
 
 
 def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Differences, shares of five votes (some of them 0 and 1), and uneven weights."""
+    """Return differences, shares of five votes (some of them 0 and 1), and unequal weights."""
     rng = np.random.default_rng(seed)
     difference = rng.standard_normal((n, d)) * np.linspace(0.3, 2.0, d)
     return difference, rng.binomial(5, sigmoid(difference @ rng.standard_normal(d))) / 5, rng.random(n) * 3
@@ -34,13 +34,7 @@ def numeric_gradient(theta: np.ndarray, *others: Any) -> np.ndarray:
     )
 
 
-@given(st.floats(-1e4, 1e4))
-def test_the_sigmoid_is_the_logistic_function_and_turns_round(z: float) -> None:
-    assert sigmoid(z) == pytest.approx(expit(z), abs=1e-15)
-    assert sigmoid(-z) == pytest.approx(1 - sigmoid(z), abs=1e-15)
-
-
-def test_the_loss_is_the_mean_cross_entropy_and_half_the_square() -> None:
+def test_loss_is_the_mean_cross_entropy_plus_half_the_square() -> None:
     difference, target, weight = shares(0)
     theta = np.array([0.3, -1.0, 0.5, 0.0, 0.2])
     p = expit(difference @ theta)
@@ -50,7 +44,7 @@ def test_the_loss_is_the_mean_cross_entropy_and_half_the_square() -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 0.03, 1e-4]))
-def test_the_loss_is_flat_at_the_fit(seed: int, l2: float) -> None:
+def test_gradient_vanishes_at_the_fit(seed: int, l2: float) -> None:
     difference, target, weight = shares(seed)
     fitted = fit_bradley_terry(difference, target, l2, weight=weight)
     slope = numeric_gradient(fitted, difference, target, l2, weight)
@@ -58,7 +52,7 @@ def test_the_loss_is_flat_at_the_fit(seed: int, l2: float) -> None:
 
 
 @pytest.mark.parametrize("l2", [1.0, 0.01, 1e-4])
-def test_the_fit_is_where_scipy_ends(l2: float) -> None:
+def test_fit_equals_scipys_minimum(l2: float) -> None:
     difference, target, weight = shares(1)
 
     def loss(theta: np.ndarray) -> float:
@@ -70,7 +64,7 @@ def test_the_fit_is_where_scipy_ends(l2: float) -> None:
     assert loss(fitted) <= other.fun + 1e-9
 
 
-def test_the_fit_is_scikit_learns_on_votes_written_out_as_weighted_rows() -> None:
+def test_fit_equals_scikit_learns_on_weighted_rows() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     difference, target, weight = shares(2)
     l2, n = 0.02, len(target)
@@ -80,15 +74,15 @@ def test_the_fit_is_scikit_learns_on_votes_written_out_as_weighted_rows() -> Non
     np.testing.assert_allclose(fit_bradley_terry(difference, target, l2, weight=weight), model.coef_[0], atol=2e-4)
 
 
-def test_a_weight_is_a_number_of_repetitions() -> None:
+def test_weight_equals_a_number_of_repetitions() -> None:
     difference, target, _ = shares(3)
     times = np.random.default_rng(3).integers(0, 4, len(target))
-    written_out = fit_bradley_terry(np.repeat(difference, times, axis=0), np.repeat(target, times), 0.1)
+    repeated = fit_bradley_terry(np.repeat(difference, times, axis=0), np.repeat(target, times), 0.1)
     weighted = fit_bradley_terry(difference, target, 0.1, weight=times / times.mean())
-    np.testing.assert_allclose(weighted, written_out, atol=1e-5)
+    np.testing.assert_allclose(weighted, repeated, atol=1e-5)
 
 
-def test_the_fit_does_not_depend_on_where_it_begins() -> None:
+def test_fit_does_not_depend_on_the_start() -> None:
     difference, target, weight = shares(4)
     cold = fit_bradley_terry(difference, target, 0.01, weight=weight)
     for seed in range(10):
@@ -97,7 +91,7 @@ def test_the_fit_does_not_depend_on_where_it_begins() -> None:
         np.testing.assert_allclose(warm, cold, atol=2e-4)
 
 
-def test_a_start_is_left_as_it_was() -> None:
+def test_start_is_not_modified() -> None:
     difference, target, _ = shares(4)
     start = np.ones(5)
     fit_bradley_terry(difference, target, 0.01, start=start)
@@ -105,24 +99,24 @@ def test_a_start_is_left_as_it_was() -> None:
 
 
 @given(st.integers(0, 10_000))
-def test_turning_some_pairs_round_changes_nothing(seed: int) -> None:
+def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     difference, target, weight = shares(seed)
-    turned = np.random.default_rng(seed).random(len(target)) < 0.5
+    swapped = np.random.default_rng(seed).random(len(target)) < 0.5
     fitted = fit_bradley_terry(difference, target, 0.03, weight=weight)
     other = fit_bradley_terry(
-        np.where(turned[:, None], -difference, difference), np.where(turned, 1 - target, target), 0.03, weight=weight
+        np.where(swapped[:, None], -difference, difference), np.where(swapped, 1 - target, target), 0.03, weight=weight
     )
     np.testing.assert_allclose(other, fitted, atol=1e-6)
 
 
-def test_a_known_reward_is_recovered_from_plenty_of_votes() -> None:
+def test_known_reward_is_recovered_from_many_votes() -> None:
     rng = np.random.default_rng(5)
     theta, difference = np.array([1.0, -0.5, 0.25, 0.0]), rng.standard_normal((20_000, 4))
     target = rng.binomial(9, expit(difference @ theta)) / 9
     np.testing.assert_allclose(fit_bradley_terry(difference, target, 1e-7), theta, atol=0.03)
 
 
-def test_pairs_that_a_reward_separates_get_a_finite_optimum() -> None:
+def test_separable_pairs_have_a_finite_optimum() -> None:
     difference, _, _ = shares(6)
     target = (difference @ np.array([1.0, -1.0, 0.5, 2.0, 0.0]) > 0).astype(float)
     fitted = fit_bradley_terry(difference, target, 1e-6)
@@ -149,7 +143,7 @@ def test_scores_keep_the_precision_of_the_differences() -> None:
     np.testing.assert_allclose(single, difference @ theta, atol=1e-5)
 
 
-def test_a_path_holds_the_fit_of_every_strength() -> None:
+def test_path_holds_the_fit_of_every_strength() -> None:
     difference, target, weight = shares(9)
     grid = (1.0, 0.1, 0.001)
     path = fit_path(difference, target, grid, weight=weight)
@@ -158,7 +152,7 @@ def test_a_path_holds_the_fit_of_every_strength() -> None:
     assert (np.diff(np.linalg.norm(path, axis=1)) > 0).all(), "weaker regularisation, larger reward"
 
 
-def test_principal_directions_are_those_of_the_singular_value_decomposition() -> None:
+def test_principal_directions_equal_the_right_singular_vectors() -> None:
     difference, _, _ = shares(10, n=200, d=7)
     directions = principal_directions(difference, 4)
     _, _, right = np.linalg.svd(difference, full_matrices=False)
@@ -169,7 +163,7 @@ def test_principal_directions_are_those_of_the_singular_value_decomposition() ->
 
 @pytest.mark.parametrize(("d", "m"), [(20, 6), (70, 64), (8, 8), (8, 7)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_directions_are_orthonormal_and_leave_nothing_of_the_reward_out(d: int, m: int, dtype: type) -> None:
+def test_directions_are_orthonormal_and_span_the_reward(d: int, m: int, dtype: type) -> None:
     difference: np.ndarray = shares(11, n=300, d=d)[0].astype(dtype)
     theta = np.random.default_rng(11).standard_normal(d)
     axes = directions_with(difference, theta, m)
@@ -177,10 +171,10 @@ def test_directions_are_orthonormal_and_leave_nothing_of_the_reward_out(d: int, 
     np.testing.assert_allclose(axes @ (axes.T @ theta), theta, atol=1e-5)
     np.testing.assert_allclose(scores(difference @ axes, axes.T @ theta), difference @ theta, atol=1e-3)
     sizes = np.linalg.svd(axes, compute_uv=False)
-    assert np.minimum(np.abs(sizes - 1), sizes).max() < 1e-5, "every direction counts once, or not at all"
+    assert np.minimum(np.abs(sizes - 1), sizes).max() < 1e-5, "each direction is present once, or not at all"
 
 
-def test_a_reward_within_the_leading_directions_adds_none_that_counts_twice() -> None:
+def test_reward_within_the_leading_directions_adds_no_direction() -> None:
     difference = shares(12, n=300, d=20)[0].astype(np.float32)
     theta = principal_directions(difference, 5).astype(np.float64) @ np.arange(1.0, 6.0)
     axes = directions_with(difference, theta, 5)

@@ -1,4 +1,4 @@
-"""Vectors on disk: exact, apart by encoder, whole after a kill, shared by processes."""
+"""Vector cache: exact, separate per encoder, consistent after a kill, shared by processes."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from pluralign.core.errors import DataError
 from pluralign.core.files import cache_folder
 from pluralign.features.cache import VectorCache
 
-# A writer of batches: text i of batch b has a vector of 384 times the number 1000 b + i; prints a batch when it is in.
+# The vector of text i of batch b is 384 times the number 1000 b + i. Each batch is printed after it is stored.
 WRITER = """
 import sys, numpy
 from pluralign.features.cache import VectorCache
@@ -40,17 +40,17 @@ def start_writer(first: int, last: int, size: int) -> subprocess.Popen[bytes]:
 
 
 def stored(batches: range, size: int) -> Iterator[tuple[int, int]]:
-    """Check every stored vector to be whole, and yield each batch with how many of its vectors are there."""
+    """Check that every stored vector is complete, and yield each batch with the number of its stored vectors."""
     for batch in batches:
         numbers = [1000 * batch + i for i in range(size)]
-        found = VectorCache("writer").get([f"text {n}" for n in numbers])
-        for number, vector in zip(numbers, found, strict=True):
+        vectors = VectorCache("writer").get([f"text {n}" for n in numbers])
+        for number, vector in zip(numbers, vectors, strict=True):
             if vector is not None:
                 assert vector.tolist() == [number] * 384
-        yield batch, sum(vector is not None for vector in found)
+        yield batch, sum(vector is not None for vector in vectors)
 
 
-def test_a_vector_comes_back_bit_for_bit() -> None:
+def test_a_vector_is_returned_bit_for_bit() -> None:
     special = np.array([[0.1, -0.0, 1e-45, np.inf, np.nan], [1, 2, 3, 4, 5]], dtype=np.float32)
     VectorCache("e").put(["x", "größer 👍"], special)
     first, second = VectorCache("e").get(["x", "größer 👍"])
@@ -61,16 +61,16 @@ def test_a_vector_comes_back_bit_for_bit() -> None:
     assert first.dtype == np.float32
 
 
-def test_order_is_that_of_the_question_and_a_missing_text_gives_none() -> None:
+def test_vectors_are_in_the_order_of_the_texts_and_missing_ones_are_none() -> None:
     cache = VectorCache("e")
     assert cache.get(["x", "y"]) == [None, None]
     cache.put(["x", "y"], np.array([[1.0], [2.0]], dtype=np.float32))
-    found = cache.get(["y", "nowhere", "x", "y"])
-    assert [None if vector is None else vector.item() for vector in found] == [2.0, None, 1.0, 2.0]
+    vectors = cache.get(["y", "nowhere", "x", "y"])
+    assert [None if vector is None else vector.item() for vector in vectors] == [2.0, None, 1.0, 2.0]
     assert cache.get([]) == []
 
 
-def test_asking_writes_nothing(own_cache: Path) -> None:
+def test_reading_writes_no_file(own_cache: Path) -> None:
     VectorCache("e").get(["x"])
     assert not own_cache.exists()
 
@@ -81,23 +81,21 @@ def test_encoders_share_no_vectors() -> None:
     assert VectorCache("one").path != VectorCache("two").path
 
 
-def test_a_text_that_is_put_twice_keeps_its_first_vector() -> None:
+def test_a_text_stored_twice_keeps_its_first_vector() -> None:
     cache = VectorCache("e")
     cache.put(["x"], np.array([[1.0]], dtype=np.float32))
     cache.put(["x", "y"], np.array([[9.0], [2.0]], dtype=np.float32))
     assert [vector.item() for vector in cache.get(["x", "y"]) if vector is not None] == [1.0, 2.0]
 
 
-def test_more_texts_than_one_query_takes_are_all_found() -> None:
+def test_more_texts_than_fit_into_one_query_are_returned() -> None:
     texts = [f"text {i}" for i in range(30_001)]
     VectorCache("e").put(texts, np.arange(30_001, dtype=np.float32)[:, None])
-    found = VectorCache("e").get(texts)
-    assert [vector.item() for vector in found if vector is not None] == list(range(30_001))
+    vectors = VectorCache("e").get(texts)
+    assert [vector.item() for vector in vectors if vector is not None] == list(range(30_001))
 
 
-def test_the_folder_is_the_one_the_environment_names(
-    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_sets_the_folder(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == own_cache
     VectorCache("e").put(["x"], np.ones((1, 1), dtype=np.float32))
     assert [path.suffix for path in own_cache.iterdir()] == [".sqlite"]
@@ -109,13 +107,13 @@ def test_the_folder_is_the_one_the_environment_names(
     assert VectorCache("e", tmp_path / "elsewhere").path.parent == tmp_path / "elsewhere"
 
 
-def test_two_processes_write_at_once_and_lose_nothing() -> None:
+def test_two_processes_can_write_at_the_same_time() -> None:
     writers = [start_writer(0, 12, 100), start_writer(6, 18, 100)]
     assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
     assert list(stored(range(18), 100)) == [(batch, 100) for batch in range(18)]
 
 
-def test_a_killed_writer_leaves_whole_batches_and_a_cache_that_works_on() -> None:
+def test_a_killed_writer_leaves_complete_batches_and_a_working_cache() -> None:
     random = np.random.default_rng(0)
     for attempt in range(4):
         first = attempt * 1000
@@ -127,13 +125,13 @@ def test_a_killed_writer_leaves_whole_batches_and_a_cache_that_works_on() -> Non
         acknowledged += [int(line) for line in writer.communicate()[0].split()]
         assert writer.returncode == -signal.SIGKILL
         counts = dict(stored(range(first, acknowledged[-1] + 2), 1000))
-        assert set(counts.values()) <= {0, 1000}, "a batch is in or not"
-        assert all(counts[batch] == 1000 for batch in acknowledged), "what was put stays"
+        assert set(counts.values()) <= {0, 1000}, "a batch is stored completely or not at all"
+        assert all(counts[batch] == 1000 for batch in acknowledged), "stored batches stay"
     VectorCache("writer").put(["after"], np.ones((1, 384), dtype=np.float32))
     assert VectorCache("writer").get(["after"])[0] is not None
 
 
-def test_a_damaged_cache_file_is_named_in_one_sentence() -> None:
+def test_the_error_names_a_damaged_cache_file() -> None:
     cache = VectorCache("e")
     cache.put(["x"], np.ones((1, 1), dtype=np.float32))
     cache.path.write_bytes(b"this is not a database" * 100)

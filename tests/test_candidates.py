@@ -1,4 +1,4 @@
-"""Candidates files: what is read, what is left out, and what is refused by name and row."""
+"""Candidates files: reading, merging, and errors with file and row."""
 
 import gzip
 import io
@@ -17,22 +17,22 @@ from pluralign.votes.town_hall.townhall import candidates as town_candidates
 from pluralign.votes.town_hall.townhall import town_hall
 
 
-def test_the_town_halls_candidates_come_back(write_jsonl: WriteLines) -> None:
+def test_candidates_of_the_town_hall_are_read_back(write_jsonl: WriteLines) -> None:
     lines = town_candidates(3, 5)
-    found = load_candidates(write_jsonl(lines, "candidates.jsonl"))
-    assert found == [Candidates(line["prompt"], tuple(line["responses"])) for line in lines]
+    lists = load_candidates(write_jsonl(lines, "candidates.jsonl"))
+    assert lists == [Candidates(line["prompt"], tuple(line["responses"])) for line in lines]
 
 
 def test_gzip_and_chats_are_read(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Tea?"}, {"role": "assistant", "content": "No."}]
     path = tmp_path / "candidates.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({"prompt": chat, "responses": ["Rum."]}).encode()))
-    (one,) = load_candidates(path)
-    assert one.prompt == (Message("user", "Tea?"), Message("assistant", "No."))
-    assert one.prompt_text == "user: Tea?\nassistant: No."
+    (candidates,) = load_candidates(path)
+    assert candidates.prompt == (Message("user", "Tea?"), Message("assistant", "No."))
+    assert candidates.prompt_text == "user: Tea?\nassistant: No."
 
 
-def test_lines_of_one_prompt_come_together_and_repeats_are_counted() -> None:
+def test_lines_with_the_same_prompt_are_merged_and_repeats_are_counted() -> None:
     lines = [
         {"prompt": "Tea?", "responses": ["Yes.", "No.", "Yes."]},
         {"prompt": "Rum?", "responses": ["Yes."]},
@@ -58,7 +58,7 @@ def test_lines_of_one_prompt_come_together_and_repeats_are_counted() -> None:
         ("not json", "the line is not JSON"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_row(write_jsonl: WriteLines, line: Any, message: str) -> None:
+def test_a_bad_line_is_reported_with_file_and_row(write_jsonl: WriteLines, line: Any, message: str) -> None:
     path = write_jsonl([{"prompt": "Tea?", "responses": ["Yes."]}, line])
     with pytest.raises(DataError, match=rf"votes.jsonl, row 2: .*{message}"):
         load_candidates(path)
@@ -68,19 +68,21 @@ def test_missing_files_folders_and_empty_files_are_refused(tmp_path: Path) -> No
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(DataError, match="there is no such file"):
         load_candidates(tmp_path / "nowhere.jsonl")
-    with pytest.raises(DataError, match="this is a folder"):
+    with pytest.raises(DataError, match="it is a folder"):
         load_candidates(tmp_path)
-    with pytest.raises(DataError, match="there are no candidates in it"):
+    with pytest.raises(DataError, match="the file has no candidates"):
         load_candidates(tmp_path / "empty.jsonl")
 
 
-def test_the_responses_of_votes_stand_in_the_order_of_their_texts() -> None:
+def test_candidates_of_votes_are_in_the_order_of_items() -> None:
     votes = town_hall(60, n_responses_per_prompt=5, pairs_per_prompt=2).preferences
-    found = candidates_of(votes)
-    assert [(one.prompt, response) for one in found for response in one.responses] == texts_of(votes)
-    assert [len(rows) for rows in rows_by_prompt(votes)] == [len(one.responses) for one in found]
-    assert {len(one.responses) for one in found} == {3, 4}
-    assert [len(one.responses) for one in candidates_of(votes, least=4)] == [
-        len(one.responses) for one in found if len(one.responses) >= 4
+    lists = candidates_of(votes)
+    assert [(candidates.prompt, response) for candidates in lists for response in candidates.responses] == texts_of(
+        votes
+    )
+    assert [len(rows) for rows in rows_by_prompt(votes)] == [len(candidates.responses) for candidates in lists]
+    assert {len(candidates.responses) for candidates in lists} == {3, 4}
+    assert [len(candidates.responses) for candidates in candidates_of(votes, least=4)] == [
+        len(candidates.responses) for candidates in lists if len(candidates.responses) >= 4
     ]
     assert candidates_of(votes[:0]) == []

@@ -1,18 +1,16 @@
-"""Reward models and reference models: every number equals that of a direct pass over one text."""
+"""Reward models: every reward equals that of a direct pass over one text."""
 
 import importlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_encoder import CHAT_TEMPLATE, _tokenizer
+from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError
 from pluralign.models import batches
-from pluralign.models.causal import response_log_prob, token_log_probs
 from pluralign.models.classifier import classifier_head, classifier_rewards, model_rewards
 from pluralign.models.loading import load_model
 from pluralign.votes.prompts import Item, Message
@@ -34,7 +32,7 @@ def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
-    tokenizer = _tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
     tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
@@ -51,7 +49,7 @@ def write_bert(folder: Path, labels: int = 1, **config: Any) -> Path:
 def write_llama(folder: Path, kind: str = "SequenceClassification", template: bool = True, **config: Any) -> Path:
     """Write a decoder; its texts end in </s>, and it has no padding token unless ``config`` gives one."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = _tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    tokenizer = word_tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
     tokenizer.chat_template = CHAT_TEMPLATE if template else None
     tokenizer.save_pretrained(folder)
     torch.manual_seed(7)
@@ -135,41 +133,6 @@ def test_batches_are_limited_and_progress_ends_at_the_total(tmp_path: Path, monk
     )
     assert reports == [(3, 4), (4, 4)]
     assert list(batches.batch_indices([5, 100, 9], 100)) == [[1], [2, 0]], "few tokens per batch, the longest first"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("template", [True, False], ids=["chat", "plain"])
-def test_a_reference_gives_the_log_probability_of_the_response_and_its_end(tmp_path: Path, template: bool) -> None:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    folder = write_llama(tmp_path / "reference", "CausalLM", template)
-    log_probs = response_log_prob(folder, ITEMS[:3])
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    for value, (prompt, response) in zip(log_probs, ITEMS[:3], strict=True):
-        before = f"<s>user {prompt} </s>assistant " if template else f"{prompt}\n\n"
-        ids = tokenizer(before, add_special_tokens=not template)["input_ids"]
-        total = 0.0
-        for token in [*tokenizer(response, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]:
-            with torch.no_grad():
-                logits = model(torch.tensor([ids])).logits[0, -1].tolist()
-            total += logits[token] - math.log(math.fsum(map(math.exp, logits)))
-            ids.append(token)
-        assert value == pytest.approx(total, abs=1e-4)
-    with pytest.raises(DataError, match=r"a response has 65 tokens, but the model reads at most 64; leave"):
-        response_log_prob(folder, [("tea ?", "yes " * 64)])
-
-
-@pytest.mark.slow
-def test_token_log_probs_do_not_depend_on_the_batch_and_follow_the_temperature(tmp_path: Path) -> None:
-    torch = importlib.import_module("torch")
-    model, _ = load_model(write_llama(tmp_path / "reference", "CausalLM"), "AutoModelForCausalLM")
-    contexts, responses = [[1, 4, 5], [1], [1, 9, 8, 7, 6]], [[6, 2], [7, 8, 9, 10, 2], [2]]
-    with torch.inference_mode():
-        batch = token_log_probs(model, contexts, responses, temperature=0.7)
-        for together, context, response in zip(batch, contexts, responses, strict=True):
-            logits = model(torch.tensor([context + response])).logits[0, len(context) - 1 : -1] / 0.7
-            expected = torch.log_softmax(logits, dim=-1)[range(len(response)), response]
-            np.testing.assert_allclose(together.numpy(), expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""fit, evaluate, score and compare as scripts and people meet them."""
+"""The commands fit, evaluate, score and compare."""
 
 import dataclasses
 import json
@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run, run_in_terminal
+from conftest import run, run_in_terminal, run_process
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
+from pluralign.cli.views.evaluation import STANDING
 from pluralign.ensemble.members import FeatureMap, LinearMembers
 from pluralign.features.frozen import TextFeatures
 from pluralign.training.options import FitOptions
@@ -22,7 +23,7 @@ from pluralign.votes.town_hall.townhall import town_hall
 FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
 QUICK = ("--encoder", "none", "--method", "stagewise", "--k", "3")
-SOFT_BT = "The ensemble is {} one soft BT read as σ(Δr):"
+SOFT_BT = "The ensemble is {} a single soft BT reward read as σ(Δr):"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def fitted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ensemble that nobody fitted, for commands that only read one."""
+    """An ensemble that was not fitted, for commands that only read one."""
     path = tmp_path_factory.mktemp("saved")
     some_ensemble().save(path)
     return path
@@ -50,7 +51,7 @@ def as_lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# --- fit and evaluate -----------------------------------------------------------------------------------------------
+# --- fit and evaluate -------------------------------------------------------------------------------------------------
 
 
 def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path) -> None:
@@ -72,20 +73,22 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
     assert RewardEnsemble.load(tmp_path / "out").weights.tolist() == facts["weights"]
 
 
-def test_fit_shows_the_ensemble_beside_soft_bt(fitted: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, done = fitted
-    assert (done.returncode, done.stderr) == (0, ""), "talk belongs in a terminal only"
+    assert (done.returncode, done.stderr) == (0, ""), "progress is shown only in a terminal"
     text = " ".join(done.stdout.split())
-    assert any(SOFT_BT.format(standing) in text for standing in ("ahead of", "level with", "behind"))
-    for words in ("stagewise ensemble of 3", "constant ½", "floor", "hard BT", "bootstrap", "noise 0.", "member 2",
-                  "disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "without it"):  # fmt: skip
+    assert any(SOFT_BT.format(standing) in text for standing in STANDING.values())
+    for words in (
+        *("stagewise ensemble of 3 members", "constant ½", "floor", "hard BT", "bootstrap", "noise 0.", "member 2"),
+        *("disagreement", "held-out Brier", "ensemble: votes", "ensemble: policies", "Without the bound"),
+    ):
         assert words in text, words
     assert str(folder) in text.replace(" ", "")
     names = {path.name for path in folder.iterdir() if not path.match("ensemble-*.safetensors")}
     assert names == {"ensemble.json", "held_out.parquet", "held_out.safetensors"}
 
 
-def test_evaluate_judges_the_same_baselines_on_other_votes(
+def test_evaluate_scores_the_same_baselines_on_other_votes(
     data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     folder, _ = fitted
@@ -109,10 +112,10 @@ def test_evaluate_judges_the_same_baselines_on_other_votes(
         assert words in text, words
 
 
-def test_evaluate_does_not_call_training_prompts_unseen(
+def test_evaluate_does_not_call_training_prompts_held_out(
     data: Path, fitted: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
-    assert "On prompts it has not seen" not in run("evaluate", fitted[0], data).stdout
+    assert "held-out prompts" not in run("evaluate", fitted[0], data).stdout
 
 
 def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
@@ -127,7 +130,7 @@ def test_evaluate_reads_single_votes_with_an_ensemble_fitted_to_shares(
     assert not re.search(r"\bnan\b", page.stdout.lower())
 
 
-def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path, tmp_path: Path) -> None:
+def test_in_a_terminal_fit_shows_a_live_table_on_stderr_and_json_stays_clean(data: Path, tmp_path: Path) -> None:
     code, out, shown = run_in_terminal("fit", data, "-o", tmp_path / "out", *QUICK, "--json")
     assert code == 0
     assert json.loads(out)["k"] == 3
@@ -144,7 +147,7 @@ def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path
         (["fit", "DATA", "-o", "OUT", "--test-fraction", "2"], "test_fraction must be between 0 and 1"),
         (["fit", "nowhere.jsonl", "-o", "OUT"], "nowhere.jsonl"),
         (["fit", "DATA", "-o", "/proc/nowhere/out", "--encoder", "none", "--method", "stagewise"], "/proc/nowhere"),
-        (["evaluate", "nowhere", "DATA"], "there is nothing of that name; name a folder that pluralign fit wrote"),
+        (["evaluate", "nowhere", "DATA"], "no such folder, file or hub id; name a folder that pluralign fit wrote"),
         (["score", "FOLDER", "nowhere.jsonl"], "there is no file nowhere.jsonl"),
         pytest.param(
             ["fit", "DATA", "-o", "OUT", "--encoder", "none", "--seed", "-1"], "seed",
@@ -152,7 +155,7 @@ def test_in_a_terminal_a_fit_talks_on_stderr_and_its_json_stays_clean(data: Path
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_bad_usage_exits_with_two_and_says_what_is_wrong(
+def test_bad_usage_exits_with_two_and_names_the_mistake(
     data: Path, folder: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     named = {"DATA": str(data), "OUT": str(tmp_path / "out"), "FOLDER": str(folder)}
@@ -163,7 +166,7 @@ def test_bad_usage_exits_with_two_and_says_what_is_wrong(
     assert words in done.stderr
 
 
-def test_a_cache_folder_that_is_a_file_is_a_sentence(data: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_that_is_a_file_exits_with_one_sentence(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLURALIGN_CACHE", str(tmp_path / "file"))
@@ -172,18 +175,18 @@ def test_a_cache_folder_that_is_a_file_is_a_sentence(data: Path, tmp_path: Path)
     assert done.stderr.count("\n") == 1
 
 
-def test_help_shows_every_dial_of_a_fit_with_its_help() -> None:
+def test_help_of_fit_shows_every_option_with_its_help() -> None:
     text = run("fit", "--help", columns=160).stdout
     words = " ".join(text.replace("│", " ").split())
-    for dial in dataclasses.fields(FitOptions):
-        assert f"--{dial.name.replace('_', '-')}" in words, dial.name
-        for word in dial.metadata["help"].split()[:3]:
-            assert word in words, dial.name
+    for option in dataclasses.fields(FitOptions):
+        assert f"--{option.name.replace('_', '-')}" in words, option.name
+        for word in option.metadata["help"].split()[:3]:
+            assert word in words, option.name
     assert "--no-surface" in words
     assert "Examples" in text
 
 
-# --- score and compare ----------------------------------------------------------------------------------------------
+# --- score and compare ------------------------------------------------------------------------------------------------
 
 
 def test_score_streams_rewards_from_standard_input_and_files(folder: Path, tmp_path: Path) -> None:
@@ -214,13 +217,13 @@ def test_compare_gives_swapped_responses_the_other_share(folder: Path) -> None:
     assert there["prob_hat"] == pytest.approx(sum(weights * there["votes"]))
 
 
-def test_nothing_in_is_nothing_out(folder: Path) -> None:
+def test_empty_input_gives_empty_output(folder: Path) -> None:
     for command in ("score", "compare"):
         done = run(command, folder)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_bad_line_ends_the_stream_with_its_row(folder: Path) -> None:
+def test_a_bad_line_ends_the_stream_and_its_row_is_named(folder: Path) -> None:
     good = {"prompt": "Tea?", "response": "Yes."}
     done = run("score", folder, stdin=as_lines(*[good] * 300, {"prompt": "Tea?"}))
     assert done.returncode == 2
@@ -229,7 +232,7 @@ def test_a_bad_line_ends_the_stream_with_its_row(folder: Path) -> None:
     assert len(done.stdout.splitlines()) == 256, "the batches before it were answered"
 
 
-def test_a_reader_that_goes_away_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text(as_lines(*[{"prompt": "Tea?", "response": "Yes."}] * 3000))
     command = f"{sys.executable} -m pluralign score {folder} {tmp_path / 'texts.jsonl'} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
@@ -238,11 +241,13 @@ def test_a_reader_that_goes_away_ends_the_stream_quietly(folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_loading_a_model_says_nothing_on_stderr(tmp_path: Path) -> None:
+def test_loading_a_model_prints_nothing_on_stderr(tmp_path: Path) -> None:
     one = np.ones(384, dtype=np.float32)
     members = LinearMembers(FeatureMap(0 * one, one, one), np.eye(384, 3))
     features = TextFeatures("minilm", surface=False)
     dataclasses.replace(some_ensemble(), members=members, features=features).save(tmp_path / "minilm")
-    done = run("score", tmp_path / "minilm", stdin=as_lines({"prompt": "Tea?", "response": "Quite new to the cache."}))
+    done = run_process(
+        "score", tmp_path / "minilm", stdin=as_lines({"prompt": "Tea?", "response": "Quite new to the cache."})
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["rewards"]) == 3

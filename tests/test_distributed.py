@@ -1,4 +1,4 @@
-"""Frozen members fitted by several processes, each with a part of the features, are those of one process."""
+"""Several processes that hold a part of the features each fit the same ensemble as one process."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core.distributed import ALONE, PARTS, Processes, this_process
+from pluralign.core.distributed import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.fit import fit
@@ -24,19 +24,19 @@ from pluralign.votes.preferences import PreferenceSet
 
 
 @given(st.integers(0, 1000), st.integers(1, PARTS))
-def test_parts_cover_everything_once_and_are_nearly_even(n: int, count: int) -> None:
+def test_parts_cover_all_items_once_and_have_nearly_equal_size(n: int, count: int) -> None:
     parts = [range(n)[Processes(count, rank).part(n)] for rank in range(count)]
     assert [i for part in parts for i in part] == list(range(n))
     assert max(map(len, parts)) - min(map(len, parts)) <= n / PARTS + 2
 
 
 @given(st.integers(1, 300), st.integers(0, 2**32 - 1))
-def test_a_sum_over_parts_is_the_sum(n: int, seed: int) -> None:
+def test_a_sum_over_parts_is_the_total(n: int, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal((n, 2))
     np.testing.assert_allclose(ALONE.sum_of(n, lambda part: values[part].sum(axis=0)), values.sum(axis=0), atol=1e-10)
 
 
-def test_a_program_that_nothing_launched_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert this_process() is ALONE
     assert ALONE.first
@@ -45,21 +45,31 @@ def test_a_program_that_nothing_launched_is_alone(monkeypatch: pytest.MonkeyPatc
     assert ALONE.agreed(lambda: 7) == 7
 
 
-def test_a_process_reads_its_texts_and_those_they_are_compared_with() -> None:
+def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launched_process() == ALONE
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "3")
+    assert launched_process() == Processes(4, 3)
+    assert not launched_process().first
+
+
+def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:
     votes = load_preferences("demo:400")
     items = votes.items()
     for rank in range(3):
         part, read = Processes(3, rank).part(len(items.prompt_index)), _texts_read(votes, Processes(3, rank))
-        mine = (items.a >= part.start) & (items.a < part.stop)
-        touched = {*range(part.start, part.stop), *items.a[mine].tolist(), *items.b[mine].tolist()}
-        assert read == slice(min(touched), max(touched) + 1)
-        assert len(touched) <= read.stop - read.start < len(touched) + 20, "texts of a prompt lie together"
+        own = (items.a >= part.start) & (items.a < part.stop)
+        needed = {*range(part.start, part.stop), *items.a[own].tolist(), *items.b[own].tolist()}
+        assert read == slice(min(needed), max(needed) + 1)
+        assert len(needed) <= read.stop - read.start < len(needed) + 20, "texts of a prompt are adjacent"
 
 
 def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     votes: PreferenceSet = load_preferences("demo:400")
     monkeypatch.setattr("pluralign.fitting.fit.this_process", lambda: Processes(2, 0))
-    with pytest.raises(UsageError, match="leave out --members mlp or --features"):
+    with pytest.raises(UsageError, match="--members mlp with --features cannot run in several processes"):
         fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
 
 
@@ -67,7 +77,7 @@ FIT = ("--encoder", "hashing:48", "--k", "3", "--json")
 
 
 def same(one: RewardEnsemble, folder: Path) -> None:
-    """Check for equality to the last digits, which starts that are nearly as good would not survive otherwise."""
+    """Check equality to the last digits. A difference in a digit could select another start of the training."""
     two = RewardEnsemble.load(folder)
     np.testing.assert_allclose(two.weights, one.weights, rtol=1e-12)
     np.testing.assert_allclose(two.members.theta, one.members.theta, rtol=1e-9)
@@ -77,27 +87,27 @@ def same(one: RewardEnsemble, folder: Path) -> None:
 
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fit small votes as large ones are: a matrix held whole sums in another order."""
+    """Process small sets in blocks, as large ones are: a dense matrix sums in another order."""
     monkeypatch.setattr(pairs, "DENSE_ELEMENTS", 0)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_blocks")
-def test_two_processes_that_encode_a_part_each_give_the_ensemble_of_one(tmp_path: Path) -> None:
+def test_two_processes_that_encode_a_part_each_fit_the_same_ensemble_as_one(tmp_path: Path) -> None:
     votes = tmp_path / "town.jsonl"
     assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
     alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3)
     together = launch("fit", votes, *FIT, "-o", tmp_path / "two")
-    out, told = together.communicate(timeout=240)
-    assert together.returncode == 0, told
-    assert len(out.splitlines()) == 1, "one process prints"
+    out, errors = together.communicate(timeout=240)
+    assert together.returncode == 0, errors
+    assert len(out.splitlines()) == 1, "only one process prints"
     assert json.loads(out)["processes"] == 2
     same(alone, tmp_path / "two")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_blocks")
-def test_stored_features_are_shared_out_and_a_killed_process_costs_only_the_step_it_was_at(tmp_path: Path) -> None:
+def test_a_killed_fit_with_stored_features_resumes_after_its_last_step(tmp_path: Path) -> None:
     votes, features = tmp_path / "town.jsonl", tmp_path / "features"
     assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
     encoded = run("encode", votes, "-o", features, *FIT[:2])
@@ -117,8 +127,8 @@ def test_stored_features_are_shared_out_and_a_killed_process_costs_only_the_step
     assert first.returncode != 0
     assert not (tmp_path / "two" / "ensemble.json").exists()
     second = launch(*fit_it, "-o", tmp_path / "two")
-    out, told = second.communicate(timeout=240)
-    assert second.returncode == 0, told
+    out, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, errors
     assert json.loads(out)["processes"] == 2
     same(alone, tmp_path / "two")
-    assert not list((tmp_path / "two").glob(".unfinished*")), "nothing is left behind"
+    assert not list((tmp_path / "two").glob(".unfinished*")), "no checkpoint is left"

@@ -239,7 +239,7 @@ def test_half_counted_ties_are_removed_from_the_noise() -> None:
     assert all(value is not None for value in asdict(figures).values())
 
 
-# --- other subjects -------------------------------------------------------------------------------------------------
+# --- other subjects ---------------------------------------------------------------------------------------------------
 
 
 def write_scores(path: Path, votes: PreferenceSet, score: Any) -> Path:
@@ -319,7 +319,7 @@ def test_a_reward_model_can_be_evaluated_and_compared_with(tmp_path: Path) -> No
     assert len(found.members) == 3
 
 
-# --- the policy level -----------------------------------------------------------------------------------------------
+# --- the policy level -------------------------------------------------------------------------------------------------
 
 
 def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Predictor:
@@ -414,7 +414,7 @@ def test_a_reference_model_shifts_shares_to_likelier_responses(tmp_path: Path) -
     np.testing.assert_allclose(reference_log_ratio(str(folder), votes), sides[0] - sides[1], atol=1e-4)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 KEYS = {
     "test", "baselines", "members", "reliability", "levels", "strata", "groups", "worst_group", "adversarial", "policy",
@@ -464,16 +464,16 @@ def test_terminal_output_shows_majority_shares(tmp_path: Path, votes: Preference
     page = run("evaluate", scores, data, *options, columns=160)
     assert page.returncode == 0, page.stderr
     text = " ".join(page.stdout.split())
-    for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "What it makes of",
-                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0, the votes",
-                  "of contested or even pairs", "always saying one half"):  # fmt: skip
+    for words in ("[b]scores.jsonl: votes", "[b]scores.jsonl: σ(Δr/T)", "ensemble: policies", "Majority share",
+                  "contested", "By length", "[red]", "Worst group", "Worst calibration error", "→ 0 (hard votes)",
+                  "of contested or even pairs", "predicting one half"):  # fmt: skip
         assert words in text, words
     assert "Members" not in text
     shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)
     page = run("evaluate", shares, data, columns=160)
     assert page.returncode == 0, page.stderr
     assert "shares.jsonl: as given" in page.stdout
-    assert "As policies" not in page.stdout
+    assert "Policy level" not in page.stdout
 
 
 def test_one_prompt_with_single_votes_is_displayed(tmp_path: Path, write_jsonl: WriteLines) -> None:

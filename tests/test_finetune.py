@@ -1,13 +1,13 @@
-"""Fine-tuning: what is learned, what a step depends on, and what survives a kill, a full disk and little memory."""
+"""Fine-tuning: quality on votes of two known groups, invariance of a step, resuming, full disks and little memory."""
 
 import errno
 import importlib
 import json
 import os
+import random
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,20 @@ import pytest
 from conftest import WriteLines, launch, run
 from tiny import two_camps, write_backbone
 
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.distributed import ALONE
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.finetuned import validation_rows
 from pluralign.fitting.fit import fit
 from pluralign.models.classifier import classifier_rewards
-from pluralign.training.finetune import run as finetune
-from pluralign.training.finetune import trainer as pairtrainer
-from pluralign.training.finetune.losses import JointLoss
+from pluralign.training.finetune.base import load_base
+from pluralign.training.finetune.head import HeadFitter
+from pluralign.training.finetune.losses import JointLoss, RunningFigures
 from pluralign.training.finetune.recipe import batch_and_steps
-from pluralign.training.finetune.run import Watch, stage_targets
+from pluralign.training.finetune.run import fine_tune
+from pluralign.training.finetune.train_model import random_states_restored
+from pluralign.training.finetune.trainer import COMPLETE_FILE, PairTrainer, StepCallback, TextPairs
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
@@ -34,6 +38,12 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "micro_batch": 64, "epochs": 4,
 }  # fmt: skip
+
+
+ONE_PAIR = TextPairs(
+    [("so ?", "yes"), ("so ?", "no")],
+    np.zeros(1, np.int32), np.ones(1, np.int32), np.array([0.5]), np.zeros(1, np.int32),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,88 +57,85 @@ def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
     return load_preferences(str(path))
 
 
-# --- what is learned ------------------------------------------------------------------------------------------------
+# --- quality and losses -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_joint_members_learn_the_two_camps(tmp_path: Path, llama: Path) -> None:
+def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path) -> None:
     ensemble = fit(votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **QUICK)
-    baselines = {name: row["brier"] for name, row in ensemble.facts["baselines"].items()}
+    record = ensemble.record
+    assert record.evaluation is not None
+    assert record.data is not None
+    assert record.tuning is not None
+    baselines = {name: row.brier for name, row in record.evaluation.baselines.items()}
     assert set(baselines) == {"floor", "constant_half", "soft_bt", "soft_bt_temperature", "pair"}
     assert baselines["soft_bt"] < 0.02
-    assert ensemble.facts["test"]["brier"] < 0.5 * baselines["constant_half"]
-    assert ensemble.facts["test"]["brier"] < baselines["pair"], "its members are not one reward and its opposite"
-    data, tuning = ensemble.facts["data"], ensemble.facts["tuning"]
-    assert tuning["validation_pairs"] == data["train_prompts"] // 10
-    assert tuning["steps"] == round(4 * (data["train_pairs"] - tuning["validation_pairs"]) / 64)
-    assert len(ensemble.facts["seconds_members"]) == 1
-    assert ensemble.features.described()["outputs"] == 3
+    assert record.evaluation.test.brier < 0.5 * baselines["constant_half"]
+    assert record.evaluation.test.brier < baselines["pair"], "the members are not one reward and its opposite"
+    validation_pairs = record.tuning["validation_pairs"]
+    assert isinstance(validation_pairs, int)
+    assert validation_pairs == record.data.train_prompts // 10
+    assert record.tuning["steps"] == round(4 * (record.data.train_pairs - validation_pairs) / 64)
+    assert len(record.seconds_members or []) == 1
+    assert ensemble.features.to_json()["outputs"] == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["symmetric", "weighted"])
-def test_a_second_stage_finds_the_second_camp(tmp_path: Path, llama: Path, variant: str) -> None:
+def test_second_stage_learns_the_second_group(tmp_path: Path, llama: Path, variant: str) -> None:
     changes = QUICK | {"method": "stagewise", "variant": variant}
     ensemble = fit(votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **changes)
-    history = [record["test_brier"] for record in ensemble.facts["history"]]
+    record = ensemble.record
+    assert record.evaluation is not None
+    history = [row.test_brier for row in record.history]
     assert history[1] < 0.5 * history[0]
-    assert max(member["disagreement"] for member in ensemble.facts["members"]) < 0.5
-    assert len(ensemble.facts["seconds_members"]) == 2
+    assert max(member.disagreement for member in record.evaluation.members) < 0.5
+    assert len(record.seconds_members or []) == 2
 
 
-def test_the_targets_of_a_stage_are_those_of_its_variant() -> None:
-    p, p_hat = np.array([0.9, 0.2]), np.array([0.5, 0.8])
-    np.testing.assert_allclose(stage_targets(p, p_hat, "printed")["target"], [0.4, -0.6])
-    np.testing.assert_allclose(stage_targets(p, p_hat, "symmetric")["target"], [0.9, -0.1])
-    np.testing.assert_allclose(stage_targets(p, p_hat, "symmetric", "bce")["target"], [0.9, 0.0])
-    weighted = stage_targets(p, p_hat, "weighted")
-    np.testing.assert_allclose(weighted["target"], [1, 0])
-    np.testing.assert_allclose(weighted["weight"], [0.8, 1.2])
-
-
-def test_the_joint_loss_is_the_error_that_drawn_votes_are_expected_to_have() -> None:
+def test_joint_loss_is_the_expected_error_of_drawn_votes() -> None:
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     difference, prob_a = rng.standard_normal((5, 4)), rng.random(5)
-    running = pairtrainer.Running(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
-    of_pairs = {"prob_a": torch.tensor(prob_a)}
-    found = float(JointLoss(3, 0.5)(torch.tensor(difference), of_pairs, running, done=0.0))
+    running = RunningFigures(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
+    labels = {"prob_a": torch.tensor(prob_a)}
+    loss = float(JointLoss(3, 0.5)(torch.tensor(difference), labels, running, done=0.0))
     q = 1 / (1 + np.exp(-difference[:, :3] / (0.3 * np.array([1.0, 2.0, 0.5]))))
     drawn = rng.random((200_000, 5, 3)) < q
     error = np.mean((drawn.mean(axis=2) - prob_a) ** 2)
     p_bt = 1 / (1 + np.exp(-difference[:, 3]))
     entropy = -np.mean(prob_a * np.log(p_bt) + (1 - prob_a) * np.log(1 - p_bt))
-    price = 0.3 / 3 * np.mean((1 - 2 * prob_a) * q[:, 1])  # only the second member is too far
-    assert found == pytest.approx(error + entropy + price, abs=1e-3)
+    penalty = 0.3 / 3 * np.mean((1 - 2 * prob_a) * q[:, 1])  # only the second member is above the bound
+    assert loss == pytest.approx(error + entropy + penalty, abs=1e-3)
 
 
-def test_running_figures_are_those_of_whole_steps_however_they_are_dealt_out() -> None:
+def test_running_figures_do_not_depend_on_micro_batches() -> None:
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(1)
-    whole, parts = pairtrainer.Running(), pairtrainer.Running()
+    whole, parts = RunningFigures(), RunningFigures()
     for _ in range(3):
         difference, prob_a = torch.tensor(rng.standard_normal((8, 2))), torch.tensor(rng.random(8))
         whole.add(difference, prob_a)
         for rows in (slice(0, 2), slice(2, 8)):
             parts.add(difference[rows], prob_a[rows])
         for running in (whole, parts):
-            running.update(lambda sums: sums)
+            running.end_step(lambda sums: sums)
     np.testing.assert_allclose(parts.square, whole.square)
     np.testing.assert_allclose(parts.disagreement, whole.disagreement)
     assert 0 < min(whole.disagreement) < max(whole.disagreement) < 1
 
 
-# --- what a step depends on -----------------------------------------------------------------------------------------
+# --- steps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("pairs", "batch", "steps"), [(100_000, 512, 195), (16_384, 512, 32), (1_500, 32, 47), (40, 8, 5), (3, 8, 1)]
 )
-def test_the_batch_leaves_enough_steps(pairs: int, batch: int, steps: int) -> None:
+def test_batch_size_leaves_enough_steps(pairs: int, batch: int, steps: int) -> None:
     assert batch_and_steps(pairs, FinetuneOptions(backbone="x")) == (batch, steps)
 
 
-def test_no_prompt_is_both_tuned_on_and_chosen_by() -> None:
+def test_validation_prompts_are_not_trained_on() -> None:
     prompt = np.repeat(np.arange(50), 3).astype(np.int32)
     test_rows = prompt >= 40
     rows = validation_rows(prompt, test_rows, seed=0)
@@ -138,13 +145,13 @@ def test_no_prompt_is_both_tuned_on_and_chosen_by() -> None:
 
 
 @pytest.mark.slow
-def test_the_micro_batch_changes_nothing_and_memory_that_runs_out_halves_it(
+def test_micro_batch_does_not_change_the_result_and_is_halved_when_memory_runs_out(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch = importlib.import_module("torch")
     votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 1, "micro_batch": 32}
     whole = fit(votes, folder=tmp_path / "whole", backbone=str(llama), **quick)
-    compute, calls = pairtrainer.PairTrainer.compute_loss, []
+    compute, calls = PairTrainer.compute_loss, []
 
     def fails_once(self: Any, model: Any, inputs: Any, **rest: Any) -> Any:
         calls.append(len(inputs["prob_a"]))
@@ -152,15 +159,15 @@ def test_the_micro_batch_changes_nothing_and_memory_that_runs_out_halves_it(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return compute(self, model, inputs, **rest)
 
-    monkeypatch.setattr(pairtrainer.PairTrainer, "compute_loss", fails_once)
+    monkeypatch.setattr(PairTrainer, "compute_loss", fails_once)
     halved = fit(votes, folder=tmp_path / "halved", backbone=str(llama), **quick)
     assert calls[:3] == [32] * 3
     assert set(calls[3:]) == {16}
-    assert "memory ran out with 32 pairs at once: going on with 16." in caplog.text
+    assert "memory ran out with a micro-batch of 32, so it continues with 16." in caplog.text
     np.testing.assert_allclose(halved.weights, whole.weights, atol=1e-3)
     np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=1e-3)
-    monkeypatch.setattr(pairtrainer.PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
-    with pytest.raises(DataError, match=r"memory ran out with 1 pairs at once; use --lora"):
+    monkeypatch.setattr(PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
+    with pytest.raises(DataError, match=r"memory ran out with a micro-batch of 1; use --lora"):
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
 
 
@@ -168,18 +175,26 @@ def _out_of_memory(torch: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-# --- what survives --------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
+
+
+def model_bytes(folder: Path) -> list[bytes]:
+    files = [path.read_bytes() for path in sorted((folder / "backbone").rglob("*.safetensors"))]
+    assert files
+    return files
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
-def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
+def test_resumed_fit_equals_an_uninterrupted_one(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     votes, quick = votes_of(tmp_path, 200), QUICK | {"method": method, "optimizer": "soap"}
-    unbroken = fit(votes, folder=tmp_path / "unbroken", backbone=str(llama), **quick)
-    steps = unbroken.facts["tuning"]["steps"]
-    end, trained = Watch.on_step_end, []
+    uninterrupted = fit(votes, folder=tmp_path / "uninterrupted", backbone=str(llama), **quick)
+    assert uninterrupted.record.tuning is not None
+    steps = uninterrupted.record.tuning["steps"]
+    assert isinstance(steps, int)
+    end, trained = StepCallback.on_step_end, []
 
     def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         trained.append((Path(args.output_dir).name, state.global_step))
@@ -187,28 +202,29 @@ def test_a_fit_that_broke_off_goes_on_and_ends_as_an_unbroken_one(
             raise KeyboardInterrupt
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(Watch, "on_step_end", counts)
+    monkeypatch.setattr(StepCallback, "on_step_end", counts)
     breaks_at = steps - 1 if method == "joint" else 2 * steps - 1
     with pytest.raises(KeyboardInterrupt):
-        fit(votes, folder=tmp_path / "broken", backbone=str(llama), **quick)
-    assert not (tmp_path / "broken" / "ensemble.json").exists()
+        fit(votes, folder=tmp_path / "interrupted", backbone=str(llama), **quick)
+    assert not (tmp_path / "interrupted" / "ensemble.json").exists()
     trained.clear()
     breaks_at = 0
-    resumed = fit(votes, folder=tmp_path / "broken", backbone=str(llama), **quick)
+    resumed = fit(votes, folder=tmp_path / "interrupted", backbone=str(llama), **quick)
     last = "training-joint" if method == "joint" else "training-member-1"
     assert {name for name, _ in trained} == {last}, "a finished member is not trained again"
-    assert 1 < trained[0][1] <= steps, "and an unfinished one goes on from its last checkpoint"
-    np.testing.assert_allclose(resumed.weights, unbroken.weights, atol=1e-4)
-    np.testing.assert_allclose(resumed.prob_hat(votes, "policy"), unbroken.prob_hat(votes, "policy"), atol=1e-4)
-    assert sorted(path.name for path in (tmp_path / "broken").iterdir() if path.name.startswith(".")) == []
+    assert 1 < trained[0][1] <= steps, "and an unfinished one resumes from its last checkpoint"
+    np.testing.assert_array_equal(resumed.weights, uninterrupted.weights)
+    np.testing.assert_array_equal(resumed.prob_hat(votes, "policy"), uninterrupted.prob_hat(votes, "policy"))
+    assert model_bytes(tmp_path / "interrupted") == model_bytes(tmp_path / "uninterrupted")
+    assert sorted(path.name for path in (tmp_path / "interrupted").iterdir() if path.name.startswith(".")) == []
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
+def test_full_disk_raises_a_data_error_and_keeps_the_last_complete_checkpoint(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 2, "batch_size": 16}
-    save, saved = pairtrainer.PairTrainer._save_optimizer_and_scheduler, []
+    save, saved = PairTrainer._save_optimizer_and_scheduler, []
 
     def fills(self: Any, output_dir: str) -> None:
         saved.append(Path(output_dir))
@@ -217,19 +233,19 @@ def test_a_disk_that_fills_is_one_sentence_and_the_last_good_checkpoint_stays(
         save(self, output_dir)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pairtrainer.PairTrainer, "_save_optimizer_and_scheduler", fills)
-        with pytest.raises(DataError, match=r"the disk is full; make room and run the same command"):
+        patch.setattr(PairTrainer, "_save_optimizer_and_scheduler", fills)
+        with pytest.raises(DataError, match=r"the disk is full; free some space and run the same command"):
             fit(votes, folder=tmp_path / "town", backbone=str(llama), **quick)
-    assert (saved[0] / pairtrainer.COMPLETE_FILE).is_file()
-    assert not (saved[1] / pairtrainer.COMPLETE_FILE).exists()
+    assert (saved[0] / COMPLETE_FILE).is_file()
+    assert not (saved[1] / COMPLETE_FILE).exists()
     first: list[int] = []
-    end = Watch.on_step_end
+    end = StepCallback.on_step_end
 
     def notes(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
         first.append(state.global_step)
         end(self, args, state, control, **rest)
 
-    monkeypatch.setattr(Watch, "on_step_end", notes)
+    monkeypatch.setattr(StepCallback, "on_step_end", notes)
     fit(votes, folder=tmp_path / "town", backbone=str(llama), **quick)
     assert first[0] == int(saved[0].name.rpartition("-")[2]) + 1
 
@@ -238,7 +254,7 @@ FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-s
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_ensemble_of_one_also_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
+def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
     votes_of(tmp_path, 300)
     data, fit_it = tmp_path / "camps.jsonl", ("fit", tmp_path / "camps.jsonl", "--backbone", llama, *FIT, "--json")
     alone = run(*fit_it, "-o", tmp_path / "one")
@@ -258,33 +274,33 @@ def test_two_processes_give_the_ensemble_of_one_also_after_a_killed_worker(tmp_p
     assert out == ""
     assert not (tmp_path / "two" / "ensemble.json").exists()
     second = launch(*fit_it, "-o", tmp_path / "two")
-    out, told = second.communicate(timeout=240)
-    assert second.returncode == 0, told
+    out, errors = second.communicate(timeout=240)
+    assert second.returncode == 0, errors
     assert len(out.splitlines()) == 1, "one process prints"
-    facts, expected = json.loads(out), json.loads(alone.stdout)
-    assert (facts["processes"], expected["processes"]) == (2, 1)
-    np.testing.assert_allclose(facts["weights"], expected["weights"], atol=1e-3)
+    printed, expected = json.loads(out), json.loads(alone.stdout)
+    assert (printed["processes"], expected["processes"]) == (2, 1)
+    np.testing.assert_allclose(printed["weights"], expected["weights"], atol=1e-3)
     one, two = (RewardEnsemble.load(tmp_path / name) for name in ("one", "two"))
     votes = load_preferences(str(data))
     np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
 
 
-# --- what makes no sense --------------------------------------------------------------------------------------------
+# --- errors and notes -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"encoder": "smollm2"}, "encoder is about frozen features and has no use beside --backbone"),
-        ({"surface": False}, "surface is about frozen features"),
-        ({"members": "mlp"}, "members is about frozen features"),
+        ({"encoder": "smollm2"}, "encoder is an option of frozen features; leave it out with --backbone"),
+        ({"surface": False}, "surface is an option of frozen features"),
+        ({"members": "mlp"}, "members is an option of frozen features"),
         ({"level": "policy"}, "fine-tuned members are trained for votes; leave --level out"),
-        ({"target": "votes"}, "target has no use beside --backbone"),
-        ({"k": "auto"}, "k cannot be auto beside --backbone"),
+        ({"target": "votes"}, "--target has no effect with --backbone"),
+        ({"k": "auto"}, "--k auto cannot be used with --backbone"),
         ({"folder": None}, "a fine-tuned ensemble needs a folder"),
     ],
 )
-def test_options_that_make_no_sense_with_a_backbone_are_refused(
+def test_options_without_meaning_for_a_backbone_raise_a_usage_error(
     tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
@@ -294,40 +310,38 @@ def test_options_that_make_no_sense_with_a_backbone_are_refused(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"lora": True}, "lora is about fine-tuning: name a model to tune with --backbone"),
+        ({"lora": True}, "--lora requires --backbone"),
+        ({"lora_rank": 4}, "--lora-rank requires --backbone"),
         ({"backbone": "x", "learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
         ({"backbone": "x", "optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
     ],
 )
-def test_a_recipe_that_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_finetune_options_raise_a_usage_error(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         FinetuneOptions(**changes)
 
 
-def test_soap_is_refused_where_fsdp_deals_out_its_matrices(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_soap_with_fsdp_raises_a_usage_error(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    pairs = pairtrainer.TextPairs(
-        [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
-    )
     with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
-        finetune.fine_tune(pairs, 2, FitOptions(), FinetuneOptions(backbone=str(llama)), llama)
+        fine_tune(ONE_PAIR, 2, FitOptions(), FinetuneOptions(backbone=str(llama)), Checkpoints(tmp_path, {}))
 
 
 @pytest.mark.slow
-def test_a_backbone_that_cannot_be_loaded_is_one_sentence(tmp_path: Path, write_jsonl: WriteLines) -> None:
+def test_backbone_that_cannot_be_loaded_raises_a_data_error(tmp_path: Path, write_jsonl: WriteLines) -> None:
     data = write_jsonl(two_camps(40))
     (tmp_path / "empty").mkdir()
-    found = run("fit", data, "-o", tmp_path / "town", "--backbone", tmp_path / "empty")
-    assert found.returncode == 2
-    assert "transformers cannot load it" in found.stderr
-    assert "Traceback" not in found.stderr
+    done = run("fit", data, "-o", tmp_path / "town", "--backbone", tmp_path / "empty")
+    assert done.returncode == 2
+    assert "transformers cannot load it" in done.stderr
+    assert "Traceback" not in done.stderr
     endless = write_backbone(tmp_path / "endless", eos=False, template=False)
     with pytest.raises(DataError, match=r"it has neither a padding nor an end token; give its tokenizer a pad_token"):
         fit(load_preferences(str(data)), folder=tmp_path / "town", backbone=str(endless))
 
 
 @pytest.mark.slow
-def test_notes_say_what_is_cut_and_what_the_tokenizer_lacks(tmp_path: Path) -> None:
+def test_notes_report_truncated_texts_and_what_the_tokenizer_lacks(tmp_path: Path) -> None:
     plain = write_backbone(tmp_path / "plain", template=False)
     rows = two_camps(40)
     messages = [{"role": "user", "content": "so ?"}]
@@ -338,63 +352,77 @@ def test_notes_say_what_is_cut_and_what_the_tokenizer_lacks(tmp_path: Path) -> N
     path.write_text("\n".join(map(json.dumps, rows)))
     votes = load_preferences(str(path))
     ensemble = fit(votes, folder=tmp_path / "town", backbone=str(plain), **QUICK | {"epochs": 1, "batch_size": 8})
-    assert ensemble.facts["notes"] == [
-        f"{plain} has no padding token, and its end token is used",
-        f"{plain} has no chat template, and messages are joined as plain text",
+    assert ensemble.record.notes == [
+        f"{plain} has no padding token, so its end token is used",
+        f"{plain} has no chat template, so messages are joined as plain text",
         "1 of 80 texts are longer than 64 tokens and lose the beginning of the prompt",
     ]
 
 
 @pytest.mark.slow
-def test_nothing_of_the_trainer_reaches_stdout_or_a_file_that_is_no_terminal(
+def test_trainer_prints_nothing_to_stdout_or_to_a_redirected_stderr(
     tmp_path: Path, write_jsonl: WriteLines, llama: Path
 ) -> None:
-    found = run(
+    done = run(
         "fit", write_jsonl(two_camps(60)), "-o", tmp_path / "town", "--backbone", llama, *FIT, "--json", "--lora"
     )
-    assert found.returncode == 0, found.stderr
-    facts = json.loads(found.stdout)
-    assert facts["tuning"]["lora"] is True
-    assert found.stderr == f"note: {llama} has no padding token, and its end token is used.\n"
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tuning"]["lora"] is True
+    assert done.stderr == f"note: {llama} has no padding token, so its end token is used.\n"
 
 
-def test_dropout_is_off_and_the_head_is_fresh(llama: Path) -> None:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    pairs = pairtrainer.TextPairs(
-        [("so ?", "yes"), ("so ?", "no")], np.array([0]), np.array([1]), np.array([0.5]), np.array([0])
-    )
-    work = finetune._Work(pairs, FitOptions(), FinetuneOptions(backbone=str(llama)), llama, 1.0, None)
-    arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
-    models = [work._fresh_model(3, np.random.SeedSequence(seed), arguments).train() for seed in (0, 0, 1)]
+def test_training_leaves_random_states_as_they_were() -> None:
+    torch = importlib.import_module("torch")
+
+    def state() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]  # noqa: NPY002
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    expected = state()
+    random.setstate(before[0])
+    np.random.set_state(before[1])  # noqa: NPY002
+    torch.set_rng_state(before[2])
+    with random_states_restored():
+        state()
+        importlib.import_module("transformers").set_seed(0)
+    assert state() == expected
+
+
+def test_fresh_model_has_no_dropout_and_a_random_head(llama: Path) -> None:
+    torch = importlib.import_module("torch")
+    base, tuning = load_base(str(llama), 1024, ONE_PAIR.items), FinetuneOptions(backbone=str(llama))
+    models = [base.reward_model(3, tuning, np.random.SeedSequence(seed)).train() for seed in (0, 0, 1)]
     assert models[0].config.attention_dropout == 0.0
     assert models[0].config.pad_token_id == 2
     heads = [model.score.weight for model in models]
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
     assert heads[0].shape == (3, 32)
-    assert not heads[0][2].any(), "the reward beside the members begins with no opinion"
-    assert replace(work.features(3)).max_length == 64
+    assert not heads[0][2].any(), "the Bradley–Terry reward starts from 0"
+    assert base.max_length == 64
 
 
-def test_a_fitted_head_is_linear_in_what_the_base_makes_of_a_text(tmp_path: Path, llama: Path) -> None:
+def test_fitted_head_is_linear_in_the_features_of_the_base(tmp_path: Path, llama: Path) -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     votes = votes_of(tmp_path, 20)
     items = votes.items()
     texts = [
         (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
     ]
-    pairs = pairtrainer.TextPairs(texts, items.a, items.b, votes.prob_a, votes.prompt_index)
-    work = finetune._Work(pairs, FitOptions(), FinetuneOptions(backbone=str(llama)), llama, 1.0, None)
-    arguments = transformers.TrainingArguments(output_dir=str(llama / "none"), report_to="none")
-    model = work._fresh_model(
-        3, np.random.SeedSequence(0), arguments, lambda base, _: np.eye(base.inputs.shape[1])[:, [4, 9, 30]]
-    )
-    outputs = classifier_rewards(model, work.tokenizer, texts, 64)
-    base = transformers.AutoModel.from_pretrained(llama).eval()
+    pairs = TextPairs(texts, items.a, items.b, votes.prob_a, votes.prompt_index)
+    base = load_base(str(llama), 1024, texts)
+    heads = HeadFitter(base, pairs, 0, ALONE)
+
+    def head(model: Any) -> np.ndarray:
+        return heads.fit(model, lambda inputs, _: np.eye(inputs.inputs.shape[1])[:, [4, 9, 30]], "cpu")
+
+    model = base.reward_model(3, FinetuneOptions(backbone=str(llama)), np.random.SeedSequence(0), fit_head=head)
+    outputs = classifier_rewards(model, base.tokenizer, texts, 64)
+    body = transformers.AutoModel.from_pretrained(llama).eval()
     hidden = []
-    for prompt, response in texts:  # the end token pads, so the last that counts is the one before it
-        ids = work.tokenizer(f"<s>user {prompt} </s>assistant {response} </s>", add_special_tokens=False)["input_ids"]
+    for prompt, response in texts:  # the end token is the padding, so the model reads the token before it
+        ids = base.tokenizer(f"<s>user {prompt} </s>assistant {response} </s>", add_special_tokens=False)["input_ids"]
         with torch.no_grad():
-            hidden.append(base(torch.tensor([ids])).last_hidden_state[0, -2].numpy())
+            hidden.append(body(torch.tensor([ids])).last_hidden_state[0, -2].numpy())
     scaled = (np.stack(hidden) / np.std(hidden, axis=0))[:, [4, 9, 30]]
     np.testing.assert_allclose(outputs - outputs[0], scaled - scaled[0], atol=1e-3)

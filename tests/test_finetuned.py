@@ -1,4 +1,4 @@
-"""Fine-tuned backbones as features: rewards are what the models themselves give, files those that were saved."""
+"""Fine-tuned backbones as features: rewards equal those of the models themselves, and changed files are rejected."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
-from pluralign.features.finetuned import TunedFeatures, backbone_folder
+from pluralign.features.finetuned import FinetunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
@@ -41,7 +41,7 @@ def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
 
 @pytest.fixture(scope="module")
 def towns(tmp_path_factory: pytest.TempPathFactory, votes: PreferenceSet) -> dict[tuple[str, bool], Path]:
-    """A folder of every kind, fitted once."""
+    """One fitted folder of each kind."""
     folder = tmp_path_factory.mktemp("towns")
     llama = write_backbone(folder / "llama")
     for method, lora in KINDS:
@@ -50,7 +50,7 @@ def towns(tmp_path_factory: pytest.TempPathFactory, votes: PreferenceSet) -> dic
 
 
 def direct(folder: Path, outputs: int, items: list[Item]) -> npt.NDArray[Any]:
-    """What plain transformers and peft make of each text alone, LoRA merged into the base."""
+    """Return the outputs of plain transformers and peft for each text alone, with LoRA merged into the base."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
@@ -72,10 +72,10 @@ ITEMS: list[Item] = [("so ?", "tea yes no"), ("so ?", "rum well"), ("fine ?", "t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_rewards_are_those_of_a_direct_pass(towns: dict[Any, Path], kind: tuple[str, bool]) -> None:
+def test_rewards_equal_those_of_a_direct_pass(towns: dict[Any, Path], kind: tuple[str, bool]) -> None:
     folder, (method, lora) = towns[kind], kind
     ensemble = RewardEnsemble.load(folder)
-    assert isinstance(ensemble.features, TunedFeatures)
+    assert isinstance(ensemble.features, FinetunedFeatures)
     assert ensemble.features.lora == lora
     if method == "joint":
         expected = direct(folder / "backbone", 4, ITEMS)
@@ -89,7 +89,7 @@ def test_rewards_are_those_of_a_direct_pass(towns: dict[Any, Path], kind: tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_copy_gives_the_same_rewards_without_the_first_folder(
+def test_a_saved_copy_gives_the_same_rewards_without_the_original(
     towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensemble = RewardEnsemble.load(towns[kind])
@@ -117,15 +117,15 @@ def test_a_stagewise_lora_ensemble_has_one_base_in_memory(
 
     monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
     ensemble = RewardEnsemble.load(towns["stagewise", True])
-    told: list[tuple[int, int]] = []
-    ensemble.features(ITEMS, lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    ensemble.features(ITEMS, lambda done, total: reports.append((done, total)))
     ensemble.features([("new ?", "tea")])
     assert len(loaded) == 1
-    assert told == [(4, 12), (8, 12), (12, 12)], "one pass a member"
+    assert reports == [(4, 12), (8, 12), (12, 12)], "one pass per member"
 
 
 @pytest.mark.slow
-def test_whole_models_that_do_not_fit_together_are_loaded_in_turn(
+def test_whole_models_that_exceed_memory_are_loaded_in_turn(
     towns: dict[Any, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = RewardEnsemble.load(towns["stagewise", False]).rewards(ITEMS)
@@ -139,7 +139,7 @@ def test_whole_models_that_do_not_fit_together_are_loaded_in_turn(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [("joint", False), ("stagewise", True)], ids=str)
-def test_other_files_in_their_place_are_refused(
+def test_changed_or_missing_files_raise_data_error(
     towns: dict[Any, Path], kind: tuple[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
@@ -148,9 +148,7 @@ def test_other_files_in_their_place_are_refused(
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(
-        DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit again"
-    ):
+    with pytest.raises(DataError, match=r"is not what was saved: its hash differs; copy the folder again, or fit"):
         RewardEnsemble.load(tmp_path / "town").rewards(ITEMS)
     shutil.rmtree(tmp_path / "town" / "backbone")
     with pytest.raises(DataError, match=r"there is no fine-tuned model in it"):
@@ -158,7 +156,7 @@ def test_other_files_in_their_place_are_refused(
 
 
 @pytest.mark.slow
-def test_what_works_on_any_ensemble_works_on_a_tuned_one(
+def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
     towns: dict[Any, Path], votes: PreferenceSet, tmp_path: Path
 ) -> None:
     folder = towns["joint", False]
@@ -170,23 +168,25 @@ def test_what_works_on_any_ensemble_works_on_a_tuned_one(
     evidence = load_held_out(folder)
     texts = [(p, r) for p in evidence.preferences.prompts[:1] for r in evidence.preferences.responses[:1]]
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
-    found = certify(whole, evidence)
-    assert found.theorem_4.fixed_features is False
-    assert "The features were learned from the same votes, which it does not cover." in found.theorem_4.here
+    certificate = certify(whole, evidence)
+    assert certificate.theorem_4.fixed_features is False
+    assert "The features were learned from the same votes, which it does not cover." in certificate.theorem_4.here
 
 
-def test_outputs_pass_through_a_map_that_clips_nothing_and_others_still_clip() -> None:
+def test_outputs_are_not_clipped_but_other_features_are() -> None:
     members = LinearMembers(identity_map(2), np.array([[1.0], [0.5]]))
     outputs = np.array([[40.0, -8.0]], dtype=np.float32)
     np.testing.assert_array_equal(members.rewards(outputs), [[36.0]])
     np.testing.assert_array_equal(LinearMembers.from_arrays(members.arrays()).rewards(outputs), [[36.0]])
     zeros, ones = np.zeros(2, np.float32), np.ones(2, np.float32)
-    before = {name: array for name, array in members.arrays().items() if name != "clip"}  # as files were before
+    before = {
+        name: array for name, array in members.arrays().items() if name != "clip"
+    }  # as in files of earlier versions
     np.testing.assert_array_equal(LinearMembers.from_arrays(before).rewards(outputs), [[3.0]])
     assert FeatureMap(zeros, ones, ones)(outputs).dtype == np.float32
 
 
-def test_an_unknown_backbone_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_backbone_raises_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"check the name and the network, or give a local folder, smollm2 or minilm"):
         backbone_folder("nobody/nothing")

@@ -1,25 +1,22 @@
-"""Candidates from a language model: distinct, reproducible prompt by prompt, resumed, not lost to one bad prompt."""
+"""Candidates from a language model: distinct responses, seeds per prompt, resuming, and prompts that fail."""
 
 import importlib
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WriteLines, run, run_in_terminal, wide
+from conftest import WriteLines, run, run_in_terminal
 
 from pluralign.answering import generate as generation
-from pluralign.answering.generate import generate, load_prompts, prompt_seed
+from pluralign.answering.generate import generate, prompt_seed
+from pluralign.answering.prompt_sources import Failure
 from pluralign.core.errors import DataError, UsageError
-from pluralign.experiments.rehearsal import write_prism, write_tiny_model
-from pluralign.models import causal
-from pluralign.models.causal import LocalModel
+from pluralign.experiments.rehearsal import write_tiny_model
 from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
 from pluralign.votes.candidates import load_candidates
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
@@ -34,15 +31,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Script:
-    """A sampler that says what it is told to, and notes what it was asked."""
+    """A sampler that returns fixed responses, and records its calls."""
 
     name = "script"
     prepared = False
 
     def __init__(self, *rounds: Sequence[str | Completion], refuse: str = "") -> None:
         self.rounds, self.refuse = rounds, refuse
-        self.asked: list[tuple[PromptLike, int, int]] = []
-        self.turns: dict[PromptLike, int] = {}
+        self.calls: list[tuple[PromptLike, int, int]] = []
+        self.rounds_of: dict[PromptLike, int] = {}
 
     def prepare(self) -> None:
         self.prepared = True
@@ -51,28 +48,28 @@ class Script:
         assert self.prepared
         if prompt == self.refuse:
             raise DataError("this prompt is refused")
-        self.asked.append((prompt, n, seed))
-        turn = self.turns.setdefault(prompt, 0)
-        self.turns[prompt] += 1
-        responses = self.rounds[min(turn, len(self.rounds) - 1)][:n]
-        return [Completion(one) if isinstance(one, str) else one for one in responses]
+        self.calls.append((prompt, n, seed))
+        call = self.rounds_of.setdefault(prompt, 0)
+        self.rounds_of[prompt] += 1
+        responses = self.rounds[min(call, len(self.rounds) - 1)][:n]
+        return [Completion(text) if isinstance(text, str) else text for text in responses]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- the model ------------------------------------------------------------------------------------------------------
+# --- with a model -----------------------------------------------------------------------------------------------------
 
 
 def test_every_prompt_gets_its_distinct_responses(model: str, tmp_path: Path) -> None:
     done = generate([*PROMPTS, CHAT], tmp_path / "c.jsonl", model, 5, **SHORT)
     found = load_candidates(tmp_path / "c.jsonl")
-    assert [one.prompt for one in found] == [*PROMPTS, CHAT]
-    assert [len(one.responses) for one in found] == [5] * 4
-    assert not any(one.repeats for one in found)
+    assert [row.prompt for row in found] == [*PROMPTS, CHAT]
+    assert [len(row.responses) for row in found] == [5] * 4
+    assert not any(row.repeats for row in found)
     assert (done.lines, done.responses, done.short, done.failed) == (4, 20, 0, [])
-    assert {word for one in found for text in one.responses for word in text.split()} <= {*WORDS.split()}
+    assert {word for row in found for text in row.responses for word in text.split()} <= {*WORDS.split()}
 
 
 def test_the_responses_to_a_prompt_do_not_depend_on_the_others(model: str, tmp_path: Path) -> None:
@@ -81,80 +78,21 @@ def test_the_responses_to_a_prompt_do_not_depend_on_the_others(model: str, tmp_p
     assert lines(tmp_path / "all.jsonl")[2] == lines(tmp_path / "one.jsonl")[0]
 
 
-def test_another_seed_samples_other_responses(model: str, tmp_path: Path) -> None:
+def test_a_different_seed_gives_different_responses(model: str, tmp_path: Path) -> None:
     generate(PROMPTS[:1], tmp_path / "a.jsonl", model, 4, **SHORT)
     generate(PROMPTS[:1], tmp_path / "b.jsonl", model, 4, seed=1, **SHORT)
     assert lines(tmp_path / "a.jsonl")[0]["responses"] != lines(tmp_path / "b.jsonl")[0]["responses"]
 
 
-def test_sampling_leaves_the_random_state_of_the_caller_alone(model: str) -> None:
-    torch = importlib.import_module("torch")
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    LocalModel(model).sample("tea ?", 2, SamplingOptions(max_new_tokens=3), seed=0)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_samples_follow_the_models_probabilities_at_the_temperature(model: str) -> None:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    network = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
-    ids = tokenizer("<|user|> tea ? <|end|> <|assistant|> ", add_special_tokens=False, return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        expected = torch.softmax(network(ids).logits[0, -1] / 0.05, dim=-1)
-    n = 1500
-    options = SamplingOptions(temperature=0.05, max_new_tokens=1)
-    said = [completion.text for completion in LocalModel(model).sample("tea ?", n, options, seed=5)]
-    assert len(said) == n
-    for token, share in enumerate(expected.tolist()):
-        word = tokenizer.decode([token], skip_special_tokens=True)
-        if word:
-            error = (share * (1 - share) / n) ** 0.5
-            assert abs(said.count(word) / n - share) <= 4.5 * error + 1e-9, word
-
-
-def test_top_p_leaves_unlikely_tokens_out(model: str) -> None:
-    said = LocalModel(model).sample("tea ?", 40, SamplingOptions(top_p=1e-6, max_new_tokens=2), seed=5)
-    assert len(set(said)) == 1
-
-
-def test_the_models_own_sampling_settings_are_set_aside(model: str, tmp_path: Path) -> None:
-    transformers = importlib.import_module("transformers")
-    folder = tmp_path / "greedy"
-    network = transformers.AutoModelForCausalLM.from_pretrained(model)
-    network.generation_config = transformers.GenerationConfig(do_sample=True, top_k=1, repetition_penalty=3.0)
-    network.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(model).save_pretrained(folder)
-    options = SamplingOptions(max_new_tokens=4)
-    assert LocalModel(str(folder)).sample("tea ?", 6, options, 1) == LocalModel(model).sample("tea ?", 6, options, 1)
-
-
-def test_running_out_of_memory_halves_the_batch_and_goes_on(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = importlib.import_module("torch")
-    local, sizes, whole = LocalModel(model), [], LocalModel.continuations
-
-    def limited(self: LocalModel, tokens: Any, n: int, options: SamplingOptions) -> Any:
-        sizes.append(n)
-        if n > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return whole(self, tokens, n, options)
-
-    monkeypatch.setattr(LocalModel, "continuations", limited)
-    monkeypatch.setattr(causal, "SAMPLES_AT_ONCE", 8)
-    local._at_once = 8
-    assert len(local.sample("tea ?", 7, SamplingOptions(max_new_tokens=2), seed=0)) == 7
-    assert sizes == [7, 4, 2, 2, 2, 1]
-
-
-def test_a_prompt_longer_than_the_window_fails_alone(model: str, tmp_path: Path) -> None:
+def test_a_prompt_longer_than_the_context_fails_alone(model: str, tmp_path: Path) -> None:
     long = "tea " * 600
     done = generate([long, "tea ?"], tmp_path / "c.jsonl", model, 2, **SHORT)
-    assert [one["prompt"] for one in done.failed] == [long]
-    assert "603 tokens and the response up to 6, but the model reads 512" in done.failed[0]["error"]
-    assert [one.prompt for one in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
+    assert [failure.prompt for failure in done.failed] == [long]
+    assert "603 tokens and the response up to 6, but the model reads 512" in done.failed[0].error
+    assert [row.prompt for row in load_candidates(tmp_path / "c.jsonl")] == ["tea ?"]
 
 
-def test_a_chat_template_that_refuses_a_prompt_costs_that_prompt(model: str, tmp_path: Path) -> None:
+def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str, tmp_path: Path) -> None:
     transformers = importlib.import_module("transformers")
     folder = tmp_path / "strict"
     transformers.AutoModelForCausalLM.from_pretrained(model).save_pretrained(folder)
@@ -163,22 +101,11 @@ def test_a_chat_template_that_refuses_a_prompt_costs_that_prompt(model: str, tmp
     tokenizer.chat_template = refusal + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     done = generate([CHAT, "tea ?"], tmp_path / "c.jsonl", str(folder), 2, **SHORT)
-    assert "chat template rejects the prompt (one turn only)" in done.failed[0]["error"]
+    assert "chat template rejects the prompt (one turn only)" in done.failed[0].error
     assert done.lines == 1
 
 
-def test_a_response_is_cut_off_if_it_would_have_gone_on(model: str) -> None:
-    local = LocalModel(model)
-    short, long = (local.sample("tea ?", 32, SamplingOptions(max_new_tokens=n), seed=0) for n in (6, 18))
-    ended = [completion.finish_reason == "stop" for completion in short]
-    assert [completion.cut_off for completion in short] == [not end for end in ended]
-    assert 0 < sum(ended) < 32
-    goes_on = [len(more.text) > len(completion.text) for completion, more in zip(short, long, strict=True)]
-    assert not any(end and more for end, more in zip(ended, goes_on, strict=True))
-    assert sum(goes_on) > 0.8 * (32 - sum(ended)), "but for those that ended with the very next token"
-
-
-def test_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
+def test_files_of_earlier_versions_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     generate(["tea ?"], path, Script(["yes"]), 1)
     (line,) = lines(path)
@@ -188,39 +115,39 @@ def test_files_of_earlier_versions_are_gone_on_with(tmp_path: Path) -> None:
     assert (done.resumed, done.cut_off) == (1, 1)
 
 
-# --- distinct responses ---------------------------------------------------------------------------------------------
+# --- distinct responses -----------------------------------------------------------------------------------------------
 
 
-def test_repeats_and_empty_texts_are_left_out_counted_and_sampled_again(tmp_path: Path) -> None:
+def test_repeats_and_empty_texts_are_counted_and_sampled_again(tmp_path: Path) -> None:
     sampler = Script(["yes", " yes ", "", "no"], ["no", "never"], ["rum"])
     done = generate(["tea ?"], tmp_path / "c.jsonl", sampler, 4)
     assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["yes", "no", "never", "rum"]
-    assert [n for _, n, _ in sampler.asked] == [4, 2, 1]
-    assert len({seed for *_, seed in sampler.asked}) == 3
+    assert [n for _, n, _ in sampler.calls] == [4, 2, 1]
+    assert len({seed for *_, seed in sampler.calls}) == 3
     assert (done.repeats, done.empty, done.short) == (2, 1, 0)
 
 
-def test_a_model_that_repeats_itself_is_asked_a_bounded_number_of_times(tmp_path: Path) -> None:
+def test_a_model_that_repeats_itself_is_sampled_a_bounded_number_of_times(tmp_path: Path) -> None:
     sampler = Script(["yes"] * 3)
     done = generate(["tea ?"], tmp_path / "c.jsonl", sampler, 3)
-    assert len(sampler.asked) == generation.ROUNDS
+    assert len(sampler.calls) == generation.ROUNDS
     assert (done.short, done.responses, done.repeats) == (1, 1, 2 + 2 * (generation.ROUNDS - 1))
 
 
-def test_a_prompt_answered_with_silence_fails(tmp_path: Path) -> None:
+def test_a_prompt_with_only_empty_responses_fails(tmp_path: Path) -> None:
     done = generate(["tea ?"], tmp_path / "c.jsonl", Script(["", " \n"]), 2)
     assert done.lines == 0
-    assert "wrote nothing" in done.failed[0]["error"]
+    assert "wrote nothing" in done.failed[0].error
 
 
-def test_the_seed_of_a_prompt_tells_chats_from_their_text_and_rounds_apart() -> None:
+def test_chats_texts_seeds_and_rounds_have_different_prompt_seeds() -> None:
     assert len({prompt_seed(p, s, a) for p in ("x", (Message("user", "x"),)) for s in (0, 1) for a in (0, 1)}) == 8
 
 
-# --- interruptions --------------------------------------------------------------------------------------------------
+# --- interruptions ----------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_file_is_gone_on_with_and_ends_the_same(model: str, tmp_path: Path) -> None:
+def test_a_resumed_file_ends_with_the_same_bytes(model: str, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     generate(PROMPTS, whole, model, 3, **SHORT)
     full = whole.read_bytes()
@@ -233,14 +160,14 @@ def test_an_interrupted_file_is_gone_on_with_and_ends_the_same(model: str, tmp_p
         assert (done.lines, done.responses) == (3, 9)
 
 
-def test_a_finished_file_loads_no_model(tmp_path: Path) -> None:
+def test_a_finished_file_does_not_load_the_model(tmp_path: Path) -> None:
     generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
     again = Script()
     assert generate(PROMPTS, tmp_path / "c.jsonl", again, 2).resumed == 3
     assert not again.prepared
 
 
-def test_a_kill_in_the_middle_keeps_the_finished_prompts(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_finished_prompts(tmp_path: Path) -> None:
     class Killed(Script):
         def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
             if prompt == PROMPTS[1]:
@@ -257,7 +184,7 @@ def test_a_kill_in_the_middle_keeps_the_finished_prompts(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "was"), [({"n": 3}, "n 2"), ({"temperature": 2.0}, "temperature 1.2"), ({"seed": 4}, "seed 0")]
 )
-def test_a_file_of_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], was: str) -> None:
+def test_a_file_with_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], was: str) -> None:
     generate(PROMPTS, tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
     before = (tmp_path / "c.jsonl").read_bytes()
     with pytest.raises(DataError, match=f"row 1: its candidates were sampled with {was}; name another file"):
@@ -265,7 +192,7 @@ def test_a_file_of_other_settings_is_refused(tmp_path: Path, changes: dict[str, 
     assert (tmp_path / "c.jsonl").read_bytes() == before
 
 
-def test_a_file_that_is_not_ours_is_not_appended_to(write_jsonl: WriteLines) -> None:
+def test_a_file_from_another_program_is_refused(write_jsonl: WriteLines) -> None:
     path = write_jsonl([{"prompt": "tea ?", "responses": ["yes"]}])
     with pytest.raises(DataError, match="row 1: pluralign generate did not write this line; name another file"):
         generate(PROMPTS, path, Script(["yes"]), 1)
@@ -274,74 +201,27 @@ def test_a_file_that_is_not_ours_is_not_appended_to(write_jsonl: WriteLines) -> 
 def test_failed_prompts_are_listed_and_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     done = generate(PROMPTS, path, Script(["yes"], refuse=PROMPTS[1]), 1)
-    assert done.failed == [{"prompt": PROMPTS[1], "error": "this prompt is refused."}]
-    assert lines(Path(f"{path}.failed")) == done.failed
+    assert done.failed == [Failure("this prompt is refused.", prompt=PROMPTS[1])]
+    assert lines(Path(f"{path}.failed")) == [{"prompt": PROMPTS[1], "error": "this prompt is refused."}]
     assert generate(PROMPTS, path, Script(["yes"]), 1).lines == 3
     assert not Path(f"{path}.failed").exists()
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_come_from_prompts_candidates_and_votes(write_jsonl: WriteLines, tmp_path: Path) -> None:
-    messages = [turn._asdict() for turn in CHAT]
-    records = [
-        {"prompt": "tea ?"},
-        {"prompt": "rum ?", "responses": ["no"]},
-        wide(prompt=messages),
-        {"prompt": "tea ?"},
-    ]
-    assert load_prompts(write_jsonl(records)) == (["tea ?", "rum ?", CHAT], [])
-    (tmp_path / "p.csv").write_text("prompt,other\ntea ?,1\n")
-    assert load_prompts(tmp_path / "p.csv") == (["tea ?"], [])
-    prism = [line["opening_prompt"] for line in lines(write_prism(tmp_path / "prism") / "conversations.jsonl")]
-    assert load_prompts(f"prism:{tmp_path / 'prism'}") == (prism, [])
-    assert len(load_prompts("demo:300")[0]) == 38
-
-
-def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
-    (tmp_path / "ensemble.json").write_text("{}")
-    with pytest.raises(DataError, match="no held-out votes were kept in it"):
-        load_prompts(tmp_path)
-    PreferenceSet.from_columns(["tea ?"], ["yes"], ["no"], [1], [2]).save(tmp_path / "held_out.parquet")
-    assert load_prompts(tmp_path) == (["tea ?"], [])
-
-
-def test_rows_without_a_prompt_are_failures_and_lose_no_other() -> None:
-    text = b'{"prompt": "tea ?"}\n{"prompt": " "}\n{not json\n{"other": 1}\n{"prompt": "rum ?"}\n'
-    prompts, failures = load_prompts(io.BytesIO(text))
-    assert prompts == ["tea ?", "rum ?"]
-    assert [one["row"] for one in failures] == [2, 3, 4]
-    assert "row 2: the prompt is empty" in failures[0]["error"]
-
-
-def test_a_limit_draws_the_same_prompts_whatever_their_order() -> None:
-    many = [f"prompt {i} ?" for i in range(40)]
-    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in many)
-    back = "\n".join(json.dumps({"prompt": prompt}) for prompt in reversed(many))
-    drawn = [load_prompts(io.BytesIO(part.encode()), limit=7)[0] for part in (text, back)]
-    assert len(drawn[0]) == 7
-    assert drawn[0] == drawn[1][::-1] == [prompt for prompt in many if prompt in drawn[0]]
-    assert load_prompts(io.BytesIO(text.encode()), limit=7, seed=1)[0] != drawn[0]
-
-
-# --- the command ----------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_candidates_and_says_what_failed(
-    model: str, write_jsonl: WriteLines, tmp_path: Path
-) -> None:
+def test_the_command_writes_candidates_and_lists_failures(model: str, write_jsonl: WriteLines, tmp_path: Path) -> None:
     path, out = write_jsonl([{"prompt": "tea ?"}, {"prompt": ""}, {"prompt": "rum ?"}]), tmp_path / "c.jsonl"
     arguments: list[str | Path] = ["generate", path, "-o", out, "--model", model, "-n", "3", "--max-new-tokens", "5"]
     done = run(*arguments, "--json")
     assert done.returncode == 1, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["lines"], facts["responses"], len(facts["failed"])) == (2, 6, 1)
-    assert [one.prompt for one in load_candidates(out)] == ["tea ?", "rum ?"]
+    assert [row.prompt for row in load_candidates(out)] == ["tea ?", "rum ?"]
     code, shown, bar = run_in_terminal(*arguments)
     assert code == 1
     assert "6 responses to 2 of 2 prompts" in shown
-    assert "2 prompts were there from an earlier run" in shown
+    assert "2 prompts were finished by an earlier run" in shown
     assert "the prompt is empty" in shown
     assert "Sampling from" in bar
 
@@ -349,7 +229,7 @@ def test_the_command_writes_candidates_and_says_what_failed(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"n": 0}, "n must be at least one response a prompt, not 0."),
+        ({"n": 0}, "n must be at least one response per prompt, not 0."),
         ({"temperature": 0}, "temperature must be above 0 and at most 10, not 0."),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5."),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0."),
@@ -358,7 +238,7 @@ def test_the_command_writes_candidates_and_says_what_failed(
         ({"output": "."}, ". is a folder; name the file to write, such as candidates.jsonl."),
     ],
 )
-def test_bad_settings_are_answered_in_one_sentence(
+def test_bad_settings_raise_a_usage_error_in_one_sentence(
     changes: dict[str, Any], sentence: str, tmp_path: Path, write_jsonl: WriteLines
 ) -> None:
     given: dict[str, Any] = {"prompts": write_jsonl([{"prompt": "tea ?"}]), "output": tmp_path / "c.jsonl", "n": 2}
@@ -375,13 +255,13 @@ def test_bad_settings_are_answered_in_one_sentence(
         ("-", "standard input: there are no prompts in it; write lines of"),
     ],
 )
-def test_prompts_that_are_not_there_are_one_sentence(prompts: str, sentence: str, tmp_path: Path) -> None:
+def test_missing_prompts_print_one_sentence(prompts: str, sentence: str, tmp_path: Path) -> None:
     done = run("generate", prompts, "-o", tmp_path / "c.jsonl")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"pluralign: {sentence}"), done.stderr
 
 
-def test_a_folder_without_a_language_model_is_named_before_any_prompt_is_blamed(tmp_path: Path) -> None:
+def test_a_folder_without_a_language_model_fails_before_any_prompt(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="transformers cannot load it"):
         generate(["tea ?"], tmp_path / "c.jsonl", str(tmp_path), 2)
     assert not (tmp_path / "c.jsonl.failed").exists()

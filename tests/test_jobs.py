@@ -1,9 +1,10 @@
-"""Past one machine: every engine gives what one process gives, and what is lost on the way is done again."""
+"""Jobs at scale: every engine gives the results of one process, and interrupted jobs resume."""
 
 import errno
 import json
 import os
 import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,12 +25,11 @@ from pluralign.features import encoder as encoders
 from pluralign.features.encoder import HashingEncoder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
-from pluralign.scale import jobs as scaling
-from pluralign.scale import shards
+from pluralign.scale import jobs, ray_engine
+from pluralign.scale import worker as worker_module
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.ray_engine import _cluster
-from pluralign.scale.worker import ATTEMPTS, BEGUN, EncodeTask, ScoreTask, Transform, Worker
+from pluralign.scale.worker import EncodeTask, Shard, Transform, Worker
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Message
 
@@ -47,13 +47,12 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A Ray cluster of this machine with room for two workers, which all tests of this file share."""
-    with warnings.catch_warnings():
+    """A local Ray cluster with room for two workers, shared by all tests of this file."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")  # Ray's own deprecations
-        import ray
-
-        options = EngineOptions("ray", workers=2)
-        with _cluster(ray, options):
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_BACKEND_LOG_LEVEL", "fatal")
+        with ray_engine.cluster(EngineOptions("ray", workers=2)):
             yield
 
 
@@ -68,27 +67,27 @@ def vectors(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in parts(folder / "vectors")]
 
 
-# --- the same as one process ----------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_features_are_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> None:
+def test_features_equal_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> None:
     done = encode(VOTES, tmp_path, **SMALL)
     items = texts_of(VOTES)
-    found = stored_features(tmp_path, items, HASHING)
-    np.testing.assert_array_equal(found, encoders.encode(items, HashingEncoder(), cache=False))
-    assert (done.rows, done.dimension) == found.shape
+    features = stored_features(tmp_path, items, HASHING)
+    np.testing.assert_array_equal(features, encoders.encode(items, HashingEncoder(), cache=False))
+    assert (done.rows, done.dimension) == features.shape
     assert done.shards == len(parts(tmp_path / "vectors")) == -(-len(items) // 20)
 
 
-def test_nothing_but_vectors_and_their_description_is_left(tmp_path: Path) -> None:
+def test_a_finished_folder_holds_only_vectors_and_their_description(tmp_path: Path) -> None:
     encode(VOTES, tmp_path, **SMALL)
     assert {path.name for path in tmp_path.iterdir()} == {"vectors", "features.json"}
-    facts = json.loads((tmp_path / "features.json").read_text())
-    assert facts["identity"] == HashingEncoder().identity
-    assert facts["rows"] == len(texts_of(VOTES))
+    described = json.loads((tmp_path / "features.json").read_text())
+    assert described["identity"] == HashingEncoder().identity
+    assert described["rows"] == len(texts_of(VOTES))
 
 
-def test_no_cache_of_vectors_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vector_cache_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     encode(VOTES, tmp_path / "features", **SMALL)
     assert not (tmp_path / "cache").exists()
@@ -110,13 +109,13 @@ def test_a_chat_is_encoded_as_a_chat(tmp_path: Path) -> None:
             return watched
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling, "EncodeTask", Watching)
+        patch.setattr(jobs, "EncodeTask", Watching)
         encode(votes, tmp_path, **SMALL)
     assert seen == texts_of(votes)
     assert len(stored_features(tmp_path, texts_of(votes), HASHING)) == 4
 
 
-def test_a_folder_of_shards_is_encoded_where_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
     items = texts_of(VOTES)
     source = tmp_path / "texts"
     source.mkdir()
@@ -127,16 +126,16 @@ def test_a_folder_of_shards_is_encoded_where_it_is(tmp_path: Path) -> None:
         pq.write_table(table, source / f"{number}.parquet")
     done = encode(source, tmp_path / "features", encoder="hashing")
     assert (done.shards, done.rows) == (4, len(items))
-    found = stored_features(tmp_path / "features", items[::-1], HASHING)
-    np.testing.assert_array_equal(found, encoders.encode(items[::-1], HashingEncoder(), cache=False))
+    features = stored_features(tmp_path / "features", items[::-1], HASHING)
+    np.testing.assert_array_equal(features, encoders.encode(items[::-1], HashingEncoder(), cache=False))
 
 
-# --- going on -------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Interrupted(EncodeTask):
-    """Stops as Ctrl-C does when it has done two shards."""
+    """Raises KeyboardInterrupt after two shards."""
 
     def prepare(self) -> Transform:
         transform, calls = EncodeTask(self.features).prepare(), []
@@ -151,15 +150,15 @@ class Interrupted(EncodeTask):
 
 
 def interrupted_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Stop a run after two shards; return when each of their files was written."""
+    """Interrupt a run after two shards; return the modification times of their results."""
     with monkeypatch.context() as patch:
-        patch.setattr(scaling, "EncodeTask", Interrupted)
+        patch.setattr(jobs, "EncodeTask", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             encode(VOTES, folder, **SMALL)
     return {path.name: path.stat().st_mtime_ns for path in parts(folder / "vectors")}
 
 
-def test_an_interrupted_run_goes_on_and_finished_shards_are_not_done_again(
+def test_an_interrupted_run_resumes_without_repeating_finished_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = interrupted_run(tmp_path / "broken", monkeypatch)
@@ -172,14 +171,14 @@ def test_an_interrupted_run_goes_on_and_finished_shards_are_not_done_again(
     assert vectors(tmp_path / "broken") == vectors(tmp_path / "unbroken")
 
 
-def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_job_does_nothing_when_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encode(VOTES, tmp_path, **SMALL)
     monkeypatch.setattr(Worker, "__call__", lambda *_: pytest.fail("there was nothing to do"))
     done = encode(VOTES, tmp_path, **SMALL)
     assert done.resumed == done.shards
 
 
-def test_a_run_that_died_while_it_planned_plans_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_killed_while_planning_plans_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted_run(tmp_path, monkeypatch)
     (tmp_path / ".unfinished" / "plan.json").unlink()
     for path in parts(tmp_path / "vectors"):
@@ -191,13 +190,13 @@ def test_a_run_that_died_while_it_planned_plans_anew(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("votes", "changes", "sentence"),
     [
-        (VOTES, {"encoder": "none"}, "work with encoder hashing; give the same settings, or name another folder"),
-        (VOTES, {"surface": False}, "work with surface True"),
-        (VOTES, {"shard_rows": 21}, "work with shard_rows 20"),
-        (VOTES[:50], {}, "work with other texts"),
+        (VOTES, {"encoder": "none"}, "job with encoder hashing; use the same settings, or name another folder"),
+        (VOTES, {"surface": False}, "job with surface True"),
+        (VOTES, {"shard_rows": 21}, "job with shard_rows 20"),
+        (VOTES[:50], {}, "job with other texts"),
     ],
 )
-def test_other_settings_are_refused_in_the_same_folder(
+def test_other_settings_in_the_same_folder_raise_data_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool, votes: Any, changes: Any, sentence: str
 ) -> None:
     interrupted_run(tmp_path, monkeypatch)
@@ -207,19 +206,43 @@ def test_other_settings_are_refused_in_the_same_folder(
         encode(votes, tmp_path, **SMALL | changes)
 
 
-def test_shards_of_someone_else_are_not_taken_for_results(tmp_path: Path) -> None:
-    (tmp_path / "vectors").mkdir()
-    (tmp_path / "vectors" / "part-00000.parquet").write_bytes(b"theirs")
-    with pytest.raises(DataError, match="1 shards that are not of this work; name an empty folder"):
+def test_hashes_of_earlier_versions_are_longer_and_still_match(ensemble: Path, tmp_path: Path) -> None:
+    source = tmp_path / "texts"
+    source.mkdir()
+    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), source / "a.parquet")
+    score(ensemble, source, tmp_path / "scored")
+    path = tmp_path / "scored" / "_scores.json"
+    described = json.loads(path.read_text())
+    for name in ("texts", "ensemble"):
+        described["settings"][name] += "0" * 48
+    path.write_text(json.dumps(described))
+    assert score(ensemble, source, tmp_path / "scored").resumed == 1
+    described["settings"]["ensemble"] = "0" * 64
+    path.write_text(json.dumps(described))
+    with pytest.raises(DataError, match="it holds a job with other ensemble"):
+        score(ensemble, source, tmp_path / "scored")
+
+
+def test_a_damaged_description_raises_data_error(tmp_path: Path) -> None:
+    encode(VOTES, tmp_path, **SMALL)
+    (tmp_path / "features.json").write_text("[")
+    with pytest.raises(DataError, match=r"features\.json: it is damaged, or another program wrote it; name an empty"):
         encode(VOTES, tmp_path, **SMALL)
 
 
-# --- Ray ------------------------------------------------------------------------------------------------------------
+def test_shards_of_another_job_raise_data_error(tmp_path: Path) -> None:
+    (tmp_path / "vectors").mkdir()
+    (tmp_path / "vectors" / "part-00000.parquet").write_bytes(b"theirs")
+    with pytest.raises(DataError, match="1 shards of another job; name an empty folder"):
+        encode(VOTES, tmp_path, **SMALL)
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Deadly(EncodeTask):
-    """Kills its own process, half way through a shard, the first time any worker does the shard with a given text."""
+class KillsOnce(EncodeTask):
+    """Kills its own process during the shard with a given text, the first time a worker does it."""
 
     text: str = ""
     marker: Path = Path()
@@ -227,26 +250,26 @@ class Deadly(EncodeTask):
     def prepare(self) -> Transform:
         transform = EncodeTask(self.features).prepare()
 
-        def once_deadly(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
+        def kill_once(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
             if any(response == self.text for _, response in items) and not self.marker.exists():
                 self.marker.write_text(f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}")
                 os.kill(os.getpid(), signal.SIGKILL)
             return transform(rows, items)
 
-        return once_deadly
+        return kill_once
 
 
 @pytest.mark.slow
 @with_ray
 @pytest.mark.usefixtures("cluster")
-def test_a_worker_killed_half_way_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_does_not_change_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
     encode(VOTES, tmp_path / "serial", **SMALL)
     response, marker = texts_of(VOTES)[50][1], tmp_path / "killed"
     by_value: Any = ray.cloudpickle.register_pickle_by_value  # workers cannot import tests
     by_value(sys.modules[__name__])
-    monkeypatch.setattr(scaling, "EncodeTask", lambda features: Deadly(features, response, marker))
+    monkeypatch.setattr(jobs, "EncodeTask", lambda features: KillsOnce(features, response, marker))
     seen: list[tuple[int, int]] = []
     done = encode(
         VOTES, tmp_path / "ray", **SMALL, engine="ray", workers=2, progress=lambda *counts: seen.append(counts)
@@ -256,12 +279,12 @@ def test_a_worker_killed_half_way_changes_nothing(tmp_path: Path, monkeypatch: p
     assert threads == 1, "a worker has as many threads as CPUs"
     assert vectors(tmp_path / "ray") == vectors(tmp_path / "serial")
     assert seen == [(number + 1, done.shards) for number in range(done.shards)]
-    assert not list((tmp_path / "ray" / "vectors").glob(".*")), "what the killed worker left is cleared away"
+    assert not list((tmp_path / "ray" / "vectors").glob(".*")), "files of the killed worker are removed"
 
 
 @with_ray
 @pytest.mark.usefixtures("cluster")
-def test_rewards_from_ray_are_those_of_one_process(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
+def test_rewards_from_ray_equal_those_of_one_process(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
     items = texts_of(VOTES)
     file = write_jsonl([{"id": n, "prompt": p, "response": r} for n, (p, r) in enumerate(items)], "texts.jsonl")
     done = score(ensemble, file, tmp_path / "scored", engine="ray", workers=2, shard_rows=30)
@@ -275,7 +298,7 @@ def test_rewards_from_ray_are_those_of_one_process(ensemble: Path, write_jsonl: 
 
 @with_ray
 @pytest.mark.usefixtures("cluster")
-def test_a_bad_row_met_by_a_ray_worker_is_one_sentence(ensemble: Path, tmp_path: Path) -> None:
+def test_a_bad_row_in_a_ray_worker_is_reported_by_row(ensemble: Path, tmp_path: Path) -> None:
     source = tmp_path / "texts"
     source.mkdir()
     pq.write_table(pa.table({"prompt": ["Tea?", "Tea?"], "response": ["Yes.", None]}), source / "a.parquet")
@@ -293,15 +316,57 @@ def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path
     assert json.loads(done.stdout)["shards"] == len(parts(tmp_path / "vectors"))
 
 
+@pytest.mark.slow
+def test_ray_does_not_change_this_process(tmp_path: Path) -> None:
+    code = (
+        "import logging, os, signal, sys\n"
+        "from pluralign import encode, town_hall\n"
+        "def state():\n"
+        "    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]\n"
+        "    levels = logging.getLogger('ray.data').level, logging.root.level\n"
+        "    return dict(os.environ), sys.stdout, os.readlink('/proc/self/fd/2'), handlers, levels\n"
+        "before = state()\n"
+        "options = dict(encoder='hashing', shard_rows=40, engine='ray', workers=1)\n"
+        "done = encode(town_hall(60).preferences, sys.argv[1], **options)\n"
+        "print(done.rows > 0, state() == before, 'ray' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True True False\n", "")
+
+
+@pytest.mark.slow
+def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
+    code = "from pluralign.scale import ray_driver as d; print('ready', flush=True); d._end_with_parent()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    assert child.poll() is None
+    child.stdin.close()
+    assert child.wait(20) == -signal.SIGTERM
+    child.stdout.close()
+
+
+def test_a_failure_of_the_ray_driver_quotes_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "python"
+    driver.write_text("#!/bin/sh\ncat > /dev/null &\necho 'no such cluster' >&2\nexit 3\n")
+    driver.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(driver))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: True)
+    with pytest.raises(RuntimeError, match="the Ray driver failed:\nno such cluster"):
+        encode(VOTES, tmp_path / "features", **SMALL, engine="ray")
+
+
 @with_ray
-def test_an_address_where_no_cluster_is_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_address_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check --address"
     with pytest.raises(DataError, match=sentence):
         encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
 
 
-def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_has_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
         MissingExtraError, match=r"--engine ray needs the package ray: run  pip install 'pluralign\[ray\]'"
@@ -309,12 +374,12 @@ def test_without_ray_the_command_says_how_to_install_it(tmp_path: Path, monkeypa
         encode(VOTES, tmp_path, **SMALL, engine="ray")
 
 
-# --- what can go wrong in a shard -----------------------------------------------------------------------------------
+# --- errors in a shard ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """A worker of an unfinished run, as an engine would make it."""
+    """The worker of an unfinished run."""
     made: list[Worker] = []
 
     def stop(self: Worker, _: Any) -> None:
@@ -331,58 +396,57 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 def attempt(worker: Worker, number: int = 0) -> str:
     folder, name = worker.plan.parents[1], f"part-{number:05d}.parquet"
     shard, result = folder / ".unfinished" / "texts" / name, folder / "vectors" / name
-    done = worker({"shard": [str(shard)], "result": [str(result)]})
-    assert bool(done["problem"][0]) != result.exists()
-    return done["problem"][0]
+    outcome = worker(Shard(str(shard), str(result)))
+    assert bool(outcome.problem) != result.exists()
+    return outcome.problem
 
 
-def test_a_node_that_does_not_see_the_folder_says_what_is_needed(worker: Worker, tmp_path: Path) -> None:
+def test_a_node_that_cannot_see_the_folder_gets_advice(worker: Worker, tmp_path: Path) -> None:
     elsewhere = replace(worker, plan=tmp_path / "not-mounted" / "plan.json")
-    assert "does not find it; the folders of texts and results must be on storage that all nodes see" in attempt(
-        elsewhere
-    )
+    sentence = "cannot see it; put the folders of texts and results on storage that all nodes share"
+    assert sentence in attempt(elsewhere)
 
 
-def test_a_node_that_sees_another_folder_in_its_place_writes_nothing(worker: Worker) -> None:
-    assert "other work goes on in this folder" in attempt(replace(worker, digest="another"))
+def test_a_node_that_sees_another_plan_writes_nothing(worker: Worker) -> None:
+    assert "another job runs in this folder" in attempt(replace(worker, plan_hash="another"))
 
 
-def test_a_shard_that_kills_every_worker_is_given_up(worker: Worker) -> None:
-    begun = worker.plan.parent / BEGUN
-    begun.mkdir()
-    for number in range(ATTEMPTS):
-        (begun / f"part-00001.parquet.{number}").touch()
+def test_a_shard_that_kills_every_worker_is_not_retried_for_ever(worker: Worker) -> None:
+    attempts = worker.plan.parent / worker_module.ATTEMPTS_FOLDER
+    attempts.mkdir()
+    for number in range(worker_module.MAX_ATTEMPTS):
+        (attempts / f"part-00001.parquet.{number}").touch()
     sentence = attempt(worker, 1)
     assert sentence.startswith(str(worker.plan.parent / "texts" / "part-00001.parquet"))
-    assert "4 workers died over it, perhaps for want of memory" in sentence
+    assert "4 workers died while they worked on it, perhaps for lack of memory" in sentence
     assert attempt(worker, 0) == ""
 
 
-def test_a_full_disk_is_a_sentence(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    assert "cannot be written (No space left on device); make room" in attempt(worker)
+    assert "cannot be written (No space left on device); free some space" in attempt(worker)
     monkeypatch.undo()
-    assert attempt(worker) == "", "the next attempt is not hindered by the first"
+    assert attempt(worker) == "", "the next attempt succeeds"
 
 
-def test_another_encoder_under_the_same_name_on_a_node_is_refused(worker: Worker) -> None:
+def test_another_encoder_with_the_same_name_on_a_node_is_rejected(worker: Worker) -> None:
     task = EncodeTask(replace(HASHING, identity="hashing-of-old"))
     assert "the encoder is not the one" in attempt(replace(worker, task=task))
 
 
-def test_a_damaged_shard_is_named(worker: Worker) -> None:
+def test_the_error_names_a_damaged_shard(worker: Worker) -> None:
     path = worker.plan.parent / "texts" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-8])
     assert attempt(worker).startswith(f"{path}: the Parquet file cannot be read")
 
 
-# --- scoring files --------------------------------------------------------------------------------------------------
+# --- scoring files ----------------------------------------------------------------------------------------------------
 
 
-def test_rewards_come_in_the_order_of_the_file_with_its_columns(
+def test_results_have_the_order_and_the_columns_of_the_file(
     ensemble: Path, write_jsonl: WriteLines, tmp_path: Path
 ) -> None:
     lines = [{"prompt": f"Tea {n}?", "response": "word " * n, "n": n} for n in range(7)]
@@ -410,22 +474,20 @@ def test_a_parquet_file_keeps_its_types(ensemble: Path, tmp_path: Path) -> None:
     assert scored.schema.field("rewards").type.value_type == pa.float64()
 
 
-def test_a_parquet_file_that_is_cut_short_is_refused(ensemble: Path, tmp_path: Path) -> None:
+def test_a_truncated_parquet_file_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "texts.parquet")
     (tmp_path / "texts.parquet").write_bytes((tmp_path / "texts.parquet").read_bytes()[:-8])
     with pytest.raises(DataError, match=r"texts\.parquet: the Parquet file cannot be read"):
         score(ensemble, tmp_path / "texts.parquet", tmp_path / "scored")
 
 
-def test_a_csv_file_is_scored_too(ensemble: Path, tmp_path: Path) -> None:
+def test_a_csv_file_can_be_scored(ensemble: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("prompt,response\nTea?,Yes.\nTea?,No.\n")
     assert score(ensemble, tmp_path / "texts.csv", tmp_path / "scored").rows == 2
 
 
-def test_shards_larger_than_memory_allows_are_read_in_parts(
-    ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "ROWS_AT_ONCE", 2)
+def test_large_shards_are_read_in_parts(ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "ROWS_IN_MEMORY", 2)
     source = tmp_path / "texts"
     source.mkdir()
     pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": list("abcde")}), source / "a.parquet")
@@ -444,59 +506,59 @@ def test_shards_larger_than_memory_allows_are_read_in_parts(
             [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, "one")],
             "column x holds values of several types",
         ),
-        ([{"prompt": "Tea?", "response": "Yes.", "rewards": 1}], "have a column rewards already; rename it"),
+        ([{"prompt": "Tea?", "response": "Yes.", "rewards": 1}], "already have a column rewards; rename it"),
         ([], "there are no texts"),
     ],
 )
-def test_a_file_that_cannot_be_scored_is_refused(
+def test_a_file_that_cannot_be_scored_raises_an_error(
     ensemble: Path, write_jsonl: WriteLines, tmp_path: Path, lines: Any, sentence: str
 ) -> None:
     with pytest.raises(PluralignError, match=sentence):
         score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored")
 
 
-def test_a_column_that_changes_its_type_between_shards_is_refused(
+def test_a_column_with_different_types_in_different_shards_raises_data_error(
     ensemble: Path, write_jsonl: WriteLines, tmp_path: Path
 ) -> None:
     lines = [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, [1])]
-    with pytest.raises(DataError, match="a column changes its type from shard to shard"):
+    with pytest.raises(DataError, match="a column has different types in different shards"):
         score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=1)
 
 
-def test_results_never_go_where_the_texts_are(ensemble: Path, tmp_path: Path) -> None:
+def test_results_cannot_be_written_into_the_folder_of_the_texts(ensemble: Path, tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "part-00000.parquet")
-    with pytest.raises(UsageError, match="where the texts are: name another folder"):
+    with pytest.raises(UsageError, match="the folder of the texts: name another folder"):
         score(ensemble, tmp_path, tmp_path)
 
 
-def test_another_ensemble_in_its_place_is_refused(ensemble: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not the ensemble that the work was begun with"):
-        ScoreTask(ensemble, "another").prepare()
+def test_a_changed_ensemble_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not the ensemble that the job started with"):
+        worker_module.ScoreTask(ensemble, "another").prepare()
 
 
-# --- the command line -----------------------------------------------------------------------------------------------
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_score_without_a_folder_refuses_what_is_about_folders(ensemble: Path) -> None:
+def test_score_without_a_folder_rejects_engine_options(ensemble: Path) -> None:
     done = run("score", ensemble, "--engine", "ray", stdin="")
     assert (done.returncode, done.stderr) == (
         2,
-        "pluralign: --engine is about work that is kept: name a folder with -o.\n",
+        "pluralign: --engine requires -o.\n",
     )
 
 
-def test_the_command_shows_what_it_wrote(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
+def test_the_command_summarises_its_results(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
     file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
     done = run("score", ensemble, file, "-o", tmp_path / "scored")
     assert done.returncode == 0, done.stderr
-    assert "1 texts, rewards of 2 members, in 1 shards" in done.stdout
+    assert "1 texts, rewards of 2 members, 1 shards" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"engine": "spark"}, "engine cannot be 'spark'; known are: local, ray"),
-        ({"workers": 2}, "workers is about --engine ray"),
+        ({"workers": 2}, "--workers requires --engine ray"),
         ({"engine": "ray", "workers": 0}, "workers must be at least 1, not 0"),
         ({"engine": "ray", "worker_gpus": -1.0}, "worker_gpus must not be below 0"),
         ({"shard_rows": 0}, "shard_rows must be at least 1, not 0"),
@@ -504,6 +566,6 @@ def test_the_command_shows_what_it_wrote(ensemble: Path, write_jsonl: WriteLines
         ({"shards": 3}, "there is no option 'shards'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_raise_usage_error(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         encode(VOTES, tmp_path, **changes)

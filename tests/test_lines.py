@@ -1,4 +1,4 @@
-"""Lines in, lines out: order, count, batches, and bad lines named by row."""
+"""Streaming: order, count, batches, and errors that name the row."""
 
 import gzip
 import io
@@ -11,7 +11,7 @@ import pytest
 from test_ensemble import some_ensemble
 
 from pluralign.core.errors import DataError
-from pluralign.scale import lines as streaming
+from pluralign.scale import lines as lines_module
 from pluralign.scale.lines import compare, score
 from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall.townhall import town_hall
@@ -34,28 +34,28 @@ def pair(a: str, b: str, prompt: Any = "Tea?") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 256])
-def test_each_line_gets_its_rewards_in_order_whatever_the_batch(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "LINES_A_BATCH", batch)
+def test_each_line_gets_its_rewards_in_order_for_any_batch_size(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "LINES_PER_BATCH", batch)
     ensemble = some_ensemble()
     texts = ["Yes.", "I might, perhaps.", "", "Yes.", "No!\n- never"]
-    found = list(score(ensemble, lines(*({"prompt": "Tea?", "response": text} for text in texts)), "texts"))
+    results = list(score(ensemble, lines(*({"prompt": "Tea?", "response": text} for text in texts)), "texts"))
     expected = ensemble.rewards([("Tea?", text) for text in texts])
-    assert [set(line) for line in found] == [{"rewards"}] * 5
-    np.testing.assert_allclose([line["rewards"] for line in found], expected, rtol=1e-9)
-    assert found[0] == found[3]
+    assert [set(line) for line in results] == [{"rewards"}] * 5
+    np.testing.assert_allclose([line["rewards"] for line in results], expected, rtol=1e-9)
+    assert results[0] == results[3]
 
 
 @pytest.mark.parametrize("batch", [2, 256])
-def test_each_pair_gets_what_the_ensemble_says_of_it(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "LINES_A_BATCH", batch)
+def test_each_pair_gets_the_votes_and_shares_of_the_ensemble(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "LINES_PER_BATCH", batch)
     ensemble, votes = some_ensemble(), town_hall(24).preferences
-    found = list(compare(ensemble, lines(*votes.to_records()), "pairs"))
-    np.testing.assert_array_equal([line["votes"] for line in found], ensemble.votes(votes))
-    np.testing.assert_allclose([line["prob_hat"] for line in found], ensemble.prob_hat(votes), atol=1e-12)
-    np.testing.assert_allclose([line["prob_policy"] for line in found], ensemble.prob_hat(votes, "policy"), atol=1e-9)
+    results = list(compare(ensemble, lines(*votes.to_records()), "pairs"))
+    np.testing.assert_array_equal([line["votes"] for line in results], ensemble.votes(votes))
+    np.testing.assert_allclose([line["prob_hat"] for line in results], ensemble.prob_hat(votes), atol=1e-12)
+    np.testing.assert_allclose([line["prob_policy"] for line in results], ensemble.prob_hat(votes, "policy"), atol=1e-9)
 
 
-def test_swapped_responses_get_the_other_share() -> None:
+def test_swapped_responses_get_the_complementary_share() -> None:
     texts = ["Yes.", "I might, perhaps.", "", "No!\n- never", "Rum?"]
     pairs = [(a, b) for a in texts for b in texts]
     there = list(compare(some_ensemble(), lines(*(pair(a, b) for a, b in pairs)), "pairs"))
@@ -68,27 +68,27 @@ def test_swapped_responses_get_the_other_share() -> None:
             assert (one["prob_hat"], one["prob_policy"]) == pytest.approx((0.5, 0.5))
 
 
-def test_nothing_in_is_nothing_out_and_blank_lines_are_passed_over() -> None:
-    for nothing in ([], ["", "  "]):
-        assert list(score(some_ensemble(), lines(*nothing), "texts")) == []
-        assert list(compare(some_ensemble(), lines(*nothing), "pairs")) == []
+def test_an_empty_stream_gives_no_lines_and_blank_lines_are_skipped() -> None:
+    for empty in ([], ["", "  "]):
+        assert list(score(some_ensemble(), lines(*empty), "texts")) == []
+        assert list(compare(some_ensemble(), lines(*empty), "pairs")) == []
     assert len(list(score(some_ensemble(), lines("", {"prompt": "x", "response": "a"}, ""), "texts"))) == 1
 
 
-def test_chats_messages_and_gzip_are_read() -> None:
+def test_chats_messages_and_gzip_are_supported() -> None:
     ensemble = some_ensemble(encoder="hashing")
     message = [{"role": "assistant", "content": "Yes, rum."}]
     stream = lines({"prompt": CHAT, "response": "Yes, rum."}, {"prompt": CHAT, "response": message, "more": 1})
-    found = list(score(ensemble, io.BytesIO(gzip.compress(stream.getvalue())), "texts"))
+    results = list(score(ensemble, io.BytesIO(gzip.compress(stream.getvalue())), "texts"))
     chat = tuple(Message(turn["role"], turn["content"]) for turn in CHAT)
-    np.testing.assert_allclose(found[0]["rewards"], ensemble.rewards([(chat, "Yes, rum.")])[0], rtol=1e-9)
-    assert found[0] == found[1]
+    np.testing.assert_allclose(results[0]["rewards"], ensemble.rewards([(chat, "Yes, rum.")])[0], rtol=1e-9)
+    assert results[0] == results[1]
     (compared,) = compare(ensemble, lines(pair("Yes.", "No.", CHAT)), "pairs")
     assert len(compared["votes"]) == 3
 
 
-def test_answers_come_before_the_stream_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "LINES_A_BATCH", 4)
+def test_results_are_yielded_before_the_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "LINES_PER_BATCH", 4)
     read = 0
 
     class Endless(io.RawIOBase):
@@ -102,17 +102,17 @@ def test_answers_come_before_the_stream_has_ended(monkeypatch: pytest.MonkeyPatc
             buffer[: len(line)] = line
             return len(line)
 
-    found = score(some_ensemble(), io.BufferedReader(Endless()), "texts")
+    results = score(some_ensemble(), io.BufferedReader(Endless()), "texts")
     for _ in range(9):
-        next(found)
+        next(results)
     assert read < 30
 
 
-def answers_before_failing(found: Iterator[dict[str, Any]]) -> tuple[int, str]:
-    answers: list[dict[str, Any]] = []
+def lines_before_failing(results: Iterator[Any]) -> tuple[int, str]:
+    received: list[Any] = []
     with pytest.raises(DataError) as caught:
-        answers.extend(found)
-    return len(answers), str(caught.value)
+        received.extend(results)
+    return len(received), str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -128,34 +128,34 @@ def answers_before_failing(found: Iterator[dict[str, Any]]) -> tuple[int, str]:
     ],
     ids=str,
 )
-def test_a_bad_line_is_named_by_row_after_the_good_ones_before_it(
+def test_a_bad_line_is_reported_by_row_after_the_good_lines_before_it(
     bad: Mapping[str, Any] | str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "LINES_A_BATCH", 2)
+    monkeypatch.setattr(lines_module, "LINES_PER_BATCH", 2)
     good = {"prompt": "x", "response": "a"}
     stream = lines(good, good, good, "", bad, good)
-    count, sentence = answers_before_failing(score(some_ensemble(), stream, "texts.jsonl"))
+    count, sentence = lines_before_failing(score(some_ensemble(), stream, "texts.jsonl"))
     assert count == 2
     assert sentence.startswith("texts.jsonl, row 5: ")
     assert message in sentence
 
 
-def test_a_pair_without_its_second_response_is_named() -> None:
-    _, sentence = answers_before_failing(compare(some_ensemble(), lines({"prompt": "x", "response_a": "a"}), "pairs"))
+def test_a_pair_without_a_second_response_is_reported_by_row() -> None:
+    _, sentence = lines_before_failing(compare(some_ensemble(), lines({"prompt": "x", "response_a": "a"}), "pairs"))
     assert sentence.startswith("pairs, row 1: there is no value for response_b")
 
 
-def test_a_text_that_no_file_could_hold_is_named_by_row() -> None:
+def test_invalid_unicode_is_reported_by_row() -> None:
     broken = '{"prompt": "x", "response": "\\ud800"}'
-    _, sentence = answers_before_failing(score(some_ensemble(encoder="hashing"), lines(broken), "texts"))
+    _, sentence = lines_before_failing(score(some_ensemble(encoder="hashing"), lines(broken), "texts"))
     assert sentence.startswith("texts, row 1: response is not valid UTF-8")
 
 
-def test_the_remedy_names_no_option_that_is_not_there() -> None:
-    _, sentence = answers_before_failing(score(some_ensemble(), lines({"prompt": "x"}), "texts"))
+def test_the_error_does_not_suggest_skip_bad() -> None:
+    _, sentence = lines_before_failing(score(some_ensemble(), lines({"prompt": "x"}), "texts"))
     assert "--skip-bad" not in sentence
 
 
-def test_plain_text_is_not_taken_for_an_empty_table() -> None:
+def test_plain_text_raises_data_error() -> None:
     with pytest.raises(DataError, match="JSON"):
         list(score(some_ensemble(), lines("Is tea better than rum?"), "standard input"))

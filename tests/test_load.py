@@ -1,4 +1,4 @@
-"""Votes from every source and layout, each against counts made by hand or by a plain loop."""
+"""Votes from every source and layout, against known counts or a plain loop."""
 
 import csv
 import gzip
@@ -94,7 +94,7 @@ def test_every_file_format_gives_the_same_votes(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["votes.jsonl", "votes.jsonl.gz", "votes.csv", "votes.parquet"])
-def test_standard_input_takes_every_format_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_accepts_every_format(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pipe(io.RawIOBase):
         """Bytes that can be read once, as from a pipe."""
 
@@ -111,7 +111,7 @@ def test_standard_input_takes_every_format_too(name: str, monkeypatch: pytest.Mo
     assert counts(load_preferences("-")) == EXPECTED
 
 
-def test_records_open_files_and_paths_as_text_work(tmp_path: Path) -> None:
+def test_records_open_files_and_string_paths_work(tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_bytes(FILES["votes.jsonl"])
     assert counts(load_preferences(ROWS)) == EXPECTED
     assert counts(load_preferences(str(tmp_path / "votes.jsonl"))) == EXPECTED
@@ -127,7 +127,7 @@ def test_a_saved_set_is_read_exactly(tmp_path: Path) -> None:
     assert loaded.tie_rule == "half"
 
 
-def test_ties_count_half_when_asked() -> None:
+def test_ties_count_half_with_the_option() -> None:
     preferences = load_preferences(ROWS, ties="half")
     assert preferences.prob_a.tolist() == [3.5 / 6, 0.0]
     assert preferences.n_votes.tolist() == [6, 2]
@@ -139,16 +139,16 @@ def test_shares_with_n_become_counts() -> None:
     assert [row[3:] for row in counts(load_preferences(rows))] == [(2, 1, 0), (4, 0, 0)]
 
 
-def test_long_rows_are_brought_together_by_pair_whatever_their_order() -> None:
-    pair, turned = ("Yes.", "No."), ("No.", "Yes.")
-    votes = [("x", pair, "a"), ("x", turned, "a"), ("x", pair, "B"), ("x", pair, "tie"), ("y", pair, 1), ("y", pair, 0),
-             ("x", pair, "response_a"), ("y", turned, 0.5), ("x", turned, 1.0)]  # fmt: skip
+def test_long_rows_are_merged_by_pair_in_either_order() -> None:
+    pair, swapped = ("Yes.", "No."), ("No.", "Yes.")
+    votes = [("x", pair, "a"), ("x", swapped, "a"), ("x", pair, "B"), ("x", pair, "tie"), ("y", pair, 1),
+             ("y", pair, 0), ("x", pair, "response_a"), ("y", swapped, 0.5), ("x", swapped, 1.0)]  # fmt: skip
     rows = [{"prompt": p, "response_a": a, "response_b": b, "vote": v} for p, (a, b), v in votes]
     assert counts(load_preferences(rows)) == [("x", "Yes.", "No.", 2, 3, 1), ("y", "Yes.", "No.", 1, 1, 1)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.permutations(["A", "B", "C"]), st.sampled_from("ab")), min_size=1))
-def test_long_rows_count_as_a_plain_loop_counts(votes: list[tuple[int, list[str], str]]) -> None:
+def test_long_rows_match_a_plain_loop(votes: list[tuple[int, list[str], str]]) -> None:
     expected: Counter[tuple[str, str, str]] = Counter()
     for prompt, (first, second, _), vote in votes:
         winner, loser = (first, second) if vote == "a" else (second, first)
@@ -161,7 +161,7 @@ def test_long_rows_count_as_a_plain_loop_counts(votes: list[tuple[int, list[str]
     assert len({(p, frozenset((a, b))) for p, a, b, *_ in counts(loaded)}) == len(loaded)
 
 
-def test_an_annotator_may_be_counted_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_votes_of_an_annotator_can_be_dropped(caplog: pytest.LogCaptureFixture) -> None:
     rows = [
         {"prompt": "x", "response_a": a, "response_b": b, "vote": vote, "annotator": who}
         for a, b, vote, who in [
@@ -179,13 +179,13 @@ def test_an_annotator_may_be_counted_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def pairs_by_loop(responses: list[str], scores: list[list[float | None]]) -> list[tuple[str, str, int, int, int]]:
-    """Every pair's (a, b, votes_a, votes_b, ties) from one list of rater scores a response."""
+    """Compute (a, b, votes_a, votes_b, ties) of every pair from one list of scores per response."""
     result = []
     for i, j in itertools.combinations(range(len(responses)), 2):
         tally = [0, 0, 0]
-        for ours, theirs in zip(scores[i], scores[j], strict=True):
-            if ours is not None and theirs is not None:
-                tally[0 if ours > theirs else 1 if ours < theirs else 2] += 1
+        for score_a, score_b in zip(scores[i], scores[j], strict=True):
+            if score_a is not None and score_b is not None:
+                tally[0 if score_a > score_b else 1 if score_a < score_b else 2] += 1
         result.append((responses[i], responses[j], *tally))
     return result  # type: ignore[return-value]
 
@@ -210,7 +210,7 @@ def test_score_columns_compare_every_pair_of_responses() -> None:
 
 
 @pytest.mark.parametrize("as_columns", [False, True])
-def test_one_response_a_row_is_grouped_by_prompt(as_columns: bool) -> None:
+def test_one_response_per_row_is_grouped_by_prompt(as_columns: bool) -> None:
     rows: list[dict[str, Any]] = []
     for text, scores in zip(ANSWERS, SCORES, strict=True):
         named = {f"score_{rater}": score for rater, score in enumerate(scores)} if as_columns else {"scores": scores}
@@ -231,7 +231,7 @@ def test_rankings_compare_every_pair_of_responses(named: bool) -> None:
     assert [row[1:] for row in counts(load_preferences([row]))] == pairs_by_loop(ANSWERS, places)
 
 
-def test_rankings_one_a_row_are_brought_together() -> None:
+def test_rankings_with_one_per_row_are_merged() -> None:
     rows = [{"prompt": "x", "responses": ["A", "B"], "ranking": order} for order in ([0, 1], [1, 0], [0, 1])]
     rows.append({"prompt": "x", "responses": ["B", "A"], "ranking": [0, 1]})
     assert counts(load_preferences(rows)) == [("x", "A", "B", 2, 2, 0)]
@@ -244,20 +244,20 @@ def test_columns_can_be_renamed(tmp_path: Path) -> None:
     assert counts(loaded) == [("x", "A", "B", 1, 2, 0)]
 
 
-def test_lists_work_inside_csv(tmp_path: Path) -> None:
+def test_lists_in_csv_cells_are_read_as_json(tmp_path: Path) -> None:
     row = {"prompt": "x", "responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}
     (tmp_path / "scores.csv").write_bytes(as_csv([row]))
     assert [row[1:] for row in counts(load_preferences(tmp_path / "scores.csv"))] == pairs_by_loop(ANSWERS, SCORES)
 
 
-def test_chosen_and_rejected_rows_are_votes_and_their_order_tells_nothing() -> None:
+def test_chosen_and_rejected_rows_are_votes_in_random_orientation() -> None:
     rows = [{"prompt": f"p{i}", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(400)]
     rows += [{"prompt": "p0", "chosen": "bad 0", "rejected": "good 0"}] * 2
     loaded = load_preferences(rows)
     assert len(loaded) == 400
     first = counts(loaded)[0]
     assert dict(zip(first[1:3], first[3:5], strict=True)) == {"good 0": 1, "bad 0": 2}
-    assert 0.4 < (loaded.votes_a[1:] == 1).mean() < 0.6, "which side was chosen must not show in the position"
+    assert 0.4 < (loaded.votes_a[1:] == 1).mean() < 0.6, "the position must not reveal the chosen side"
 
 
 def test_chosen_and_rejected_as_chats_share_their_prompt() -> None:
@@ -271,7 +271,7 @@ def test_chosen_and_rejected_as_chats_share_their_prompt() -> None:
     assert set(implicit.responses) == {"Yes.", "No."}
 
 
-def test_a_dataset_object_and_a_dict_of_splits_work() -> None:
+def test_datasets_and_dataset_dicts_work() -> None:
     datasets = pytest.importorskip("datasets")
     part = datasets.Dataset.from_list(ROWS)
     assert counts(load_preferences(part)) == EXPECTED
@@ -291,7 +291,7 @@ def test_a_hub_id_is_loaded_through_datasets(tmp_path: Path, monkeypatch: pytest
     assert counts(load_preferences(f"hf:{folder}")) == EXPECTED
 
 
-def test_a_hub_id_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_raises_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
     def refuse(*_: Any) -> None:
@@ -302,7 +302,7 @@ def test_a_hub_id_that_cannot_be_had_says_what_to_do(monkeypatch: pytest.MonkeyP
         load_preferences("hf:owner/name")
 
 
-def test_without_datasets_the_error_is_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_raises_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[hf\]'"):
         load_preferences("hf:owner/name")
@@ -310,11 +310,11 @@ def test_without_datasets_the_error_is_the_install_command(monkeypatch: pytest.M
 
 def test_the_town_hall_is_a_source() -> None:
     assert len(load_preferences("demo:250")) == 250
-    with pytest.raises(UsageError, match="whole number of pairs"):
+    with pytest.raises(UsageError, match="must be a whole number"):
         load_preferences("demo:many")
 
 
-def test_unknown_names_are_answered_with_the_nearest() -> None:
+def test_unknown_names_raise_a_suggestion() -> None:
     with pytest.raises(DataError, match="did you mean 'multipref'"):
         load_preferences("multiperf")
     with pytest.raises(UsageError, match="did you mean 'skip_bad'"):
@@ -323,13 +323,13 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
         load_preferences(ROWS, ties="halve")
 
 
-def test_progress_reports_up_to_the_whole_file(tmp_path: Path) -> None:
+def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "votes.jsonl").write_bytes(as_jsonl([wide(prompt=f"p{i}") for i in range(12_000)]))
-    seen: list[tuple[int, int]] = []
-    load_preferences(tmp_path / "votes.jsonl", progress=lambda done, total: seen.append((done, total)))
+    calls: list[tuple[int, int]] = []
+    load_preferences(tmp_path / "votes.jsonl", progress=lambda done, total: calls.append((done, total)))
     size = (tmp_path / "votes.jsonl").stat().st_size
-    assert seen[-1] == (size, size)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert calls[-1] == (size, size)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
 def test_columns_of_the_data_are_kept_with_their_types() -> None:
@@ -345,10 +345,13 @@ def test_columns_of_the_data_are_kept_with_their_types() -> None:
     assert columns["late"][1] == 7
 
 
-def write(path: Path, data: bytes) -> Path:
-    path.write_bytes(data)
-    return path
+def test_long_csv_cells_are_read_and_the_limit_of_the_csv_module_stays(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    row = wide(response_a="x" * (limit + 1))
+    (tmp_path / "votes.csv").write_bytes(as_csv([row]))
+    assert load_preferences(tmp_path / "votes.csv").responses[0] == row["response_a"]
+    assert csv.field_size_limit() == limit
 
 
-def test_an_empty_response_is_kept_because_people_voted_on_it(write_jsonl: WriteLines) -> None:
+def test_an_empty_response_is_kept(write_jsonl: WriteLines) -> None:
     assert counts(load_preferences(write_jsonl([wide(response_b="")]))) == [("Tea?", "Yes.", "", 3, 2, 0)]

@@ -1,27 +1,18 @@
-"""The page in a real browser: every tab by clicks and keys, and texts that try to break out of it."""
+"""The page in a real browser: navigation, API keys, errors, hostile texts, small screens and colours."""
 
-import contextlib
-import json
 import re
-import threading
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import uvicorn
+from page_browser import TABS, Tab, new_tab, page_data, percent, plain
+from served import running
 
-from pluralign import PreferenceSet, answer, create_app
-from pluralign.analysis.profiles import member_profiles
-from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.server.page_data import explain
 
 RUNS = "window.owned = true"
 HOSTILE = (
@@ -29,21 +20,6 @@ HOSTILE = (
     f"\"' onfocus='{RUNS}' autofocus x=' &lt;b&gt; {{{{7*7}}}} ${{{RUNS}}} \u202eright to left\u202d\u2066\x00😀"
 )
 ENDLESS = "W" * 10_000
-TABS = ("ask", "calibration", "members", "compare")
-
-
-@contextlib.contextmanager
-def running(app: Any) -> Iterator[str]:
-    """Serve an application from a thread; its address."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -53,89 +29,35 @@ def ensemble(town_folder: Path) -> RewardEnsemble:
 
 @pytest.fixture(scope="module")
 def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(create_app(ensemble, evidence=load_held_out(town_folder), name="town")) as at:
-        yield at
+    with running(ensemble, held_out=load_held_out(town_folder)) as client:
+        yield f"{client.address}/"
 
 
 @pytest.fixture(scope="module")
 def shown(address: str) -> dict[str, Any]:
-    """What the server says of the ensemble; ``tests/test_showcase.py`` says that it is right."""
-    with urllib.request.urlopen(f"{address}v1/ensemble") as reply:
-        told: dict[str, Any] = json.load(reply)
-        return told
-
-
-@dataclass
-class Tab:
-    """A tab of the browser that keeps what it complained of."""
-
-    page: Any
-    complaints: list[str] = field(default_factory=list)
-
-    def open(self, address: str, width: int = 1200, rewrite: Callable[[Any], Any] | None = None) -> Any:
-        """Load the page anew; ``rewrite`` changes what the server says of the ensemble."""
-        self.page.goto("about:blank")
-        self.page.unroute_all()
-        self.page.set_viewport_size({"width": width, "height": 900})
-        if rewrite:
-            self.page.route(
-                "**/v1/ensemble",
-                lambda route: route.fulfill(json=rewrite(route.fetch().json())),
-            )
-        self.page.goto(address)
-        self.page.wait_for_selector("#tabs:not([hidden])")
-        self.rest()
-        return self.page
-
-    def refuse(self, dialog: Any) -> None:
-        self.complaints.append(f"dialog {dialog.message}")
-        dialog.dismiss()
-
-    def rest(self) -> None:
-        """Wait until nothing is being asked of the server."""
-        self.page.wait_for_timeout(30)
-        self.page.wait_for_selector("[aria-busy=true]", state="detached")
+    """The data of the page; ``tests/test_page_data.py`` checks it."""
+    return page_data(address)
 
 
 @pytest.fixture(scope="module")
 def one_tab(browser: Any) -> Iterator[Tab]:
-    tab = Tab(browser.new_page())
-    tab.page.set_default_timeout(15_000)
-    tab.page.on("console", lambda message: tab.complaints.append(message.text))
-    tab.page.on("pageerror", lambda error: tab.complaints.append(str(error)))
-    tab.page.on("dialog", tab.refuse)
-    yield tab
-    tab.page.close()
+    with new_tab(browser) as tab:
+        yield tab
 
 
 @pytest.fixture
 def tab(one_tab: Tab) -> Iterator[Tab]:
-    """The tab; at the end of a test nothing may have been complained of and no script of others have run."""
-    one_tab.complaints.clear()
-    yield one_tab
-    assert one_tab.complaints == []
-    assert one_tab.page.evaluate("window.owned") is None
+    with one_tab.checked():
+        yield one_tab
 
 
-def percent(share: float) -> str:
-    return f"{int(100 * share + 0.5)}\u00a0%"
-
-
-def plain(text: str) -> str:
-    return text.replace("\u00a0", " ")
-
-
-# --- finding one's way ----------------------------------------------------------------------------------------------
-
-
-def test_the_page_says_what_it_shows(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: dict[str, Any]) -> None:
     page = tab.open(address)
     assert page.title() == "town · Pluralign"
-    assert "3 reward models stand for people who disagree" in page.inner_text("#lead")
+    assert "3 reward models represent people who disagree" in page.inner_text("#lead")
     parts = page.query_selector_all("#crowd a")
     assert [plain(part.get_attribute("aria-label")) for part in parts] == [
-        f"Member {card['member']}, {plain(percent(card['weight']))} of the weight: {card['name']}"
-        for card in shown["members"]
+        f"Member {card['member']}, weight {plain(percent(card['weight']))}: {card['name']}" for card in shown["members"]
     ]
     widths = np.array([part.bounding_box()["width"] for part in parts])
     assert widths / widths.sum() == pytest.approx(shown["weights"], abs=0.01)
@@ -154,16 +76,16 @@ def test_tabs_move_by_arrow_keys(tab: Tab, address: str) -> None:
         assert page.get_attribute(f"#tab-{expected}", "aria-selected") == "true"
         assert page.evaluate("location.hash") == f"#{expected}"
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "ask", "one tab stop for all tabs, then the panel"
+    assert page.evaluate("document.activeElement.id") == "ask", "all tabs are one tab stop, then comes the panel"
 
 
 @pytest.mark.parametrize(("link", "expected"), [("#members", "members"), ("#compare", "compare"), ("#nowhere", "ask")])
-def test_addresses_lead_to_tabs(tab: Tab, address: str, link: str, expected: str) -> None:
+def test_addresses_open_tabs(tab: Tab, address: str, link: str, expected: str) -> None:
     page = tab.open(address + link)
     assert [name for name in TABS if page.is_visible(f"#{name}")] == [expected]
 
 
-def test_the_way_back_leads_back(tab: Tab, address: str) -> None:
+def test_the_back_button_returns_to_the_last_tab(tab: Tab, address: str) -> None:
     page = tab.open(address)
     page.click("#tab-members")
     page.go_back()
@@ -192,351 +114,17 @@ def test_every_field_and_button_has_a_name(tab: Tab, address: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-# --- ask ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_example_is_answered_at_once(
-    tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]
-) -> None:
-    page = tab.open(address)
-    first = shown["examples"][0]
-    expected = answer(ensemble, first["prompt"], first["responses"])
-    assert expected.consensus
-    assert page.input_value("#prompt") == first["prompt"]
-    assert page.text_content(".consensus .data") == expected.consensus.text
-    assert percent(expected.consensus.least_support) in page.inner_text(".consensus")
-    cards = page.query_selector_all(".slate .answer")
-    assert [card.query_selector(".share").inner_text() for card in cards] == [
-        percent(one.weight) for one in expected.answers
-    ]
-    assert [card.query_selector(".data").text_content() for card in cards] == [one.text for one in expected.answers]
-    for card, one in zip(cards, expected.answers, strict=True):
-        names = [shown["members"][j]["name"] for j in one.members]
-        assert [voice.text_content() for voice in card.query_selector_all(".voices .data")] == names
-
-
-def test_another_example_and_another_rule(
-    tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]
-) -> None:
-    page = tab.open(address)
-    page.click("text=More of these questions")
-    page.click("[data-example='5']")
-    tab.rest()
-    page.select_option("#rule", "borda")
-    tab.rest()
-    example = shown["examples"][5]
-    expected = answer(ensemble, example["prompt"], example["responses"], rule="borda")
-    assert expected.consensus
-    assert page.text_content(".consensus .data") == expected.consensus.text
-    assert page.get_attribute("[data-example='5']", "aria-pressed") == "true"
-    assert page.get_attribute("[data-example='0']", "aria-pressed") == "false"
-
-
-def test_a_question_of_ones_own_needs_answers_where_no_model_writes_them(
-    tab: Tab, address: str, ensemble: RewardEnsemble
-) -> None:
-    page = tab.open(address)
-    page.fill("#prompt", "Shall we dance?")
-    assert "No language model is connected" in page.inner_text("#ask")
-    page.click("#ask form button[type=submit]")
-    assert "Paste the answers" in page.inner_text("#ask [role=alert]")
-    page.fill("#candidates", "Yes,\nlet us dance.\n\nNo.\n\n\nPerhaps: it depends.")
-    page.click("#ask form button[type=submit]")
-    tab.rest()
-    expected = answer(ensemble, "Shall we dance?", ["Yes,\nlet us dance.", "No.", "Perhaps: it depends."])
-    assert expected.consensus
-    assert page.text_content(".consensus .data") == expected.consensus.text
-    assert not page.is_visible("#ask [role=alert]")
-    page.fill("#candidates", "Yes.\nNo.")
-    page.click("#ask form button[type=submit]")
-    tab.rest()
-    assert "Of 2 answers" in page.inner_text("#ask") or "one of 2 answers" in page.inner_text("#ask")
-
-
-def test_what_a_model_wrote_is_used_until_one_asks_again(tab: Tab, address: str) -> None:
-    page = tab.open(address, rewrite=lambda told: told | {"can_generate": True})
-    sent: list[Any] = []
-
-    def write(route: Any) -> None:
-        body = route.request.post_data_json
-        sent.append(body.get("candidates"))
-        texts = ["Yes.", "No, thank you."]
-        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts})
-
-    page.route("**/v1/answer", write)
-    page.fill("#prompt", "Shall we dance?")
-    assert "the language model behind this server writes some" in page.inner_text("#ask")
-    page.click("#ask form button[type=submit]")
-    tab.rest()
-    page.click("input[value=distributional]")
-    tab.rest()
-    page.click("text=Draw again")
-    tab.rest()
-    page.click("#ask form button[type=submit]")
-    tab.rest()
-    assert sent == [None, ["Yes.", "No, thank you."], ["Yes.", "No, thank you."], None]
-
-
-def test_draws_are_tallied(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
-    page = tab.open(address)
-    page.click("input[value=distributional]")
-    tab.rest()
-    page.click("text=Draw ten")
-    page.wait_for_selector("text=11 draws so far")
-    tab.rest()
-    example = shown["examples"][0]
-    drawn = [
-        answer(ensemble, example["prompt"], example["responses"], "distributional", seed=seed).answers[0]
-        for seed in range(11)
-    ]
-    counts = [int(row.inner_text().split()[0]) for row in page.query_selector_all(".tally .percent")]
-    assert counts == np.bincount([one.member for one in drawn], minlength=3).tolist()
-    assert page.text_content(".results .answer .text .data") == drawn[-1].text
-    assert f"Member {drawn[-1].member} was drawn" in page.inner_text("#ask")
-
-
-def test_clicks_on_pairs_steer(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:
-    page = tab.open(address)
-    page.click("input[value=steerable]")
-    tab.rest()
-    assert [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")] == [
-        percent(weight) for weight in shown["weights"]
-    ]
-    chosen = []
-    for pair, letter in zip(shown["steering_pairs"], "aab", strict=False):
-        assert page.text_content("[data-choice=a] .data") == pair["response_a"]
-        page.focus(f"[data-choice={letter}]")
-        page.keyboard.press("Enter")
-        tab.rest()
-        chosen.append(letter == "a")
-        pairs = shown["steering_pairs"][: len(chosen)]
-        votes = PreferenceSet.from_columns(
-            [one["prompt"] for one in pairs],
-            [one["response_a"] for one in pairs],
-            [one["response_b"] for one in pairs],
-            [int(a) for a in chosen],
-            [int(not a) for a in chosen],
-        )
-        expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
-        told = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
-        assert told == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
-        assert f"Member {expected.member} answers" in page.inner_text("#ask")
-        assert page.evaluate("document.activeElement.dataset.choice") == "a", "the next pair can be chosen by keys"
-    for _ in range(50):  # until the bars have moved to the posterior
-        bars = [bar.bounding_box()["width"] for bar in page.query_selector_all("#ask .posterior .meter > i")]
-        shares = np.array(bars) / page.query_selector("#ask .posterior .meter").bounding_box()["width"]
-        if shares == pytest.approx(expected.posterior, abs=0.02):
-            break
-        page.wait_for_timeout(100)
-    assert shares == pytest.approx(expected.posterior, abs=0.02)
-    page.click("text=Start over")
-    assert "before your first choice" in page.inner_text("#ask")
-
-
-def test_a_pair_can_be_left_out_and_there_is_an_end(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address)
-    page.click("input[value=steerable]")
-    for _ in shown["steering_pairs"]:
-        page.click("text=Neither, next pair")
-    assert "That was all of them" in page.inner_text("#ask")
-
-
-def test_more_like_this_steers_by_the_slate(
-    tab: Tab, address: str, ensemble: RewardEnsemble, shown: dict[str, Any]
-) -> None:
-    page = tab.open(address)
-    example = shown["examples"][0]
-    slate = answer(ensemble, example["prompt"], example["responses"]).answers
-    page.click(".slate .answer >> nth=1 >> text=More like this")
-    tab.rest()
-    liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
-    n = len(others)
-    votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
-    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
-    assert page.is_checked("input[value=steerable]")
-    assert f"Member {expected.member} answers" in page.inner_text("#ask")
-
-
-def test_a_member_or_words_steer(tab: Tab, address: str) -> None:
-    page = tab.open(address)
-    page.click("input[value=steerable]")
-    page.click("text=Other ways to say it")
-    page.select_option("#member", "2")
-    tab.rest()
-    assert "Member 2 answers" in page.inner_text("#ask")
-    page.click("text=Other ways to say it")
-    page.fill("#like", "zzz")
-    page.keyboard.press("Enter")
-    tab.rest()
-    assert "nothing in 'zzz' names a trait" in page.inner_text("#ask [role=alert]")
-    tab.complaints.clear()  # the browser notes every status of 400
-
-
-# --- calibration ----------------------------------------------------------------------------------------------------
-
-
-def test_points_show_the_pairs_behind_them(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration")
-    curve = shown["reliability"]
-    page.wait_for_selector("svg .point")
-    points = page.query_selector_all("svg .point")
-    assert len(points) == len(curve)
-    where = [
-        (float(dot.get_attribute("cx")), float(dot.get_attribute("cy")))
-        for dot in page.query_selector_all(".point .dot")
-    ]
-    x, y = np.array(where).T
-    for drawn, key in ((x, "predicted"), (-y, "observed")):
-        values = [point[key] for point in curve]
-        slope, offset = np.polyfit(values, drawn, 1)
-        assert drawn == pytest.approx(np.array(values) * slope + offset, abs=0.1)
-    worst = max(range(len(curve)), key=lambda i: abs(curve[i]["predicted"] - curve[i]["observed"]))
-    assert page.inner_text(".behind .pair b >> nth=0") == curve[worst]["pairs"][0]["prompt"]
-    points[0].hover()
-    assert page.inner_text(".behind .pair b >> nth=0") == curve[0]["pairs"][0]["prompt"]
-    shares = page.inner_text(".behind .pair h4 >> nth=0")
-    pair = curve[0]["pairs"][0]
-    assert f"chosen by {pair['votes_a']} of {pair['votes_a'] + pair['votes_b']}" in shares
-    points[0].focus()
-    page.keyboard.press("ArrowRight")
-    assert page.inner_text(".behind .pair b >> nth=0") == curve[1]["pairs"][0]["prompt"]
-    points[2].click()
-    points[0].hover()
-    assert page.inner_text(".behind .pair b >> nth=0") == curve[2]["pairs"][0]["prompt"], "a click holds it"
-
-
-def test_a_point_has_an_address(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration/1")
-    assert page.inner_text(".behind .pair b >> nth=0") == shown["reliability"][1]["pairs"][0]["prompt"]
-
-
-def test_figures_are_there_as_tables(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration")
-    for summary in page.query_selector_all("figure summary"):
-        summary.click()
-    curve, sizes = page.query_selector_all("figure table")
-    rows = [row.inner_text().split("\t")[0::3] for row in curve.query_selector_all("tbody tr")]
-    assert rows == [[f"{point['predicted']:.3f}", f"{point['count']}"] for point in shown["reliability"]]
-    text = sizes.inner_text()
-    history = shown["history"]
-    for value in [*(one["brier"] for one in history["points"]), history["floor"], history["soft_bt"], history["noise"]]:
-        assert f"{value:.4f}" in text
-
-
-def test_the_comparison_and_the_worst_group_are_told(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration")
-    rows = page.query_selector_all("[aria-label='Comparison of predictions'] tbody tr")
-    words = {"ahead of": "ensemble better", "behind": "ensemble worse", "level with": "no clear difference"}
-    assert len(rows) == len(shown["comparison"])
-    for row, expected in zip(rows, shown["comparison"], strict=True):
-        assert expected["name"] in row.inner_text()
-        assert f"{expected['brier']:.4f}" in row.inner_text()
-        if expected["standing"]:
-            assert words[expected["standing"]] in row.inner_text()
-    for verdict in shown["verdicts"]:
-        assert verdict["text"] in page.inner_text("#calibration")
-    worst = page.query_selector_all("tr.worst")
-    assert [row.inner_text().split("\t")[0] for row in worst] == (
-        [shown["worst_group"]["name"]] if shown["worst_group"] else []
-    )
-
-
-# --- members --------------------------------------------------------------------------------------------------------
-
-
-def test_cards_and_their_examples(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#members")
-    cards = page.query_selector_all(".member")
-    for card, expected in zip(cards, shown["members"], strict=True):
-        assert expected["name"] in card.inner_text()
-        assert percent(expected["weight"]) in card.inner_text()
-        for lean in expected["leans"]:
-            assert lean["claim"][1:] in card.inner_text()
-    with_examples = next(card for card in shown["members"] if card["distinguishing"])
-    card = cards[with_examples["member"]]
-    card.query_selector("text=Where it stands nearly alone").click()
-    assert with_examples["distinguishing"][0]["preferred"] in card.text_content()
-    distances = [row.inner_text() for row in page.query_selector_all(".distances .percent")]
-    assert distances == [percent(value) for value in shown["disagreement"]]
-
-
-def test_a_sample_is_called_one(tab: Tab, address: str) -> None:
-    said = "What is said of traits, words and ranks is from 250 of the 9,375 prompts, drawn by lot."
-    page = tab.open(address + "#members", rewrite=lambda told: told | {"read": {"prompts": 250, "of": 9375}})
-    assert said in plain(page.inner_text("#members"))
-    assert "drawn by lot" not in tab.open(address + "#members").inner_text("#members")
-
-
-def test_the_heat_map_is_read_by_keys(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#members")
-    cells = page.query_selector_all(".heat tbody td")
-    said = [float(cell.get_attribute("aria-label").split("τ ")[1].replace("−", "-")) for cell in cells]
-    assert said == pytest.approx(np.array(shown["tau"]["tau"]).ravel(), abs=0.006)
-    cells[0].focus()
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    tau = shown["tau"]["tau"][1][2]
-    sentence = page.inner_text(".pairing")
-    assert shown["members"][1]["name"] in sentence
-    assert shown["members"][2]["name"] in sentence
-    assert f"order {percent((1 - tau) / 2)} of all pairs of answers differently" in sentence
-
-
-# --- compare --------------------------------------------------------------------------------------------------------
-
-
-def test_two_responses_are_compared_with_reasons(
-    tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble, town_folder: Path
-) -> None:
-    page = tab.open(address + "#compare")
-    pair = shown["steering_pairs"][0]
-    texts = pair["prompt"], pair["response_a"], pair["response_b"]
-    rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
-    cards = member_profiles(ensemble.weights, load_held_out(town_folder))
-    expected = explain(ensemble, cards, *texts, rewards[0], rewards[1])
-    share = sum(one["weight"] * one["vote"] for one in expected)
-    assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")
-    assert f"In the data {pair['votes_a']} of" in page.inner_text("#compare")
-    camps = page.query_selector_all(".camp")
-    for one in expected:
-        camp = camps[0 if one["vote"] > 0.5 else 1].text_content()
-        assert one["name"] in camp
-        for sentence in (*one["why"], *one["against"]):
-            assert sentence in camp
-    page.fill("#response-b", "Something else.")
-    page.focus("#compare button[type=submit]")
-    page.keyboard.press("Enter")
-    tab.rest()
-    assert "In the data" not in page.inner_text("#compare"), "nobody voted on this pair"
-    page.click("text=Another example")
-    tab.rest()
-    assert page.input_value("#response-a") == shown["steering_pairs"][1]["response_a"]
-    assert "In the data" in page.inner_text("#compare")
-
-
-def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:
-    page = tab.open(address + "#compare")
-    page.fill("#response-a", " ")
-    page.click("#compare button[type=submit]")
-    assert "Paste two responses first" in page.inner_text("#compare [role=alert]")
-
-
-# --- what can go wrong ----------------------------------------------------------------------------------------------
-
-
-def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, ensemble: RewardEnsemble) -> None:
-    with running(create_app(ensemble, name="town", api_key="open-sesame")) as address:
+def test_the_api_key_is_requested_and_kept_in_the_tab(browser: Any, ensemble: RewardEnsemble) -> None:
+    with running(ensemble, api_key="open-sesame") as client:
         page = browser.new_page()
-        page.goto(address)
+        page.goto(client.address)
         page.wait_for_selector("#key:not([hidden])")
         assert page.evaluate("document.activeElement.id") == "key-field"
         page.keyboard.type("wrong")
         page.keyboard.press("Enter")
-        page.wait_for_selector("text=That key was not accepted")
+        page.wait_for_selector("text=This key was rejected")
         page.fill("#key-field", "open-sesame")
-        page.click("text=Use it")
+        page.click("text=Continue")
         page.wait_for_selector("#tabs:not([hidden])")
         assert not page.is_visible("#key")
         page.reload()
@@ -545,18 +133,18 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Any, ensemble: RewardEn
         page.close()
 
 
-def test_without_held_out_votes_the_page_says_so(tab: Tab, ensemble: RewardEnsemble) -> None:
-    with running(create_app(ensemble, name="town")) as address:
-        page = tab.open(address)
+def test_the_page_reports_missing_held_out_votes(tab: Tab, ensemble: RewardEnsemble) -> None:
+    with running(ensemble) as client:
+        page = tab.open(client.address)
         page.fill("#prompt", "Tea?")
         page.fill("#candidates", "Yes.\nNo.")
         page.click("#ask form button[type=submit]")
         tab.rest()
         assert "Member" in page.inner_text(".slate")
         page.click("input[value=steerable]")
-        assert "No held-out pairs are kept" in page.inner_text("#ask")
+        assert "This ensemble has no held-out pairs" in page.inner_text("#ask")
         page.click("#tab-calibration")
-        assert "their texts are not kept" in page.inner_text("#calibration")
+        assert "their texts are not stored" in page.inner_text("#calibration")
         page.click("#tab-members")
         assert "no held-out prompt has enough answers to rank" in page.inner_text("#members")
         page.click("#tab-compare")
@@ -574,22 +162,22 @@ def test_an_ensemble_without_figures_is_shown(tab: Tab, address: str) -> None:
         "data": {},
     }
     page = tab.open(
-        address + "#calibration", rewrite=lambda told: told | nothing | {"votes": None, "worst_group": None}
+        address + "#calibration", rewrite=lambda data: data | nothing | {"votes": None, "worst_group": None}
     )
     assert "fitted without held-out votes" in page.inner_text("#calibration")
 
 
-def test_a_server_that_is_gone_is_told(tab: Tab, address: str) -> None:
+def test_a_stopped_server_is_reported(tab: Tab, address: str) -> None:
     page = tab.open(address)
     page.route("**/v1/answer", lambda route: route.abort())
     page.click("#ask form button[type=submit]")
     tab.rest()
-    assert page.inner_text("#ask [role=alert]") == "The server does not answer. Is it still running?"
-    tab.complaints.clear()  # the browser notes the failed request
+    assert page.inner_text("#ask [role=alert]") == "No response from the server. Is it still running?"
+    tab.messages.clear()  # the browser logs the failed request
 
 
 def hostile(value: Any, key: str = "") -> Any:
-    """What the server says of an ensemble, with hostile words in every text and endless ones in every name."""
+    """Data of the page with hostile content in every text, and very long words in every name."""
     if isinstance(value, dict):
         return {name if key != "groups" else name + HOSTILE: hostile(item, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -600,7 +188,7 @@ def hostile(value: Any, key: str = "") -> Any:
 
 
 @pytest.mark.parametrize("width", [1200, 390])
-def test_hostile_texts_stay_texts(tab: Tab, address: str, width: int) -> None:
+def test_hostile_texts_stay_text(tab: Tab, address: str, width: int) -> None:
     page = tab.open(address, width, rewrite=hostile)
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
@@ -614,7 +202,7 @@ def test_hostile_texts_stay_texts(tab: Tab, address: str, width: int) -> None:
         counted = page.evaluate(f"{lists}.map((all) => all.length)")
         assert counted == [1, 0, 0], where
         assert page.evaluate("window.owned") is None, where
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{where} sticks out sideways"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{where} overflows horizontally"
 
     assert f"<script>{RUNS}</script>" in page.inner_text("h1")
     page.fill("#prompt", f"{HOSTILE} {ENDLESS}")
@@ -634,17 +222,17 @@ def test_hostile_texts_stay_texts(tab: Tab, address: str, width: int) -> None:
     assert all(url.startswith(address) for url in requests)
 
 
-def test_hostile_errors_stay_texts(tab: Tab, address: str) -> None:
+def test_hostile_errors_stay_text(tab: Tab, address: str) -> None:
     page = tab.open(address)
     page.route("**/v1/answer", lambda route: route.fulfill(status=400, json={"error": {"message": HOSTILE}}))
     page.click("#ask form button[type=submit]")
     tab.rest()
     assert f"<script>{RUNS}</script>" in page.inner_text("#ask [role=alert]")
-    tab.complaints.clear()  # the browser notes every status of 400
+    tab.messages.clear()  # the browser logs every status of 400
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (320, "dark")])
-def test_a_phone_shows_every_tab_without_scrolling_sideways(tab: Tab, address: str, width: int, scheme: str) -> None:
+def test_phones_need_no_horizontal_scrolling(tab: Tab, address: str, width: int, scheme: str) -> None:
     tab.page.emulate_media(color_scheme=scheme)
     page = tab.open(address, width=width)
     for name in TABS:
@@ -656,19 +244,16 @@ def test_a_phone_shows_every_tab_without_scrolling_sideways(tab: Tab, address: s
     tab.page.emulate_media(color_scheme="light")
 
 
-def test_the_page_holds_nothing_that_reads_markup_or_comes_from_elsewhere() -> None:
+def test_the_page_parses_no_markup_and_loads_nothing_external() -> None:
     folder = files("pluralign").joinpath("server/static")
     sources = {one.name: one.read_text() for one in folder.iterdir() if one.name.endswith((".js", ".css", ".html"))}
     assert {"index.html", "app.js", "style.css"} <= set(sources)
     for name, text in sources.items():
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text), name
-        kept = text.replace("http://www.w3.org/2000/svg", "")  # the name of a language, not an address
+        kept = text.replace("http://www.w3.org/2000/svg", "")  # a namespace, not an address
         assert not re.search(r"https?://|@import|url\(", kept), name
     html = sources["index.html"]
     assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", html)
-
-
-# --- colours --------------------------------------------------------------------------------------------------------
 
 
 def luminance(colour: str) -> float:
@@ -685,13 +270,13 @@ def contrast(one: str, other: str) -> float:
 
 
 def mixed(one: str, other: str, share: float) -> str:
-    """CSS's color-mix in srgb."""
+    """The color-mix of CSS in srgb."""
     pairs = [(int(one[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
 
 
 def schemes() -> dict[str, dict[str, str]]:
-    """The colours of each scheme by name; those of members as ``m3`` and ``on3``."""
+    """The colours of each scheme by name; the members' are ``m3`` and ``on3``."""
     style = files("pluralign").joinpath("server/static/style.css").read_text()
     light: dict[str, str] = {}
     dark: dict[str, str] = {}
@@ -707,7 +292,7 @@ def schemes() -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_against_what_is_behind_it(scheme: str) -> None:
+def test_text_has_enough_contrast(scheme: str) -> None:
     colours = schemes()[scheme]
     for text in ("ink", "muted", "ensemble", "rival", "warn", "good", "floor"):
         for behind in ("page", "card"):

@@ -1,14 +1,16 @@
-"""The matrix of differences made in blocks is the matrix held whole, in every product and in every fit."""
+"""Pairs: products and fits in blocks equal those in memory; rows, and validation folds."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import random_pairs
 
 from pluralign.core import distributed
-from pluralign.ensemble.members import FeatureMap, fit_feature_map
+from pluralign.core.errors import DataError
 from pluralign.training import pairs as module
 from pluralign.training.baselines import fit_baselines
 from pluralign.training.bradley_terry import fit_bradley_terry, principal_directions
@@ -24,12 +26,12 @@ from pluralign.training.pairs import (
     validation_folds,
 )
 from pluralign.training.policy_level import fit_policy_level
-from pluralign.training.stagewise import stages
+from pluralign.training.stagewise import hard_votes, stages
 from pluralign.training.teacher import fit_teacher
 
 
-def some_pairs(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:
-    """Votes of two kinds of people on texts that several pairs share."""
+def pairs_of_two_groups(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:
+    """Votes of two groups of people on texts that several pairs share."""
     rng = np.random.default_rng(seed)
     inputs = rng.standard_normal((n // 2, d)).astype(np.float32)
     a, b = rng.integers(len(inputs), size=(2, n)).astype(np.int32)
@@ -40,13 +42,13 @@ def some_pairs(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:
 
 @pytest.fixture
 def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold no matrix whole, and make each in many blocks."""
+    """Compute every matrix in many blocks."""
     monkeypatch.setattr(module, "DENSE_ELEMENTS", 0)
     monkeypatch.setattr(distributed, "BLOCK_ROWS", 64)
 
 
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(0, 2**32 - 1), st.booleans())
-def test_every_product_is_that_of_the_whole_matrix(n: int, d: int, seed: int, scaled: bool) -> None:
+def test_products_in_blocks_equal_those_of_the_whole_matrix(n: int, d: int, seed: int, scaled: bool) -> None:
     rng = np.random.default_rng(seed)
     inputs = rng.standard_normal((20, d))
     a, b = rng.integers(20, size=(2, n)).astype(np.int32)
@@ -68,21 +70,21 @@ def test_every_product_is_that_of_the_whole_matrix(n: int, d: int, seed: int, sc
     assert lazy.shape == whole.shape
 
 
-def test_a_small_matrix_is_held_whole_and_a_large_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = some_pairs(40)
+def test_only_small_matrices_are_held_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = pairs_of_two_groups(40)
     assert isinstance(pairs.difference, np.ndarray)
     monkeypatch.setattr(module, "DENSE_ELEMENTS", 40 * 6 - 1)
     assert isinstance(differences(pairs.inputs, pairs.a, pairs.b), Differences)
 
 
 def fits(pairs: Pairs) -> dict[str, np.ndarray]:
-    """Return what every learner makes of the pairs."""
+    """Return the result of every fit."""
     folds = validation_folds(pairs.prompt, 0)
     teacher = fit_teacher(pairs, folds)
     joint = fit_joint(pairs, teacher, 3, bound=0.5, restarts=1)
     policy = fit_policy_level(pairs, 2, folds, l2=teacher.l2)
     *_, last = stages(pairs.difference, pairs.prob_a, 3, l2=0.01)
-    found = {
+    results = {
         "newton": fit_bradley_terry(pairs.difference, pairs.prob_a, 0.01),
         "teacher": teacher.theta,
         "joint": joint.theta @ joint.weights,
@@ -91,43 +93,88 @@ def fits(pairs: Pairs) -> dict[str, np.ndarray]:
         "stagewise": last.theta @ last.weights,
     }
     for name, baseline in fit_baselines(pairs, folds, 2).items():
-        found[name] = baseline.prob_hat(Differences(pairs.inputs, pairs.a, pairs.b))
-    return found
+        results[name] = baseline.prob_hat(Differences(pairs.inputs, pairs.a, pairs.b))
+    return results
 
 
-def test_every_fit_in_blocks_is_the_fit_in_memory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    pairs = some_pairs()
+def test_fits_in_blocks_equal_fits_in_memory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    pairs = pairs_of_two_groups()
     expected = fits(pairs)
     mapped = np.memmap(tmp_path / "inputs", dtype=np.float32, mode="w+", shape=pairs.inputs.shape)
     mapped[:] = pairs.inputs
     request.getfixturevalue("in_blocks")
     on_disk = Pairs(mapped, pairs.a, pairs.b, pairs.prob_a, pairs.prompt)
     assert isinstance(on_disk.difference, Differences)
-    for name, found in fits(on_disk).items():
-        np.testing.assert_allclose(found, expected[name], rtol=2e-3, atol=2e-3, err_msg=name)
+    for name, result in fits(on_disk).items():
+        np.testing.assert_allclose(result, expected[name], rtol=2e-3, atol=2e-3, err_msg=name)
 
 
 @pytest.mark.usefixtures("in_blocks")
-def test_principal_directions_in_blocks_are_those_of_the_covariance() -> None:
-    pairs = some_pairs()
+def test_principal_directions_in_blocks_equal_those_of_the_covariance() -> None:
+    pairs = pairs_of_two_groups()
     whole = as_array(pairs.difference).astype(np.float64)
     _, vectors = np.linalg.eigh(whole.T @ whole)
-    found = principal_directions(pairs.difference, 2)
-    np.testing.assert_allclose(np.abs(found.T @ vectors[:, ::-1][:, :2]), np.eye(2), atol=1e-3)
+    directions = principal_directions(pairs.difference, 2)
+    np.testing.assert_allclose(np.abs(directions.T @ vectors[:, ::-1][:, :2]), np.eye(2), atol=1e-3)
 
 
-def test_features_scaled_in_blocks_are_those_scaled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    features = rng.standard_normal((500, 4)).astype(np.float32) * [1, 2, 3, 0] + 5
-    used = rng.random(500) < 0.7
-    monkeypatch.setattr(distributed, "BLOCK_ROWS", 13)
-    scaling = fit_feature_map(features, 1, used)
-    np.testing.assert_allclose(scaling.mean, features[used].mean(axis=0), rtol=1e-6)
-    np.testing.assert_allclose(scaling.spread[:3], features[used].std(axis=0)[:3], rtol=1e-5)
-    layer = rng.standard_normal((4, 3)).astype(np.float32)
-    network = FeatureMap(scaling.mean, scaling.spread, scaling.gain, layer, np.ones(3, dtype=np.float32))
-    in_blocks = network(features)
-    monkeypatch.setattr(distributed, "BLOCK_ROWS", 1000)
-    np.testing.assert_allclose(in_blocks, network(features), rtol=1e-5, atol=1e-6)
-    assert in_blocks.shape == (500, 7)
-    assert in_blocks.dtype == np.float32
+# --- pairs and folds --------------------------------------------------------------------------------------------------
+
+
+def test_indexing_selects_rows_and_shares_the_inputs() -> None:
+    pairs = random_pairs(0)
+    rows = np.array([7, 3, 3])
+    part = pairs[rows]
+    assert len(part) == 3
+    assert part.inputs is pairs.inputs
+    np.testing.assert_array_equal(as_array(part.difference), as_array(pairs.difference)[rows])
+    np.testing.assert_array_equal(part.prob_a, pairs.prob_a[rows])
+    np.testing.assert_array_equal(part.prompt, pairs.prompt[rows])
+    assert len(pairs[pairs.prob_a > 0.5]) == (pairs.prob_a > 0.5).sum()
+    np.testing.assert_array_equal(as_array(pairs.difference)[0], pairs.inputs[pairs.a[0]] - pairs.inputs[pairs.b[0]])
+
+
+@given(st.integers(0, 1000))
+def test_adding_a_constant_to_all_inputs_changes_no_difference(seed: int) -> None:
+    pairs = random_pairs(seed)
+    shifted = replace(pairs, inputs=pairs.inputs + np.linspace(-3, 3, 4))
+    np.testing.assert_allclose(as_array(shifted.difference), as_array(pairs.difference), atol=1e-12)
+    theta = np.random.default_rng(seed).standard_normal((4, 3))
+    np.testing.assert_array_equal(hard_votes(shifted.difference, theta), hard_votes(pairs.difference, theta))
+
+
+@given(st.integers(2, 300), st.integers(0, 1000))
+def test_folds_hold_a_fifth_of_the_prompts_each_and_are_disjoint(n_prompts: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    prompt = np.concatenate([np.arange(n_prompts), rng.integers(0, n_prompts, 2 * n_prompts)]).astype(np.int32) * 3
+    folds = validation_folds(prompt, seed)
+    held_out = [set(prompt[fold].tolist()) for fold in folds]
+    assert len(folds) == min(3 if n_prompts >= 200 else 5, n_prompts)
+    assert all(n_prompts // 5 <= len(names) <= -(-n_prompts // 5) for names in held_out)
+    assert sum(map(len, held_out)) == len(set().union(*held_out)), "no prompt is in two folds"
+    for fold in folds:
+        assert not set(prompt[fold].tolist()) & set(prompt[~fold].tolist()), "all pairs of a prompt are on one side"
+
+
+def test_five_folds_hold_every_prompt() -> None:
+    prompt = np.repeat(np.arange(40, dtype=np.int32), 2)
+    assert np.sum(validation_folds(prompt, 0), axis=0).tolist() == [1] * 80
+
+
+def test_folds_depend_only_on_the_seed() -> None:
+    prompt = np.arange(100, dtype=np.int32)
+    one, again, other = (np.array(validation_folds(prompt, seed)) for seed in (0, 0, 1))
+    assert (one == again).all()
+    assert (one != other).any()
+
+
+@pytest.mark.parametrize("n_prompts", [2, 3, 7])
+def test_folds_are_not_empty_and_leave_training_pairs(n_prompts: int) -> None:
+    for fold in validation_folds(np.repeat(np.arange(n_prompts, dtype=np.int32), 3), 0):
+        assert fold.any()
+        assert (~fold).any()
+
+
+def test_single_prompt_raises_a_data_error() -> None:
+    with pytest.raises(DataError, match="training needs at least 2 prompts, but there are 1; give votes on more"):
+        validation_folds(np.zeros(5, dtype=np.int32), 0)

@@ -1,4 +1,4 @@
-"""The published sets, from small folders in their real layouts, against votes counted by hand or by a plain loop."""
+"""The published sets, in small folders with their real layouts, against known counts or a plain loop."""
 
 import gzip
 import itertools
@@ -128,7 +128,7 @@ def test_multipref_has_no_official_split_and_keeps_its_groups(multipref: Path) -
     }
 
 
-def test_both_readings_of_the_papers_p_can_be_had_from_multipref(multipref: Path) -> None:
+def test_multipref_gives_both_interpretations_of_the_papers_p(multipref: Path) -> None:
     votes = load("multipref", multipref)
     rows = [row for row in MULTIPREF_ROWS if row["comparison_id"] not in ("cmp-3", "cmp-6")]
     without_ties, of_everyone = [], []
@@ -142,31 +142,31 @@ def test_both_readings_of_the_papers_p_can_be_had_from_multipref(multipref: Path
     assert (np.maximum(votes.votes_a, votes.votes_b) / everyone).tolist() == of_everyone == [0.5, 0.25, 1.0, 1.0]
 
 
-def test_ties_half_keeps_a_pair_that_everyone_called_a_tie(multipref: Path) -> None:
+def test_ties_half_keeps_a_pair_with_only_ties(multipref: Path) -> None:
     votes = load("multipref", multipref, ties="half")
     assert len(votes) == 5
     assert votes.prob_a.tolist() == [2.5 / 4, 1.5 / 4, 0.5, 0.0, 1.0]
     assert votes.dropped == {"pairs without a vote": 1}
 
 
-def test_min_votes_overrides_the_papers_least(multipref: Path) -> None:
+def test_min_votes_overrides_the_minimum_of_the_paper(multipref: Path) -> None:
     votes = load("multipref", multipref, min_votes=3)
     assert votes.n_votes.tolist() == [3, 4]
     assert votes.dropped["pairs with fewer than 3 votes"] == 4
 
 
-def test_multipref_is_read_from_the_original_upload_too(multipref: Path, tmp_path: Path) -> None:
+def test_multipref_is_also_read_from_the_original_upload(multipref: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_lines(other / "MultiPref-Train.jsonl", MULTIPREF_ROWS)
     assert load("multipref", other) == load("multipref", multipref)
 
 
-def test_the_parquet_files_win_over_the_original_upload(multipref: Path) -> None:
+def test_parquet_files_take_precedence_over_the_original_upload(multipref: Path) -> None:
     write_lines(multipref / "MultiPref-Train.jsonl", [multipref_row(9, [A1], [A1])])
     assert len(load("multipref", multipref)) == 4
 
 
-def test_first_votes_only_counts_an_evaluator_once_a_pair(tmp_path: Path) -> None:
+def test_repeats_first_counts_an_evaluator_once_per_pair(tmp_path: Path) -> None:
     row = multipref_row(1, [A1, B1], [B1, B2])
     row["expert_worker_annotations"][1]["evaluator"] = "normal_0"
     write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [row])
@@ -175,7 +175,7 @@ def test_first_votes_only_counts_an_evaluator_once_a_pair(tmp_path: Path) -> Non
     assert (votes.votes_a.tolist(), votes.votes_b.tolist()) == ([1], [2])
 
 
-def test_a_preference_outside_the_five_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
+def test_an_unknown_preference_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "data" / "train-00000-of-00001.parquet"
     write_parquet(path, [*MULTIPREF_ROWS[:2], multipref_row(3, ["A-is-best", A1], [A1, A1])])
     with pytest.raises(DataError, match=r"row 3: overall_pref is 'A-is-best'") as caught:
@@ -186,7 +186,7 @@ def test_a_preference_outside_the_five_is_a_bad_row_with_its_number(tmp_path: Pa
     assert votes.dropped["unknown vote"] == 1
 
 
-def test_equal_responses_are_left_out_and_counted_without_stopping(tmp_path: Path) -> None:
+def test_identical_responses_are_dropped_and_counted(tmp_path: Path) -> None:
     rows = [MULTIPREF_ROWS[0], multipref_row(2, [A1, A1], [A1, A1], completion_b="First 2.")]
     write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", rows)
     votes = load("multipref", tmp_path)
@@ -194,7 +194,7 @@ def test_equal_responses_are_left_out_and_counted_without_stopping(tmp_path: Pat
     assert votes.dropped["identical responses"] == 1
 
 
-def test_the_binarized_config_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
+def test_the_binarized_config_is_refused_with_the_missing_column(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data" / "train-0.parquet", [{"prompt": "P", "chosen": "C", "rejected": "R"}])
     with pytest.raises(DataError, match="row 1: there is no text in text"):
         load("multipref", tmp_path)
@@ -204,7 +204,7 @@ def test_the_binarized_config_is_refused_by_what_it_lacks(tmp_path: Path) -> Non
 
 
 def personalllm_rows(n: int, seed: int, first: int = 0) -> list[Row]:
-    """Rows with all 99 columns; scores are small whole numbers, so that ties happen."""
+    """Return rows with all 99 columns. Scores are small whole numbers, so that there are ties."""
     rng = random.Random(seed)
     rows = []
     for number in range(first, first + n):
@@ -242,7 +242,7 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     assert 0 < votes.ties.sum() == votes.dropped["tie votes"]
 
 
-def test_the_ten_raters_are_ten_and_none_is_turned_round(tmp_path: Path) -> None:
+def test_all_ten_raters_count_and_none_is_reversed(tmp_path: Path) -> None:
     assert len(set(PERSONALLLM_RATERS)) == 10
     row = personalllm_rows(1, seed=0)[0]
     for name in row:
@@ -262,7 +262,7 @@ def test_personalllm_keeps_its_official_split_and_subset(tmp_path: Path) -> None
     assert (len(train), len(test)) == (84, 56)
 
 
-def test_a_repeated_or_missing_response_costs_its_own_pairs_only(tmp_path: Path) -> None:
+def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> None:
     train = personalllm_rows(2, seed=3)
     train[0]["response_5"] = train[0]["response_2"]
     train[0] |= {f"response_2_{rater}": -1.0 for rater in PERSONALLLM_RATERS}
@@ -288,7 +288,7 @@ def test_a_missing_score_is_no_vote_and_is_counted(tmp_path: Path) -> None:
     assert votes.dropped["missing scores"] == 2
 
 
-def test_a_prompt_with_no_response_left_vanishes_and_is_counted(tmp_path: Path) -> None:
+def test_a_prompt_without_responses_is_dropped_and_counted(tmp_path: Path) -> None:
     train = personalllm_rows(2, seed=5)
     train[0] |= {f"response_{i}": None for i in range(1, 9)}
     write_personalllm(tmp_path, train, personalllm_rows(1, seed=6, first=2))
@@ -306,7 +306,7 @@ def test_a_prompt_with_no_response_left_vanishes_and_is_counted(tmp_path: Path) 
         (lambda row: row.update(prompt=None), "row 1: there is no text in prompt"),
     ],
 )
-def test_a_broken_personalllm_row_is_named(tmp_path: Path, change: Callable[[Row], object], message: str) -> None:
+def test_an_invalid_personalllm_row_is_reported(tmp_path: Path, change: Callable[[Row], object], message: str) -> None:
     train = personalllm_rows(1, seed=7)
     change(train[0])
     write_personalllm(tmp_path, train, personalllm_rows(1, seed=8, first=1))
@@ -315,7 +315,7 @@ def test_a_broken_personalllm_row_is_named(tmp_path: Path, change: Callable[[Row
     assert caught.value.file.endswith("data/train-00000-of-00001.parquet")
 
 
-def test_half_a_copy_of_personalllm_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_copy_of_personalllm_is_refused(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", personalllm_rows(1, seed=7))
     with pytest.raises(DataError, match=r"data/train-\*\.parquet with data/test-\*\.parquet"):
         load("personalllm", tmp_path)
@@ -365,7 +365,7 @@ def write_main_files(folder: Path) -> None:
     )
 
 
-def test_helpsteer2_compares_ratings_place_by_place(helpsteer2: Path) -> None:
+def test_helpsteer2_compares_ratings_by_position(helpsteer2: Path) -> None:
     votes = load("helpsteer2", helpsteer2)
     assert pairs(votes) == [
         ("name a prime", "Seven.", "Nine.", 2, 0, 1),
@@ -378,14 +378,14 @@ def test_helpsteer2_compares_ratings_place_by_place(helpsteer2: Path) -> None:
     assert "split" not in votes.columns
 
 
-def test_a_prompt_that_begins_with_a_marker_has_no_empty_first_turn(tmp_path: Path) -> None:
+def test_a_prompt_that_starts_with_a_marker_has_no_empty_first_turn(tmp_path: Path) -> None:
     prompt = "<extra_id_1>User\nTea?\n<extra_id_1>Assistant\nGreen?\n<extra_id_1>User\nYes."
     write_lines(tmp_path / "disagreements.jsonl.gz", [rated(prompt, "Here.", [1]), rated(prompt, "There.", [0])])
     turns = (Message("user", "Tea?"), Message("assistant", "Green?"), Message("user", "Yes."))
     assert list(load("helpsteer2", tmp_path).prompts) == [turns]
 
 
-def test_helpsteer2_looks_the_split_up_in_the_main_files(helpsteer2: Path) -> None:
+def test_helpsteer2_takes_the_split_from_the_main_files(helpsteer2: Path) -> None:
     write_main_files(helpsteer2)
     votes = load("helpsteer2", helpsteer2)
     # The multi-turn prompt is in both: it trains. A prompt in neither has no official side.
@@ -403,7 +403,7 @@ def test_the_early_revision_is_read_from_the_root(helpsteer2: Path, tmp_path: Pa
     assert load("helpsteer2", early) == load("helpsteer2", helpsteer2)
 
 
-def test_helpsteer2_leaves_out_what_cannot_be_compared_and_counts_it(tmp_path: Path) -> None:
+def test_helpsteer2_drops_and_counts_responses_that_cannot_be_compared(tmp_path: Path) -> None:
     rows = [
         rated("uneven", "Yes.", [4, 4, 3]),
         rated("uneven", "No.", [1, 0]),
@@ -426,7 +426,7 @@ def test_helpsteer2_leaves_out_what_cannot_be_compared_and_counts_it(tmp_path: P
     }
 
 
-def test_a_prompt_used_twice_gives_two_pairs_and_a_row_given_twice_none(tmp_path: Path) -> None:
+def test_a_repeated_prompt_gives_two_pairs_and_a_repeated_row_none(tmp_path: Path) -> None:
     first = [rated("again", "A.", [4, 4]), rated("again", "B.", [1, 0])]
     second = [rated("again", "C.", [0, 0]), rated("again", "D.", [1, 0])]
     write_lines(tmp_path / "disagreements.jsonl.gz", [*first, *second, *first])
@@ -447,7 +447,7 @@ def test_a_second_round_of_ratings_on_one_pair_adds_to_the_first(tmp_path: Path)
 
 
 @pytest.mark.parametrize("given", [3, "3, 4", {"a": 3}])
-def test_ratings_that_are_no_list_are_a_bad_row(helpsteer2: Path, given: Any) -> None:
+def test_ratings_that_are_not_a_list_are_a_bad_row(helpsteer2: Path, given: Any) -> None:
     path = helpsteer2 / "disagreements" / "disagreements.jsonl.gz"
     write_lines(path, [*DISAGREEMENTS[:2], DISAGREEMENTS[2] | {"helpfulness": given}, *DISAGREEMENTS[3:]])
     with pytest.raises(DataError, match="row 3: helpfulness is not a list of ratings") as caught:
@@ -459,7 +459,7 @@ def test_ratings_that_are_no_list_are_a_bad_row(helpsteer2: Path, given: Any) ->
     assert votes.dropped["responses without a second one"] == 1
 
 
-def test_a_bad_row_of_a_main_file_names_that_file(helpsteer2: Path) -> None:
+def test_a_bad_row_of_a_main_file_is_reported_with_that_file(helpsteer2: Path) -> None:
     write_main_files(helpsteer2)
     write_lines(helpsteer2 / "train.jsonl.gz", ["{not json"])
     with pytest.raises(DataError, match="not JSON") as caught:
@@ -486,7 +486,7 @@ def preference(prompt: str, strengths: list[int] | None, split: str = "train", *
     }
 
 
-def test_helpsteer2_preference_counts_signs_and_not_minus_one_hundred(tmp_path: Path) -> None:
+def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: Path) -> None:
     rows = [
         preference("p1", [-2, 1, -100]),
         preference("p2", [3, 3, 0, -1], "val"),
@@ -513,7 +513,7 @@ def test_the_early_preference_file_is_read_from_the_root(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("strength", [-4, 100, -99, 1.5, "1", None, True])
-def test_a_strength_off_the_scale_is_a_bad_row(tmp_path: Path, strength: Any) -> None:
+def test_a_strength_outside_the_scale_is_a_bad_row(tmp_path: Path, strength: Any) -> None:
     write_lines(tmp_path / "preference.jsonl.gz", [preference("p1", [1]), preference("p2", [1, strength])])
     with pytest.raises(DataError, match=r"row 2: a strength is .*, not a whole number from -3 to 3"):
         load("helpsteer2-preference", tmp_path)
@@ -560,7 +560,7 @@ def test_helpsteer3_counts_individual_preferences_and_keeps_its_split(tmp_path: 
 def label(
     post: str, first: str, second: str, choice: int, worker: str, split: str = "train", batch: str = "batch3"
 ) -> Row:
-    """One line of a raw file; the id is absent where the post begins with a capital N."""
+    """Return one line of a raw file. It has no id if the post starts with a capital N."""
     info = {"post": f"{post} one.\n\n{post} two.", "title": f"About {post}", "subreddit": "tea"}
     if not post.startswith("N"):
         info["id"] = f"t3_{post}"
@@ -613,7 +613,7 @@ def tldr(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_tldr_brings_labels_of_all_files_together_and_turns_the_order(tldr: Path) -> None:
+def test_tldr_merges_labels_of_all_files_in_either_order(tldr: Path) -> None:
     votes = load("tldr", tldr)
     assert pairs(votes) == TLDR_PAIRS
     assert votes.dropped == {
@@ -627,7 +627,7 @@ def test_tldr_brings_labels_of_all_files_together_and_turns_the_order(tldr: Path
     assert votes.name == "tldr"
 
 
-def test_tldr_shares_equal_a_plain_count_of_lines(tldr: Path) -> None:
+def test_tldr_shares_match_a_count_of_lines(tldr: Path) -> None:
     chosen: dict[tuple[str, frozenset[str]], list[str]] = {}
     for row in itertools.chain(*BATCHES.values()):
         if "post" in row["info"]:
@@ -641,7 +641,7 @@ def test_tldr_shares_equal_a_plain_count_of_lines(tldr: Path) -> None:
     assert all(len(lines) < 2 or len(pair) < 2 for (_, pair), lines in chosen.items())
 
 
-def test_tldr_counts_a_workers_first_label_only_when_asked(tldr: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="pluralign"):
         assert load("tldr", tldr).n_votes.tolist() == [3, 2, 2, 2]
     assert "1 votes repeat an annotator's vote" in caplog.text
@@ -654,13 +654,13 @@ def test_tldr_with_min_votes_one_keeps_single_labels(tldr: Path) -> None:
     assert load("tldr", tldr, min_votes=1).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
 
 
-def test_valid1_and_valid2_are_the_test_side(tldr: Path) -> None:
+def test_valid1_and_valid2_are_the_test_set(tldr: Path) -> None:
     train, test = load("tldr", tldr).split()
     assert set(train.prompts) == {tldr_prompt("hen"), tldr_prompt("Nameless")}
     assert set(test.prompts) == {tldr_prompt("cow"), tldr_prompt("dog")}
 
 
-def test_one_post_is_one_prompt_even_when_its_text_varies(tmp_path: Path) -> None:
+def test_one_post_is_one_prompt_even_if_its_text_varies(tmp_path: Path) -> None:
     rows = [label("hen", " one", " two", 0, "w1"), label("hen", " one", " two", 0, "w2")]
     rows[1]["info"]["post"] += " "
     write_lines(tmp_path / "batch3.json", rows)
@@ -668,13 +668,13 @@ def test_one_post_is_one_prompt_even_when_its_text_varies(tmp_path: Path) -> Non
     assert pairs(votes) == [(tldr_prompt("hen"), "one", "two", 2, 0, 0)]
 
 
-def test_the_batch_is_the_file_name_where_a_line_does_not_say(tmp_path: Path) -> None:
+def test_the_batch_defaults_to_the_file_name(tmp_path: Path) -> None:
     rows = [label("hen", " one", " two", 0, f"w{i}") for i in range(2)]
     write_lines(tmp_path / "batch7.json", [{k: v for k, v in row.items() if k != "batch"} for row in rows])
     assert load("tldr", tmp_path).columns["batch"].tolist() == ["batch7"]
 
 
-def test_the_hubs_parquet_form_of_tldr_gives_the_same_votes(tldr: Path, tmp_path: Path) -> None:
+def test_tldr_as_parquet_from_the_hub_gives_the_same_votes(tldr: Path, tmp_path: Path) -> None:
     filled: dict[str, list[Row]] = {"train": [], "validation": []}
     keys = ("id", "post", "title", "subreddit", "site", "article")
     for row in itertools.chain(BATCHES["batch22"], BATCHES["batch3"], BATCHES["cnndm0"]):
@@ -700,7 +700,7 @@ def test_the_hubs_parquet_form_of_tldr_gives_the_same_votes(tldr: Path, tmp_path
         ({"summaries": [{"text": "a"}, {"text": None}]}, "there is no text in text"),
     ],
 )
-def test_a_broken_label_is_named_by_file_and_row(tldr: Path, change: Row, message: str) -> None:
+def test_an_invalid_label_is_reported_with_file_and_row(tldr: Path, change: Row, message: str) -> None:
     path = tldr / "comparisons" / "batch3.json"
     write_lines(path, [BATCHES["batch3"][0], BATCHES["batch3"][1] | change])
     with pytest.raises(DataError, match=message) as caught:
@@ -708,9 +708,9 @@ def test_a_broken_label_is_named_by_file_and_row(tldr: Path, change: Row, messag
     assert (caught.value.file, caught.value.row) == (str(path), 2)
 
 
-# --- where files come from --------------------------------------------------------------------------------------------
+# --- sources of the files ---------------------------------------------------------------------------------------------
 
-LOOKED_FOR = {
+EXPECTED_FILES = {
     "multipref": ["data/train-*.parquet", "MultiPref-Train.jsonl"],
     "personalllm": ["data/train-*.parquet", "data/test-*.parquet"],
     "helpsteer2": ["disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"],
@@ -751,32 +751,32 @@ def fail_to_download(*args: Any, **kwargs: Any) -> str:
     raise ConnectionError("no route\n  to host")
 
 
-def test_load_preferences_takes_a_known_set_with_its_folder(multipref: Path) -> None:
+def test_load_preferences_reads_a_known_set_from_a_folder(multipref: Path) -> None:
     assert load_preferences(f"multipref:{multipref}") == load("multipref", multipref)
     assert len(load_preferences(f"multipref:{multipref}", ties="half")) == 5
 
 
-def test_these_are_the_known_sets() -> None:
-    assert list(KNOWN_SETS) == list(HUBS) == list(LOOKED_FOR)
+def test_the_known_sets_are_listed() -> None:
+    assert list(KNOWN_SETS) == list(HUBS) == list(EXPECTED_FILES)
 
 
-@pytest.mark.parametrize("name", LOOKED_FOR)
-def test_an_empty_folder_is_answered_with_the_files_looked_for(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", EXPECTED_FILES)
+def test_an_empty_folder_raises_the_expected_files(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the folder must hold") as caught:
         load(name, tmp_path)
     assert caught.value.file == str(tmp_path)
-    for pattern in (*LOOKED_FOR[name], f"the hub's dataset {HUBS[name][0]}"):
+    for pattern in (*EXPECTED_FILES[name], f"the dataset {HUBS[name][0]} from the hub"):
         assert pattern in str(caught.value)
 
 
 @pytest.mark.parametrize("name", KNOWN_SETS)
-def test_a_folder_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: there is no such folder"):
         load(name, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("name", KNOWN_SETS)
-def test_without_a_folder_just_the_needed_files_are_fetched(
+def test_without_a_folder_only_the_needed_files_are_downloaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = record_downloads(monkeypatch, tmp_path)
@@ -786,47 +786,45 @@ def test_without_a_folder_just_the_needed_files_are_fetched(
     assert calls == [((hub,), {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns})]
 
 
-def test_the_hub_and_a_folder_go_one_way(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_and_a_folder_give_the_same_votes(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: str(multipref))
     assert load("multipref") == load("multipref", multipref)
 
 
-def test_a_folder_is_read_without_asking_the_hub(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_read_without_the_hub(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert len(load("multipref", multipref)) == 4
 
 
 @pytest.mark.parametrize("name", KNOWN_SETS)
-def test_a_failing_download_is_one_sentence_that_names_the_folder_form(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_download_raises_one_sentence_with_the_folder_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_to_download)
     with pytest.raises(DataError) as caught:
         load(name)
     hub, _, patterns = HUBS[name]
     assert str(caught.value) == (
-        f"hf:{hub}: the hub did not give it (ConnectionError: no route to host); check the network, or copy "
+        f"hf:{hub}: the download from the hub failed (ConnectionError: no route to host); check the network, or copy "
         f"its files ({', '.join(patterns)}) into a folder and use {name}:FOLDER."
     )
 
 
-def test_a_missing_hub_package_is_answered_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_hub_package_raises_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"allenai/multipref .*pip install 'pluralign\[hf\]'"):
         load("multipref")
 
 
-def test_the_home_folder_may_be_written_as_a_tilde(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_folder(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(multipref.parent))
     assert len(load("multipref", f"~/{multipref.name}")) == 4
 
 
 def test_renaming_columns_of_a_known_set_is_refused(multipref: Path) -> None:
-    with pytest.raises(UsageError, match="--rename is for files of your own"):
+    with pytest.raises(UsageError, match="--rename does not apply to multipref"):
         load("multipref", multipref, rename={"prompt": "text"})
 
 
-def test_progress_runs_over_all_files_together(tldr: Path) -> None:
+def test_progress_covers_all_files(tldr: Path) -> None:
     seen: list[tuple[int, int]] = []
     KNOWN_SETS["tldr"](str(tldr), LoadOptions(), lambda done, total: seen.append((done, total)))
     whole = sum(path.stat().st_size for path in (tldr / "comparisons").iterdir())
@@ -835,10 +833,10 @@ def test_progress_runs_over_all_files_together(tldr: Path) -> None:
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_a_set_of_which_nothing_is_left_says_what_was_left_out(tldr: Path) -> None:
+def test_an_error_lists_the_dropped_rows_if_nothing_is_left(tldr: Path) -> None:
     for batch in ("batch3", "batch22"):
         (tldr / "comparisons" / f"{batch}.json").unlink()
-    with pytest.raises(DataError, match=r"tldr: there are no comparisons in it.*labels on CNN/DM articles': 2"):
+    with pytest.raises(DataError, match=r"tldr: there are no pairs in it.*labels on CNN/DM articles': 2"):
         load("tldr", tldr)
 
 
@@ -859,21 +857,23 @@ CONVERSATIONS = [
 
 
 @pytest.mark.parametrize("name", ["conversations.jsonl", "data/conversations.jsonl"])
-def test_prism_prompts_are_stripped_and_come_once_in_order(tmp_path: Path, name: str) -> None:
+def test_prism_prompts_are_stripped_and_distinct_in_file_order(tmp_path: Path, name: str) -> None:
     write_lines(tmp_path / name, CONVERSATIONS)
     assert prism_prompts(str(tmp_path)) == ["Should villages pay for light?", "What is fair?"]
     assert prism_prompts(str(tmp_path), kinds=["unguided"]) == ["Hello"]
 
 
-def test_prism_comes_from_the_hub_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prism_is_downloaded_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_lines(tmp_path / "conversations.jsonl", CONVERSATIONS)
     calls = record_downloads(monkeypatch, tmp_path)
     assert len(prism_prompts()) == 2
-    asked = {"repo_type": "dataset", "revision": None, "allow_patterns": ["conversations.jsonl"]}
-    assert calls == [(("HannahRoseKirk/prism-alignment",), asked)]
+    arguments = {"repo_type": "dataset", "revision": None, "allow_patterns": ["conversations.jsonl"]}
+    assert calls == [(("HannahRoseKirk/prism-alignment",), arguments)]
 
 
-def test_prism_answers_offline_unknown_kinds_and_bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prism_reports_failed_downloads_unknown_kinds_and_bad_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_to_download)
     with pytest.raises(DataError, match=r"into a folder and use prism_prompts\('FOLDER'\)"):
         prism_prompts()

@@ -68,7 +68,7 @@ def set_trial(monkeypatch: pytest.MonkeyPatch, trial: Trial) -> None:
     monkeypatch.setattr(precision, "try_bfloat16", lambda *_, **__: trial)
 
 
-# --- the choice -----------------------------------------------------------------------------------------------------
+# --- the choice -------------------------------------------------------------------------------------------------------
 
 
 def test_float32_does_not_change_an_encoder(encoder: ModelEncoder) -> None:
@@ -91,7 +91,7 @@ def test_bfloat16_has_its_own_vectors_in_the_cache(folder: Path) -> None:
 def test_encoders_without_a_model_are_in_float32(requested: Precision) -> None:
     assert in_precision(None, requested) is None
     assert in_precision(HashingEncoder(), requested) == HashingEncoder()
-    assert TextFeatures("hashing", precision=requested).settled().precision == "float32"
+    assert TextFeatures("hashing", precision=requested).with_chosen_precision().precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_first_of_several_processes_decides(folder: Path, monkeypatch: pytes
     set_trial(monkeypatch, SIGILL)
     monkeypatch.setattr(Processes, "agreed", lambda *_: "bfloat16")  # as broadcast by the first
     features = TextFeatures(str(folder), precision="auto")
-    assert features.settled(Processes(2, rank=1)).precision == "bfloat16"
+    assert features.with_chosen_precision(Processes(2, rank=1)).precision == "bfloat16"
 
 
 def test_an_unknown_precision_suggests_the_nearest() -> None:
@@ -142,7 +142,7 @@ def test_an_unknown_precision_suggests_the_nearest() -> None:
         encode(VOTES, "nowhere", precision="float23")
 
 
-# --- the trial ------------------------------------------------------------------------------------------------------
+# --- the trial --------------------------------------------------------------------------------------------------------
 
 
 def test_agreement_ignores_the_mean_of_all_texts() -> None:
@@ -241,7 +241,7 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(tmp_path: Path, m
     assert str(caught.value) == expected
 
 
-# --- what is stored -------------------------------------------------------------------------------------------------
+# --- what is stored ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("without_products")

@@ -1,4 +1,4 @@
-"""PreferenceSet: texts once, votes exact, splits by prompt."""
+"""PreferenceSet: distinct texts, exact votes, splits by prompt, files."""
 
 import json
 from fractions import Fraction
@@ -45,7 +45,7 @@ def preference_sets(draw: st.DrawFn, tie_rule: str | None = None) -> PreferenceS
 
 
 def rows_of(preferences: PreferenceSet) -> list[tuple[Any, ...]]:
-    """The pairs read back one by one, the slow way."""
+    """Return the pairs one by one."""
     return [
         (
             preferences.prompts[preferences.prompt_index[i]],
@@ -99,7 +99,7 @@ def test_slicing_keeps_exactly_the_chosen_rows(preferences: PreferenceSet, data:
 
 
 @given(preference_sets(tie_rule="half"), preference_sets(tie_rule="half"))
-def test_concatenating_is_appending_rows(first: PreferenceSet, second: PreferenceSet) -> None:
+def test_concatenating_appends_rows(first: PreferenceSet, second: PreferenceSet) -> None:
     joined = concatenate([first, second])
     assert rows_of(joined) == rows_of(first) + rows_of(second)
     assert joined.tie_rule == "half"
@@ -108,7 +108,7 @@ def test_concatenating_is_appending_rows(first: PreferenceSet, second: Preferenc
     assert joined[len(first) :] == second
 
 
-def test_a_column_that_one_part_lacks_is_null_there() -> None:
+def test_a_column_that_a_set_does_not_have_is_null_after_concatenation() -> None:
     plain = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
     topical = PreferenceSet.from_columns(
         ["x"], ["A"], ["B"], [1], [1], columns={"topic": np.array(["t"], dtype=object)}
@@ -118,26 +118,26 @@ def test_a_column_that_one_part_lacks_is_null_there() -> None:
 
 def test_sets_with_different_tie_rules_do_not_concatenate() -> None:
     votes = PreferenceSet.from_columns(["x"], ["A"], ["B"], [1], [1])
-    with pytest.raises(UsageError, match="one tie rule"):
+    with pytest.raises(UsageError, match="the same tie rule"):
         concatenate([votes, votes.with_ties("half")])
 
 
 @given(preference_sets())
-def test_swapping_turns_the_share_round(preferences: PreferenceSet) -> None:
+def test_swapping_reverses_the_share(preferences: PreferenceSet) -> None:
     swapped = preferences.swapped()
     np.testing.assert_allclose(swapped.prob_a, 1 - preferences.prob_a, atol=1e-15)
     assert swapped.swapped() == preferences
 
 
 @given(preference_sets())
-def test_the_share_counts_ties_by_the_rule(preferences: PreferenceSet) -> None:
+def test_the_tie_rule_decides_how_ties_count(preferences: PreferenceSet) -> None:
     for share, (_, _, _, a, b, ties, *_) in zip(preferences.prob_a, rows_of(preferences), strict=True):
         half = Fraction(2 * a + ties, 2 * (a + b + ties))
         expected = half if preferences.tie_rule == "half" else Fraction(a, a + b)
         assert share == pytest.approx(float(expected), abs=1e-15)
 
 
-def test_a_chat_and_its_json_as_plain_text_stay_two_prompts(tmp_path: Path) -> None:
+def test_a_chat_and_a_text_equal_to_its_json_are_two_prompts(tmp_path: Path) -> None:
     chat: PromptLike = (Message("user", "Why?"),)
     votes = PreferenceSet.from_columns([chat, '[["user","Why?"]]'], ["A", "A"], ["B", "B"], [1, 1], [1, 1])
     votes.save(tmp_path / "votes.parquet")
@@ -154,6 +154,16 @@ def test_items_are_the_distinct_prompt_and_response_texts() -> None:
     assert len(texts) == len(set(texts)) == 5
     assert [texts[i] for i in items.a] == [("x", "A"), ("x", "B"), ("y", "A")]
     assert [texts[i] for i in items.b] == [("x", "B"), ("x", "C"), ("y", "C")]
+    assert votes.items() is items, "items are computed once"
+
+
+def test_the_fingerprint_keeps_its_value() -> None:
+    """Saved ensembles store the fingerprint of their votes."""
+    votes = PreferenceSet.from_columns(
+        ["Tea?", (Message("user", "Rum?"),)], ["Yes.", "No."], ["No.", "Never."], [3, 1], [2, 4], ties=[0, 1],
+        columns={"split": np.array(["train", None], dtype=object)},
+    )  # fmt: skip
+    assert votes.fingerprint == "0f43805737158f3c7e0ba8bdb6c01e42b5eedcd87544a847bba3dbce5e6ad9d4"
 
 
 def many_prompts(n: int, **options: Any) -> PreferenceSet:
@@ -170,10 +180,10 @@ def test_a_split_puts_no_prompt_on_both_sides_and_loses_no_pair() -> None:
     assert 0.12 < len(test) / 600 < 0.28
 
 
-def test_a_prompt_stays_on_its_side_as_data_grows() -> None:
+def test_a_prompt_stays_on_its_side_when_data_is_added() -> None:
     small, large = many_prompts(200).split(0.1), many_prompts(2000).split(0.1)
     assert set(small[1].prompts) == set(large[1].prompts) & set(many_prompts(200).prompts)
-    assert set(small[1].prompts) <= set(many_prompts(200).split(0.3)[1].prompts), "a larger test side holds the smaller"
+    assert set(small[1].prompts) <= set(many_prompts(200).split(0.3)[1].prompts), "larger sets include smaller"
 
 
 def test_split_seeds_give_different_splits_and_hashes_look_uniform() -> None:
@@ -186,14 +196,14 @@ def test_the_prompt_hash_is_the_same_on_every_machine() -> None:
     assert Prompt("Should parents be allowed to opt out?").hash(0) == 0.9459847551717149
 
 
-def test_an_official_split_is_kept() -> None:
+def test_an_official_split_is_used() -> None:
     official = np.array(["train", "test", "validation", "train"], dtype=object)
     train, test = many_prompts(4, columns={"split": official}).split()
     assert list(train.prompts) == ["prompt 0", "prompt 3"]
     assert list(test.prompts) == ["prompt 1", "prompt 2"]
 
 
-def test_a_prompt_named_on_both_official_sides_trains() -> None:
+def test_a_prompt_on_both_official_sides_is_a_training_prompt() -> None:
     votes = PreferenceSet.from_columns(
         ["x", "x", "y"], ["A"] * 3, ["B"] * 3, [1] * 3, [1] * 3,
         columns={"split": np.array(["test", "train", "test"], dtype=object)},
@@ -209,8 +219,8 @@ def test_rows_without_an_official_split_are_split_by_hash() -> None:
     assert votes.test_mask(0.1).tolist() == expected
 
 
-def test_a_split_that_leaves_a_side_empty_says_so() -> None:
-    with pytest.raises(DataError, match="left one side empty"):
+def test_a_split_with_an_empty_side_is_refused() -> None:
+    with pytest.raises(DataError, match="leaves one side empty"):
         many_prompts(1).split()
     with pytest.raises(UsageError, match="between 0 and 1"):
         many_prompts(5).split(1.5)
@@ -254,7 +264,7 @@ def test_parquet_stores_each_text_once(tmp_path: Path) -> None:
         ({"columns": {"prompt": np.array(["x"], object)}}, "rename"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str) -> None:
+def test_invalid_arrays_are_refused(arrays: dict[str, Any], message: str) -> None:
     good: dict[str, Any] = {
         "prompts": ["x"], "responses": ["A", "B"], "prompt_index": [0], "a_index": [0], "b_index": [1],
         "votes_a": [1], "votes_b": [1],
@@ -263,7 +273,7 @@ def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str
         PreferenceSet.from_indices(**good | arrays)
 
 
-def test_a_failed_save_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     votes = many_prompts(3)
     votes.save(tmp_path / "votes.parquet")
     before = (tmp_path / "votes.parquet").read_bytes()
@@ -279,14 +289,14 @@ def test_a_failed_save_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["votes.parquet"]
 
 
-def test_a_foreign_parquet_file_is_not_loaded_as_ours(tmp_path: Path) -> None:
+def test_other_parquet_files_are_refused_by_load(tmp_path: Path) -> None:
     pq.write_table(many_prompts(3).to_table().replace_schema_metadata({}), tmp_path / "other.parquet")
     with pytest.raises(DataError, match="not a file written by"):
         PreferenceSet.load(tmp_path / "other.parquet")
 
 
-def test_a_million_pairs_are_made_without_a_loop_over_pairs() -> None:
-    """Arrays in, arrays out: 1M pairs over 1000 texts must cost array work, which a loop over pairs would dwarf."""
+def test_a_million_pairs_are_processed_without_a_loop_over_pairs() -> None:
+    """1M pairs over 1,000 texts take array operations only: a loop over pairs would make a million calls."""
     n = 1_000_000
     rng = np.random.default_rng(0)
     a = rng.integers(0, 500, n)

@@ -15,7 +15,8 @@ from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.townhall import CAMP_SHARES, TASTES, TownHall, town_hall
+from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
+from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 Rewards = npt.NDArray[np.float64]
 

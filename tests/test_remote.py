@@ -146,7 +146,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- requests -------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> None:
@@ -212,7 +212,7 @@ def test_seeds_are_below_2_to_the_31(serve: Serve) -> None:
     assert server.requests[0]["seed"] == 3
 
 
-# --- failing prompts ------------------------------------------------------------------------------------------------
+# --- failing prompts --------------------------------------------------------------------------------------------------
 
 
 def test_a_request_to_a_busy_server_is_retried(serve: Serve) -> None:
@@ -316,13 +316,13 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
     done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
     assert done.lines == 5
-    assert [one["prompt"] for one in done.failed] == [PROMPTS[1]]
-    assert "the prompt is too long for the model" in done.failed[0]["error"]
-    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0]["error"]
+    assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
+    assert "the prompt is too long for the model" in done.failed[0].error
+    assert "shorten the prompt or lower --max-new-tokens" in done.failed[0].error
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
-# --- errors that end a run ------------------------------------------------------------------------------------------
+# --- errors that end a run --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_the_openai_client_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch)
         ServerModel("parrot", RemoteOptions(base_url="http://localhost:1/v1")).prepare()
 
 
-# --- the key --------------------------------------------------------------------------------------------------------
+# --- the key ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_key_is_sent_to_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def test_the_key_is_never_shown_even_if_the_server_repeats_it(
         sample(server.model())
 
 
-# --- many prompts ---------------------------------------------------------------------------------------------------
+# --- many prompts -----------------------------------------------------------------------------------------------------
 
 
 def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serve, tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(s
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.lines, [one["prompt"] for one in done.failed]) == (5, [PROMPTS[2]])
+    assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
     server.script, server.requests = counts, []
     done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
     assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
@@ -587,10 +587,10 @@ def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jso
     command: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
     done = run(*command, "--json")
     assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
-    assert "1 responses were cut off; a higher --max-new-tokens lets them end" in run(*command).stdout
+    assert "1 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
-# --- the commands ---------------------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -642,7 +642,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert done.stderr == "note: parrot gave 2 different responses, not 8.\n"
+    assert done.stderr == "note: parrot gave 2 distinct responses, not 8.\n"
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")

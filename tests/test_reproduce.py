@@ -46,7 +46,7 @@ def parameters_of(model: Any, trained: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
 
 
-# --- costs against real models --------------------------------------------------------------------------------------
+# --- costs against real models ----------------------------------------------------------------------------------------
 
 
 def test_parameters_match_transformers() -> None:
@@ -91,7 +91,7 @@ def test_the_operations_of_soap_match_torch(monkeypatch: pytest.MonkeyPatch) -> 
     assert counter.get_total_flops() == costs.soap_flops([(24, 16)], 1)
 
 
-# --- recipes --------------------------------------------------------------------------------------------------------
+# --- recipes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -152,7 +152,7 @@ def test_adamw_adds_no_operations_and_needs_less_memory() -> None:
     assert adamw.memory_gb < soap.memory_gb
 
 
-# --- plans ----------------------------------------------------------------------------------------------------------
+# --- plans ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", [{}, {"backbone": "b", "lora": True}, {"encoder": "minilm"}])
@@ -212,7 +212,7 @@ def test_the_command_needs_a_folder() -> None:
     assert done.stderr == "pluralign: name a folder with -o, or use --dry-run to see what would be done.\n"
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
 def test_votes_are_compared_with_the_row_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_samples_have_the_published_layout(name: str, tmp_path: Path) -> None:
     assert 0 < ((votes.prob_a > 0) & (votes.prob_a < 1)).mean() < 1
 
 
-# --- running --------------------------------------------------------------------------------------------------------
+# --- running ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
-"""The stagewise loop against the paper's §4 written out again, and how each variant of its loss behaves."""
+"""The stagewise loop against a plain implementation of the paper's §4, and the properties of each loss variant."""
 
 import itertools
-from collections.abc import Callable
 from typing import get_args
 
 import numpy as np
@@ -9,21 +8,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from simulated import numeric_gradient, random_pairs
 
 from pluralign.theory.calibration import disagreement
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.options import Loss, Variant
-from pluralign.training.stagewise import Stage, fit_member, hard_votes, solve_weights, squared_loss, stages
+from pluralign.training.stagewise import (
+    Stage,
+    fit_member,
+    hard_votes,
+    solve_weights,
+    squared_loss,
+    stage_target,
+    stages,
+)
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
-def people(seed: int, n: int = 200, d: int = 4, kinds: int = 6, votes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Differences, and shares of votes cast by several kinds of people who agree on something."""
+def people(seed: int, n: int = 200, d: int = 4, groups: int = 6, votes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Return differences, and shares of votes by several groups of people with partly equal rewards."""
     rng = np.random.default_rng(seed)
-    difference, rewards = rng.standard_normal((n, d)), rng.standard_normal((d, kinds))
+    difference, rewards = rng.standard_normal((n, d)), rng.standard_normal((d, groups))
     rewards[0] += 1.0
     share = (difference @ rewards > 0).mean(axis=1)
     return difference, rng.binomial(votes, share) / votes
@@ -34,22 +42,28 @@ def fitted(seed: int = 0, k: int = 4, **options: object) -> list[Stage]:
     return list(stages(difference, prob_a, k, **{"l2": 0.03} | options))  # type: ignore[arg-type]
 
 
-def turned(difference: np.ndarray, share: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same votes with a random half of the pairs the other way round."""
+def swapped(difference: np.ndarray, share: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the same votes with the responses of a random half of the pairs swapped."""
     flip = np.random.default_rng(seed).random(len(share)) < 0.5
     return np.where(flip[:, None], -difference, difference), np.where(flip, 1 - share, share)
-
-
-def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
-    steps = 1e-6 * np.eye(len(at))
-    return np.array([(value(at + step) - value(at - step)) / 2e-6 for step in steps])
 
 
 # --- the loss of one member -------------------------------------------------------------------------------------------
 
 
+def test_stage_target_depends_on_variant_and_loss() -> None:
+    residual = np.array([0.9, 0.2]) - np.array([0.5, 0.8])
+    np.testing.assert_allclose(stage_target(residual, "printed").target, [0.4, -0.6])
+    np.testing.assert_allclose(stage_target(residual, "symmetric").target, [0.9, -0.1])
+    np.testing.assert_allclose(stage_target(residual, "symmetric", "bce").target, [0.9, 0.0])
+    weighted = stage_target(residual, "weighted")
+    np.testing.assert_allclose(weighted.target, [1, 0])
+    np.testing.assert_allclose(weighted.weight, [0.8, 1.2])
+    assert [stage_target(residual, variant).loss for variant in VARIANTS] == ["mse", "mse", "bce"]
+
+
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))
-def test_the_gradient_of_the_squared_loss_is_that_of_finite_differences(seed: int, l2: float) -> None:
+def test_squared_loss_gradient_equals_finite_differences(seed: int, l2: float) -> None:
     rng = np.random.default_rng(seed)
     difference, target, theta = rng.standard_normal((30, 4)), rng.uniform(-1, 2, 30), rng.standard_normal(4)
     loss = squared_loss(difference, target, l2)
@@ -60,7 +74,7 @@ def test_the_gradient_of_the_squared_loss_is_that_of_finite_differences(seed: in
 
 
 @given(st.integers(0, 10_000))
-def test_the_printed_loss_averaged_over_both_orders_is_the_symmetric_one_plus_a_quarter(seed: int) -> None:
+def test_printed_loss_averaged_over_both_orders_is_the_symmetric_loss_plus_a_quarter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     difference, residual, theta = rng.standard_normal((20, 3)), rng.uniform(-1, 1, 20), rng.standard_normal(3)
     as_given = squared_loss(difference, residual, 0.0)(theta)
@@ -72,25 +86,27 @@ def test_the_printed_loss_averaged_over_both_orders_is_the_symmetric_one_plus_a_
 
 @pytest.mark.parametrize("variant", ["symmetric", "weighted"])
 @pytest.mark.parametrize("loss", get_args(Loss))
-def test_order_within_pairs_does_not_matter_to_these_variants(variant: Variant, loss: Loss) -> None:
+def test_symmetric_and_weighted_do_not_depend_on_the_order_within_pairs(variant: Variant, loss: Loss) -> None:
     for seed in range(5):
         difference, prob_a = people(seed)
         *_, one = stages(difference, prob_a, 4, l2=0.03, variant=variant, loss=loss)
-        *_, other = stages(*turned(difference, prob_a, seed), 4, l2=0.03, variant=variant, loss=loss)
+        *_, other = stages(*swapped(difference, prob_a, seed), 4, l2=0.03, variant=variant, loss=loss)
         np.testing.assert_allclose(other.theta, one.theta, atol=1e-3)
         np.testing.assert_allclose(other.weights, one.weights, atol=1e-5)
 
 
-def test_order_within_pairs_matters_to_the_printed_loss() -> None:
+def test_printed_loss_depends_on_the_order_within_pairs() -> None:
     for seed in range(5):
         difference, prob_a = people(seed)
         *_, one = stages(difference, prob_a, 2, l2=0.03, variant="printed")
-        *_, other = stages(*turned(difference, prob_a, seed), 2, l2=0.03, variant="printed")
-        np.testing.assert_allclose(other.theta[:, 0], one.theta[:, 0], atol=1e-4)  # the first member is not concerned
+        *_, other = stages(*swapped(difference, prob_a, seed), 2, l2=0.03, variant="printed")
+        np.testing.assert_allclose(
+            other.theta[:, 0], one.theta[:, 0], atol=1e-4
+        )  # the first member is always symmetric
         assert np.abs(other.theta[:, 1] - one.theta[:, 1]).max() > 0.02
 
 
-def test_the_weighted_variant_classifies_signs_of_the_residual_by_their_size() -> None:
+def test_weighted_variant_classifies_the_sign_of_the_residual_weighted_by_its_size() -> None:
     difference, prob_a = people(1)
     residual = prob_a - hard_votes(difference, np.eye(4)[:, :1])[:, 0]
     size = np.abs(residual) / np.abs(residual).mean()
@@ -103,8 +119,8 @@ def test_the_weighted_variant_classifies_signs_of_the_residual_by_their_size() -
     np.testing.assert_allclose(fit_member(difference, residual, l2=0.05, variant="weighted"), other.x, atol=1e-3)
 
 
-def test_the_weighted_member_is_a_better_step_than_random_directions() -> None:
-    """Frank–Wolfe: of all votes, the step takes the ones that agree most with the residual."""
+def test_weighted_member_agrees_more_with_the_residual_than_random_directions() -> None:
+    """Frank–Wolfe: the step takes the votes that agree most with the residual."""
     for seed in range(5):
         difference, prob_a = people(seed, n=500, d=8)
         residual = prob_a - hard_votes(difference, np.eye(8)[:, :1])[:, 0]
@@ -115,7 +131,7 @@ def test_the_weighted_member_is_a_better_step_than_random_directions() -> None:
 
 
 @pytest.mark.parametrize("variant", ["printed", "symmetric"])
-def test_cross_entropy_fits_the_target_clipped_to_shares(variant: Variant) -> None:
+def test_cross_entropy_clips_the_target(variant: Variant) -> None:
     difference, prob_a = people(2)
     residual = prob_a - hard_votes(difference, np.eye(4)[:, :1])[:, 0]
     target = np.clip(residual + (0.5 if variant == "symmetric" else 0.0), 0, 1)
@@ -127,14 +143,14 @@ def test_cross_entropy_fits_the_target_clipped_to_shares(variant: Variant) -> No
 # --- votes and weights ------------------------------------------------------------------------------------------------
 
 
-def test_a_vote_is_the_sign_of_the_reward_and_a_tie_is_half() -> None:
+def test_votes_are_signs_and_ties_count_half() -> None:
     difference = np.array([[1.0, 0.0], [-1.0, 2.0], [0.0, 0.0]])
     theta = np.array([[1.0, -3.0], [1.0, 0.0]])
     assert hard_votes(difference, theta).tolist() == [[1.0, 0.0], [1.0, 1.0], [0.5, 0.5]]
 
 
 @given(st.integers(0, 1000), st.floats(0.01, 100))
-def test_votes_turn_with_the_pair_and_do_not_see_the_scale(seed: int, scale: float) -> None:
+def test_votes_swap_with_the_pair_and_ignore_the_scale(seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     difference, theta = rng.standard_normal((20, 3)), rng.standard_normal((3, 5))
     votes = hard_votes(difference, theta)
@@ -142,7 +158,7 @@ def test_votes_turn_with_the_pair_and_do_not_see_the_scale(seed: int, scale: flo
     np.testing.assert_array_equal(hard_votes(difference, scale * theta), votes)
 
 
-def test_the_predicted_share_is_the_best_mixture_of_hard_votes() -> None:
+def test_weights_are_optimal_for_hard_votes() -> None:
     difference, prob_a = people(3)
     theta = np.random.default_rng(3).standard_normal((4, 5))
     weights, prob_hat = solve_weights(difference, theta, prob_a)
@@ -151,16 +167,26 @@ def test_the_predicted_share_is_the_best_mixture_of_hard_votes() -> None:
     assert optimality_gap(votes, prob_a, weights) < 1e-6
 
 
+@given(st.integers(0, 1000), st.integers(0, 3))
+def test_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) -> None:
+    pairs = random_pairs(seed)
+    theta = np.random.default_rng(seed).standard_normal((4, 4))
+    _, once = solve_weights(pairs.difference, theta, pairs.prob_a)
+    weights, twice = solve_weights(pairs.difference, theta[:, [0, 1, 2, 3, copied]], pairs.prob_a)
+    np.testing.assert_allclose(np.mean((twice - pairs.prob_a) ** 2), np.mean((once - pairs.prob_a) ** 2), atol=1e-7)
+    assert weights[copied] == pytest.approx(weights[4], abs=1e-5), "both copies get equal weight"
+
+
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def paper(difference: np.ndarray, p: np.ndarray, k: int, l2: float, half: float) -> list[tuple[np.ndarray, ...]]:
-    """§4 in plain steps: fit σ(Δr) to the residual of hard votes by squared error, then solve all weights again.
+    """Return the stages of §4, computed plainly: fit σ(Δr) to the residual by squared error, solve all weights again.
 
     The first reward is fitted to p itself. Later ones are fitted to ``half`` plus the residual: 0 as printed.
     """
     members: list[np.ndarray] = []
-    found: list[tuple[np.ndarray, ...]] = []
+    results: list[tuple[np.ndarray, ...]] = []
     target = p
     for _ in range(k):
 
@@ -179,12 +205,12 @@ def paper(difference: np.ndarray, p: np.ndarray, k: int, l2: float, half: float)
             bounds=[(0, 1)] * len(even), constraints=simplex, options={"ftol": 1e-14},
         ).x  # fmt: skip
         target = half + p - votes @ weights
-        found.append((np.column_stack(members), weights, np.mean((votes @ weights - p) ** 2)))
-    return found
+        results.append((np.column_stack(members), weights, np.mean((votes @ weights - p) ** 2)))
+    return results
 
 
 @pytest.mark.parametrize(("variant", "half"), [("printed", 0.0), ("symmetric", 0.5)])
-def test_the_loop_is_the_papers(variant: Variant, half: float) -> None:
+def test_stages_equal_the_papers_procedure(variant: Variant, half: float) -> None:
     difference, prob_a = people(4, n=40, d=3)
     ours = list(stages(difference, prob_a, 4, l2=0.05, variant=variant))
     for stage, (theta, weights, brier) in zip(ours, paper(difference, prob_a, 4, 0.05, half), strict=True):
@@ -195,53 +221,53 @@ def test_the_loop_is_the_papers(variant: Variant, half: float) -> None:
 
 @settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from(VARIANTS), st.sampled_from(get_args(Loss)), st.sampled_from([1.0, 0.42]))
-def test_training_error_never_rises_and_is_what_the_stage_says(
+def test_training_error_never_rises_and_equals_the_reported_one(
     seed: int, variant: Variant, loss: Loss, bound: float
 ) -> None:
     difference, prob_a = people(seed, n=120)
-    found = list(stages(difference, prob_a, 5, l2=0.03, variant=variant, loss=loss, bound=bound))
-    assert [stage.theta.shape for stage in found] == [(4, j) for j in range(1, 6)]
-    errors = [np.mean((hard_votes(difference, s.theta) @ s.weights - prob_a) ** 2) for s in found]
-    np.testing.assert_allclose([stage.brier for stage in found], errors, atol=1e-12)
+    fits = list(stages(difference, prob_a, 5, l2=0.03, variant=variant, loss=loss, bound=bound))
+    assert [stage.theta.shape for stage in fits] == [(4, j) for j in range(1, 6)]
+    errors = [np.mean((hard_votes(difference, s.theta) @ s.weights - prob_a) ** 2) for s in fits]
+    np.testing.assert_allclose([stage.brier for stage in fits], errors, atol=1e-12)
     assert np.diff(errors).max() < 1e-7
-    for one, after in itertools.pairwise(found):
-        np.testing.assert_array_equal(after.theta[:, :-1], one.theta, "earlier members stay")
+    for one, after in itertools.pairwise(fits):
+        np.testing.assert_array_equal(after.theta[:, :-1], one.theta, "earlier members do not change")
         assert (after.weights >= 0).all()
         assert after.weights.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("loss", get_args(Loss))
-def test_four_votes_say_more_than_one(variant: Variant, loss: Loss) -> None:
+def test_four_members_fit_better_than_one(variant: Variant, loss: Loss) -> None:
     for seed in range(5):
-        found = fitted(seed, variant=variant, loss=loss)
-        assert found[-1].brier < 0.8 * found[0].brier
+        first, *_, last = fitted(seed, variant=variant, loss=loss)
+        assert last.brier < 0.8 * first.brier
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("done", [1, 2, 4])
-def test_an_interrupted_run_ends_as_an_unbroken_one(variant: Variant, done: int) -> None:
-    unbroken = fitted(variant=variant)
-    resumed = fitted(variant=variant, first=unbroken[done - 1].theta)
-    for one, other in zip(unbroken, resumed, strict=True):
+def test_resumed_stages_equal_uninterrupted_ones(variant: Variant, done: int) -> None:
+    uninterrupted = fitted(variant=variant)
+    resumed = fitted(variant=variant, first=uninterrupted[done - 1].theta)
+    for one, other in zip(uninterrupted, resumed, strict=True):
         np.testing.assert_array_equal(other.theta, one.theta)
         np.testing.assert_array_equal(other.weights, one.weights)
         assert other.brier == one.brier
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_member_disagrees_with_people_more_than_the_bound(variant: Variant) -> None:
+def test_no_member_disagrees_more_than_the_bound(variant: Variant) -> None:
     for seed in range(4):
         difference, prob_a = people(seed)
         free, bounded = fitted(seed, variant=variant), fitted(seed, variant=variant, bound=0.4)
         worst = np.max(disagreement(hard_votes(difference, free[-1].theta), prob_a))
-        assert worst > 0.42, "the bound has something to do"
+        assert worst > 0.42, "the bound is active"
         assert np.max(disagreement(hard_votes(difference, bounded[-1].theta), prob_a)) <= 0.4 + 1 / len(prob_a)
         assert any(stage.brier != stage.brier_uncapped for stage in bounded)
         assert all(stage.brier == stage.brier_uncapped for stage in free)
 
 
-def test_the_uncapped_error_is_that_of_the_newest_member_left_alone() -> None:
+def test_uncapped_error_is_that_of_the_newest_member_without_the_bound() -> None:
     difference, prob_a = people(0)
     *_, stage = fitted(0, k=2, bound=0.4)
     residual = prob_a - hard_votes(difference, stage.theta[:, :1])[:, 0]
@@ -251,11 +277,11 @@ def test_the_uncapped_error_is_that_of_the_newest_member_left_alone() -> None:
     assert stage.brier_uncapped < stage.brier
 
 
-def test_one_reward_for_people_of_one_mind_is_enough() -> None:
+def test_one_member_suffices_when_all_people_agree() -> None:
     rng = np.random.default_rng(6)
     difference, theta = rng.standard_normal((300, 4)), np.array([2.0, -1.0, 0.5, 0.0])
-    one_mind = (difference @ theta > 0).astype(float)
-    first, second = stages(difference, one_mind, 2, l2=1e-4)
+    majority = (difference @ theta > 0).astype(float)
+    first, second = stages(difference, majority, 2, l2=1e-4)
     assert first.brier < 0.02
     assert second.weights[0] > 0.9
-    assert sigmoid(difference @ first.theta[:, 0])[one_mind == 1].mean() > 0.9
+    assert sigmoid(difference @ first.theta[:, 0])[majority == 1].mean() > 0.9

@@ -1,4 +1,4 @@
-"""What ``inspect`` reports, against ten lines of plain Python."""
+"""The summary of ``inspect``, against plain Python."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from pluralign import inspect, load_preferences
 from pluralign.votes.summary import Bar
 
 
-def by_hand(rows: list[dict[str, Any]]) -> dict[str, float]:
+def in_plain_python(rows: list[dict[str, Any]]) -> dict[str, float]:
     pairs = [(row["votes_a"], row["votes_b"]) for row in rows]
     shares = [(a / (a + b), a + b) for a, b in pairs]
 
@@ -36,13 +36,13 @@ def random_rows(n: int = 500) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_figures_agree_with_a_plain_script() -> None:
+def test_figures_agree_with_plain_python() -> None:
     facts = inspect(load_preferences(random_rows()))
-    for name, expected in by_hand(random_rows()).items():
+    for name, expected in in_plain_python(random_rows()).items():
         assert getattr(facts, name) == pytest.approx(expected, abs=1e-12), name
 
 
-def test_intervals_hold_their_figure_and_need_two_prompts() -> None:
+def test_intervals_contain_their_figure_and_need_two_prompts() -> None:
     facts = inspect(load_preferences(random_rows()))
     for name, interval in facts.intervals.items():
         assert interval.low < getattr(facts, name) < interval.high
@@ -50,7 +50,7 @@ def test_intervals_hold_their_figure_and_need_two_prompts() -> None:
     assert inspect(load_preferences([wide()])).intervals == {}
 
 
-def test_few_shares_have_a_bar_each_and_many_share_bins() -> None:
+def test_few_shares_have_one_bar_each_and_many_are_binned() -> None:
     few = inspect(load_preferences([wide(votes_a=a, votes_b=5 - a, prompt=str(a)) for a in range(6)])).histogram
     assert few == [Bar(0.6, 0.6, 2), Bar(0.8, 0.8, 2), Bar(1.0, 1.0, 2)]
     rows = [wide(prompt=str(a), votes_a=a, votes_b=40 - a) for a in range(41)]
@@ -61,7 +61,7 @@ def test_few_shares_have_a_bar_each_and_many_share_bins() -> None:
     assert [bar.low for bar in many] == pytest.approx([0.5 + i / 20 for i in range(10)])
 
 
-def test_single_votes_have_no_noise_to_report() -> None:
+def test_noise_of_single_votes_is_nan() -> None:
     facts = inspect(load_preferences([{"prompt": "x", "chosen": "A", "rejected": "B"}]))
     assert math.isnan(facts.noise)
     assert math.isnan(facts.floor_corrected)

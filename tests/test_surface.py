@@ -1,4 +1,4 @@
-"""Surface features against counts made by hand."""
+"""Surface features against counts by hand."""
 
 from math import log
 
@@ -47,32 +47,32 @@ def feature(name: str, text: str) -> float:
         ("ends a sentence", "Yes, but", 0.0),
     ],
 )
-def test_each_feature_is_what_a_reader_would_count(name: str, text: str, expected: float) -> None:
+def test_each_feature_equals_its_count(name: str, text: str, expected: float) -> None:
     assert feature(name, text) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_empty_text_has_no_words_and_counts_as_one_sentence() -> None:
-    found = dict(zip(NAMES, surface_features([""])[0].tolist(), strict=True))
-    assert found.pop("no words") == 1.0
-    assert found.pop("log sentences") == pytest.approx(log(2))
-    assert set(found.values()) == {0.0}
+    features = dict(zip(NAMES, surface_features([""])[0].tolist(), strict=True))
+    assert features.pop("no words") == 1.0
+    assert features.pop("log sentences") == pytest.approx(log(2))
+    assert set(features.values()) == {0.0}
 
 
-def test_letters_of_any_alphabet_make_words() -> None:
+def test_words_may_be_in_any_alphabet() -> None:
     for text, words in (("Größe zählt", 2), ("мир труд май", 3), ("καλημέρα", 1), ("naïve café’s", 3), ("👍🏽", 0)):
         assert feature("log words", text) == pytest.approx(log(1 + words)), text
     assert feature("capitals", "ÄÖü!") == pytest.approx(2 / 4)
     assert feature("digits", "٣٤ab") == pytest.approx(2 / 4)
 
 
-def test_no_text_gives_no_rows_but_all_columns() -> None:
+def test_no_texts_give_no_rows_but_all_columns() -> None:
     assert surface_features([]).shape == (0, len(NAMES))
     assert surface_features(iter(["a", "b"])).shape == (2, len(NAMES))
     assert len(set(NAMES)) == len(NAMES)
 
 
 @given(st.lists(texts, min_size=1, max_size=5))
-def test_any_text_has_finite_features_that_do_not_depend_on_its_neighbours(several: list[str]) -> None:
+def test_any_text_has_finite_features_that_do_not_depend_on_other_texts(several: list[str]) -> None:
     together = surface_features(several)
     assert together.shape == (len(several), len(NAMES))
     assert together.dtype == np.float32
@@ -81,7 +81,7 @@ def test_any_text_has_finite_features_that_do_not_depend_on_its_neighbours(sever
     np.testing.assert_array_equal(together, np.vstack([surface_features([text]) for text in several]))
 
 
-def test_a_very_long_text_is_described_too() -> None:
-    found = surface_features(["word, " * 200_000])
-    assert np.isfinite(found).all()
-    assert found[0, NAMES.index("commas")] == pytest.approx(1.0)
+def test_a_very_long_text_has_finite_features() -> None:
+    features = surface_features(["word, " * 200_000])
+    assert np.isfinite(features).all()
+    assert features[0, NAMES.index("commas")] == pytest.approx(1.0)

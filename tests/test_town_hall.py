@@ -1,11 +1,14 @@
+"""The built-in town hall: reproducible texts, exact shares, and votes that follow them."""
+
 import re
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from pluralign.votes.town_hall import issues as word_material
-from pluralign.votes.town_hall.townhall import FEATURES, TASTES, TownHall, answers, candidates, town_hall
+from pluralign.votes.town_hall.issues import load_issues
+from pluralign.votes.town_hall.population import FEATURES, TASTES
+from pluralign.votes.town_hall.townhall import TownHall, answers, candidates, town_hall
 from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, write_response
 
 
@@ -29,14 +32,14 @@ def test_another_seed_is_another_sample_of_the_same_people() -> None:
     assert not np.array_equal(one.tastes, town_hall(80, seed=1, population_seed=1).tastes)
 
 
-def test_more_people_or_more_votes_leave_the_texts_alone() -> None:
+def test_more_people_or_more_votes_do_not_change_the_texts() -> None:
     few, many = town_hall(80, n_annotators=10), town_hall(80, n_annotators=500, votes_per_pair=50)
     assert list(few.preferences.responses) == list(many.preferences.responses)
     assert list(few.preferences.prompts) == list(many.preferences.prompts)
 
 
 @pytest.mark.parametrize("n_pairs", [1, 9, 200, 5001])
-def test_sizes_are_as_asked(n_pairs: int) -> None:
+def test_sizes_are_as_requested(n_pairs: int) -> None:
     hall = town_hall(n_pairs, n_annotators=30)
     preferences = hall.preferences
     assert len(preferences) == len(hall.true_prob) == n_pairs
@@ -54,8 +57,8 @@ def test_features_follow_the_order_of_responses_and_of_items(hall: TownHall) -> 
     assert tuple(TASTES) == FEATURES == hall.feature_names
 
 
-def test_being_for_an_issue_is_its_position_on_the_value_axes(hall: TownHall) -> None:
-    issue = next(issue for issue in word_material.ISSUES if "wind turbines" in issue.rest)
+def test_the_position_of_an_answer_is_stance_times_loadings(hall: TownHall) -> None:
+    issue = next(issue for issue in load_issues() if "wind turbines" in issue.rest)
     assert issue.loadings == (0.0, 0.5, 1.0, 0.0)
     for stance, sign in ((0, 1), (1, -1)):
         about = [bool(re.search("wind turbines on|two turbines on", text)) for text in hall.preferences.responses]
@@ -65,7 +68,7 @@ def test_being_for_an_issue_is_its_position_on_the_value_axes(hall: TownHall) ->
         assert (np.sign(positions[:, 2]) == sign).all()
 
 
-def test_true_share_is_that_of_a_plain_loop_in_exact_arithmetic() -> None:
+def test_the_true_share_matches_a_loop_in_exact_arithmetic() -> None:
     hall = town_hall(40, seed=3, n_annotators=25)
     a_index, b_index = hall.preferences.a_index, hall.preferences.b_index
     for pair in range(40):
@@ -88,7 +91,7 @@ def test_the_whole_population_as_an_ensemble_is_perfectly_calibrated(hall: TownH
     assert np.array_equal(votes.mean(axis=1), hall.true_prob)
 
 
-def test_annotator_votes_are_those_of_their_rewards_in_the_order_asked() -> None:
+def test_annotator_votes_follow_their_rewards_in_the_requested_order() -> None:
     hall = town_hall(100, n_annotators=20)
     rewards = hall.annotator_rewards([7, 3, 7])
     votes = hall.annotator_votes([7, 3, 7])
@@ -120,7 +123,7 @@ def test_votes_are_binomial_around_the_true_share(votes_per_pair: int | tuple[in
     assert np.array_equal(x[unanimous], (n * p)[unanimous].astype(int))
     n, p, x = n[~unanimous], p[~unanimous], x[~unanimous]
     variance = n * p * (1 - p)
-    # Both are sums of many independent terms, so nearly standard normal; the fourth moment is the binomial's.
+    # Both are sums of many independent terms and nearly standard normal; the fourth moment is that of the binomial.
     mean_z = (x - n * p).sum() / np.sqrt(variance.sum())
     fourth = 3 * variance**2 + variance * (1 - 6 * p * (1 - p))
     spread_z = ((x - n * p) ** 2 - variance).sum() / np.sqrt((fourth - variance**2).sum())
@@ -128,16 +131,16 @@ def test_votes_are_binomial_around_the_true_share(votes_per_pair: int | tuple[in
     assert abs(spread_z) < 4
 
 
-def test_people_disagree_as_they_do_in_real_votes(hall: TownHall) -> None:
+def test_disagreement_is_similar_to_that_of_real_votes(hall: TownHall) -> None:
     majority = np.maximum(hall.true_prob, 1 - hall.true_prob)
     assert 0.70 < majority.mean() < 0.75
     kinds = np.histogram(majority, bins=np.linspace(0.5, 1, 6))[0] / len(majority)
-    assert kinds.min() > 0.08, "from evenly split to nearly unanimous, every kind of pair occurs"
+    assert kinds.min() > 0.08, "every kind of pair occurs, from evenly split to nearly unanimous"
     assert abs(hall.true_prob.mean() - 0.5) < 0.01, "pairs are oriented at random"
 
 
-def test_one_reward_does_not_explain_the_town_but_eight_people_come_close(hall: TownHall) -> None:
-    """Even a Bradley-Terry model that sees the true features and the true shares leaves much of them unexplained."""
+def test_a_single_reward_fits_worse_than_the_six_camps(hall: TownHall) -> None:
+    """A Bradley-Terry model with the true features and the true shares still has a large error."""
     difference = hall.features[hall.preferences.a_index] - hall.features[hall.preferences.b_index]
     weights = np.zeros(difference.shape[1])
     for _ in range(30):  # Newton's method on the soft-label logistic loss
@@ -154,7 +157,7 @@ def test_one_reward_does_not_explain_the_town_but_eight_people_come_close(hall: 
     assert six_camps < one_reward
 
 
-def test_camps_have_their_shares() -> None:
+def test_camps_have_their_shares_of_the_population() -> None:
     hall = town_hall(8, n_annotators=1000)
     counts = np.bincount(hall.camps, minlength=len(hall.camp_names))
     assert counts.tolist() == [240, 200, 180, 150, 130, 100]
@@ -167,7 +170,7 @@ def test_all_prompts_and_all_responses_are_distinct(hall: TownHall) -> None:
     assert (hall.preferences.a_index != hall.preferences.b_index).all()
     pairs = np.sort(np.stack([hall.preferences.a_index, hall.preferences.b_index], axis=1), axis=1)
     assert len(np.unique(pairs, axis=0)) == len(pairs)
-    assert len(hall.preferences.items().prompt_index) == len(texts), "no text answers two prompts"
+    assert len(hall.preferences.items().prompt_index) == len(texts), "no text belongs to two prompts"
 
 
 def test_no_two_responses_to_a_prompt_have_the_same_features() -> None:
@@ -176,7 +179,7 @@ def test_no_two_responses_to_a_prompt_have_the_same_features() -> None:
         assert len(np.unique(features, axis=0)) == 20
 
 
-def test_every_attribute_shows_in_the_text(hall: TownHall) -> None:
+def test_every_attribute_is_visible_in_the_text(hall: TownHall) -> None:
     levels = Attributes(*hall.attributes.T)
     texts = list(hall.preferences.responses)
 
@@ -222,10 +225,10 @@ def test_each_text_is_readable_english(hall: TownHall) -> None:
                 assert sentence[0].isupper(), text
 
 
-def test_issues_are_complete_and_every_place_fits() -> None:
-    assert len(word_material.ISSUES) >= 40
-    assert len({issue.thing for issue in word_material.ISSUES}) == len(word_material.ISSUES)
-    for issue in word_material.ISSUES:
+def test_issues_are_complete() -> None:
+    assert len(load_issues()) >= 40
+    assert len({issue.thing for issue in load_issues()}) == len(load_issues())
+    for issue in load_issues():
         assert len(issue.pros) == len(issue.cons) == 4, issue.thing
         assert len(issue.middle) >= 2, issue.thing
         assert len(issue.unknown) == 2, issue.thing
@@ -236,9 +239,9 @@ def test_issues_are_complete_and_every_place_fits() -> None:
         assert not any(clause.endswith((".", "?", "!")) for clause in clauses), issue.thing
 
 
-def test_every_choice_of_words_can_be_written() -> None:
+def test_every_issue_stance_and_length_can_be_written() -> None:
     random = np.random.default_rng(0)
-    for issue in range(len(word_material.ISSUES)):
+    for issue in range(len(load_issues())):
         for stance in range(4):
             for length in range(5):
                 tone, hedging = int(random.integers(4)), int(random.integers(3))
@@ -256,11 +259,11 @@ def test_candidates_are_lists_of_distinct_responses_in_the_same_style(hall: Town
     assert lines == candidates(30, 12, seed=4)
     lists = answers(30, 12, seed=4)
     assert [line["responses"] for line in lines] == lists.responses
-    favourites = (lists.features @ hall.tastes.T).argmax(axis=1)
-    assert np.mean([len(set(row)) for row in favourites]) > 3, "people have different favourites"
+    top_choices = (lists.features @ hall.tastes.T).argmax(axis=1)
+    assert np.mean([len(set(row)) for row in top_choices]) > 3, "people have different top choices"
 
 
-def test_bad_arguments_are_refused_with_a_sentence() -> None:
+def test_invalid_arguments_raise_a_sentence() -> None:
     for message, options in {
         r"n_pairs must be a whole number of at least 1, not 0": {"n_pairs": 0},
         r"n_pairs must be a whole number of at least 1, not 2\.5": {"n_pairs": 2.5},
@@ -283,7 +286,7 @@ def test_bad_arguments_are_refused_with_a_sentence() -> None:
         candidates(3, 1)
 
 
-def test_two_responses_a_prompt_make_one_pair_each() -> None:
+def test_two_responses_per_prompt_give_one_pair_per_prompt() -> None:
     hall = town_hall(50, n_responses_per_prompt=2)
     assert len(hall.preferences.prompts) == 50
     assert len(hall.preferences.responses) == 100

@@ -1,4 +1,4 @@
-"""Short fits end where they ended before: a change of method or numerics shows here and is explained where it is made.
+"""Short fits reproduce stored training errors. A commit that changes them explains the change.
 
 To accept new values:  python tests/test_trajectory.py
 """
@@ -19,18 +19,18 @@ FITS: dict[str, dict[str, Any]] = {
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric", "k": 3},
     "stagewise weighted": {"method": "stagewise", "variant": "weighted", "k": 3},
 }
-# Other processors round differently, and hard votes and restarts turn that into a little more.
+# Other processors round differently; hard votes and restarts amplify the differences.
 TOLERANCE = {"joint": 4e-3, "stagewise printed": 2e-3, "stagewise symmetric": 2e-3, "stagewise weighted": 2e-3}
 
 
 def trajectory(name: str) -> list[float]:
     ensemble = fit(town_hall(600, seed=3).preferences, encoder="hashing", test_fraction=0.2, **FITS[name])
-    return [round(record["train_brier"], 5) for record in ensemble.facts["history"]]
+    return [round(row.train_brier, 5) for row in ensemble.record.history]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FITS)
-def test_a_short_fit_ends_where_it_did(name: str) -> None:
+def test_short_fit_reproduces_the_stored_errors(name: str) -> None:
     expected = json.loads(STORED.read_text())[name]
     assert trajectory(name) == pytest.approx(expected, abs=TOLERANCE.get(name, 1e-3))
 

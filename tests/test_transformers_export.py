@@ -12,7 +12,7 @@ import pytest
 from conftest import run
 from safetensors.numpy import load_file
 from test_classifier import ITEMS, SIZES, alone, write_bert, write_llama
-from test_encoder import WORDS
+from tiny import ENCODER_WORDS as WORDS
 
 from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
@@ -21,7 +21,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
@@ -75,7 +75,7 @@ def pad_as_fit_does(folder: Path) -> Path:
 def save_ensemble(folder: Path, base: Path, method: str, lora: bool, kept: list[int], outputs: int) -> RewardEnsemble:
     """Save an ensemble of some outputs of the models in ``folder``."""
     described: Any = {"base": str(base), "method": method, "lora": lora, "outputs": outputs, "max_length": 32}
-    features = TunedFeatures(**described, folder=folder).identified()
+    features = FinetunedFeatures(**described, folder=folder).with_current_hashes()
     weights = np.array(WEIGHTS[: len(kept)]) / sum(WEIGHTS[: len(kept)])
     ensemble = RewardEnsemble(LinearMembers(identity_map(outputs), np.eye(outputs)[:, kept]), weights, features)
     ensemble.save(folder)
@@ -142,7 +142,7 @@ def plain_rewards(folder: Path) -> Any:
     return np.stack([alone(folder, text, special=False) for text in texts])
 
 
-# --- the same rewards -----------------------------------------------------------------------------------------------
+# --- the same rewards -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_a_head_can_combine_outputs() -> None:
         np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
 
 
-# --- TRL ------------------------------------------------------------------------------------------------------------
+# --- TRL --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_trl_trains_a_member_further(member: Path, tmp_path: Path) -> None:
     assert any("loss" in row for row in trainer.state.log_history)
 
 
-# --- the card -------------------------------------------------------------------------------------------------------
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 
 def front_matter(card: str) -> Any:
@@ -404,7 +404,7 @@ def test_a_card_contains_no_text_of_the_data(joint: Path, tmp_path: Path) -> Non
     assert not [text for text in votes.responses if len(text.split()) > 2 and text in card]
 
 
-# --- where it is written --------------------------------------------------------------------------------------------
+# --- where it is written ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -482,7 +482,7 @@ def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(model_rewards(tmp_path / "half", ITEMS), plain_rewards(tmp_path / "whole"), atol=0.3)
 
 
-# --- the hub and the command ----------------------------------------------------------------------------------------
+# --- the hub and the command ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -514,7 +514,9 @@ def test_a_push_creates_a_private_repository_and_uploads_the_folder(
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(hugging_face, "upload_folder", fail)
-    with pytest.raises(DataError, match=r"did not take it \(ConnectionError: no route to host\).*is whole in"):
+    with pytest.raises(
+        DataError, match=r"upload to the hub failed \(ConnectionError: no route to host\).*is complete in"
+    ):
         export(joint, tmp_path / "kept", push_to_hub="my-org/rewards")
     assert (tmp_path / "kept" / "model.safetensors").is_file()
 

@@ -1,11 +1,11 @@
-"""Tuned policies: what they learn, what is said of them, what survives a kill, and what is refused."""
+"""Tuned policies: training, figures, resuming, and errors."""
 
 import importlib
 import io
 import json
 import random
-from dataclasses import asdict, replace
-from itertools import pairwise, product
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import WORDS, write_backbone
 
-from pluralign.cli import views as terminal
+from pluralign.cli.views.policies import tuning_page
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
-from pluralign.models.options import SamplingOptions
-from pluralign.policies import tune as tuning
+from pluralign.policies import tune as tune_module
+from pluralign.policies.manifest import ExampleAnswer, Manifest
 from pluralign.policies.options import TuneOptions
-from pluralign.policies.samples import Policy, best_and_worst, reward_scale, sampled_kl
-from pluralign.policies.tune import split_prompts, tune
+from pluralign.policies.samples import Policy
+from pluralign.policies.tune import Tuning, split_prompts, tune
 from pluralign.votes.prompts import Message
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -41,7 +41,7 @@ QUICKEST = QUICK | {"steps": 1, "samples": 4, "max_new_tokens": 4}
 
 
 def ensemble_of(*features: str, weights: tuple[float, ...] = (0.75, 0.25)) -> RewardEnsemble:
-    """Members that like one surface feature each: nothing to fit, and easy to please."""
+    """Members that each reward one surface feature, so that nothing is fitted and tuning is easy."""
     theta = np.zeros((len(NAMES), len(features)))
     for j, name in enumerate(features):
         theta[NAMES.index(name), j] = 1.0
@@ -58,15 +58,15 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["dpo", "grpo"])
-def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuning.Tuning:
+def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     folder = tmp_path_factory.mktemp(request.param) / "policies"
     return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, names=["asks", "stops"], **QUICK)
 
 
-# --- what is learned ------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_policy_earns_more_of_its_own_member_on_prompts_it_never_saw(tuned: tuning.Tuning) -> None:
+def test_each_policy_gets_more_reward_from_its_own_member_on_held_out_prompts(tuned: Tuning) -> None:
     assert [policy.member for policy in tuned.members] == [0, 1]
     for i, policy in enumerate(tuned.members):
         assert policy.improved, policy
@@ -74,16 +74,16 @@ def test_each_policy_earns_more_of_its_own_member_on_prompts_it_never_saw(tuned:
         assert policy.interval[0] < policy.reward_after - policy.reward_before < policy.interval[1]
         assert tuned.matrix[i][i] == pytest.approx(policy.reward_after)
         assert tuned.base[i] == pytest.approx(policy.reward_before)
-        assert tuned.matrix[i][i] > tuned.matrix[1 - i][i], "and more than the other policy earns of it"
+        assert tuned.matrix[i][i] > tuned.matrix[1 - i][i], "more than the other policy gets from this member"
         assert policy.kl > 2 * policy.kl_standard_error > 0
     assert (tuned.prompts, tuned.held_out) == (18, 6)
 
 
-def test_figures_are_those_of_the_samples_that_were_kept(tuned: tuning.Tuning) -> None:
+def test_figures_match_the_stored_samples(tuned: Tuning) -> None:
     folder = Path(tuned.folder)
     base = [json.loads(line) for line in (folder / "base.jsonl").read_text().splitlines()]
-    trained, judged = ([row for row in base if row["held_out"] is side] for side in (False, True))
-    assert not {row["prompt"] for row in trained} & {row["prompt"] for row in judged}
+    trained, held_out = ([row for row in base if row["held_out"] is side] for side in (False, True))
+    assert not {row["prompt"] for row in trained} & {row["prompt"] for row in held_out}
 
     def rewards(rows: list[dict[str, Any]]) -> Any:
         values = [TOWN.rewards([(row["prompt"], text) for text in row["responses"]])[:, 0] for row in rows]
@@ -93,16 +93,14 @@ def test_figures_are_those_of_the_samples_that_were_kept(tuned: tuning.Tuning) -
     mean, spread = on_train.mean(), np.sqrt(np.mean([row.var(ddof=1) for row in on_train]))
     policy = tuned.members[0]
     after = [json.loads(line) for line in (folder / "samples" / "member-0.jsonl").read_text().splitlines()]
-    assert [row["prompt"] for row in after] == [row["prompt"] for row in judged]
-    assert policy.reward_before == pytest.approx((rewards(judged).mean() - mean) / spread)
+    assert [row["prompt"] for row in after] == [row["prompt"] for row in held_out]
+    assert policy.reward_before == pytest.approx((rewards(held_out).mean() - mean) / spread)
     assert policy.reward_after == pytest.approx((rewards(after).mean() - mean) / spread)
     assert policy.kl == pytest.approx(np.mean([np.subtract(row["log_prob"], row["base_log_prob"]) for row in after]))
-    assert policy.samples[0]["after"] == after[0]["responses"][0]
+    assert policy.samples[0].after == after[0]["responses"][0]
 
 
-def test_an_adapter_is_a_plain_peft_folder_that_gives_the_samples_their_log_probabilities(
-    tuned: tuning.Tuning, llama: Path
-) -> None:
+def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned: Tuning, llama: Path) -> None:
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
     transformers = importlib.import_module("transformers")
     folder = Path(tuned.folder)
@@ -112,7 +110,7 @@ def test_an_adapter_is_a_plain_peft_folder_that_gives_the_samples_their_log_prob
     ]
     config = json.loads((folder / "member-1" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(llama)
-    assert isinstance(config["target_modules"], list), "vLLM wants names"
+    assert isinstance(config["target_modules"], list), "vLLM needs module names"
     base = transformers.AutoModelForCausalLM.from_pretrained(llama)
     model = peft.PeftModel.from_pretrained(base, folder / "member-1").eval()
     policy = Policy(str(llama))
@@ -126,7 +124,7 @@ def test_an_adapter_is_a_plain_peft_folder_that_gives_the_samples_their_log_prob
             assert own == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_manifest_has_what_a_server_of_adapters_needs(tuned: tuning.Tuning, llama: Path) -> None:
+def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, llama: Path) -> None:
     manifest = json.loads((Path(tuned.folder) / "manifest.json").read_text())
     assert manifest["serving"] == {
         "command": f"vllm serve {llama} --enable-lora --max-loras 2 --max-lora-rank 8 "
@@ -138,125 +136,58 @@ def test_the_manifest_has_what_a_server_of_adapters_needs(tuned: tuning.Tuning, 
         ("stops", 0.25, "member-1"),
     ]
     assert manifest["base"] == str(llama)
+    read = Manifest.from_json(manifest)
+    assert list(read.members) == tuned.members
+    assert (read.serving, read.to_json()) == (tuned.serving, manifest)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def moved(llama: Path) -> Policy:
-    """A policy with an adapter of random numbers."""
-    torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
-    policy = Policy(str(llama))
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM"
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        policy.model = peft.get_peft_model(policy.model, config).eval()
-    return policy
-
-
-def test_the_sampled_kl_is_the_exact_one_where_all_responses_can_be_listed(moved: Policy) -> None:
-    temperature, prompts = 1.3, ["tea ?", "rum ?", "so well ?", "no ?"]
-    every = [[2], *([one, two] for one in range(32) for two in range(32) if one != 2)]
-    exact, own, base = [], [], []
-    for prompt in prompts:
-        context = moved.context(prompt, 2)
-        p = moved.log_prob(context, every, temperature, at_once=256)
-        with moved.model.disable_adapter():
-            q = moved.log_prob(context, every, temperature, at_once=256)
-        assert np.exp(p).sum() == pytest.approx(1, abs=1e-4), "the list is complete"
-        exact.append(np.exp(p) @ (p - q))
-        place = {tuple(ids): i for i, ids in enumerate(every)}
-        drawn = moved.draw(prompt, 400, SamplingOptions(temperature=temperature, max_new_tokens=2), at_once=400)
-        rows = [place[tuple(one.tokens)] for one in drawn]
-        own.append(p[rows])
-        base.append(q[rows])
-    found = sampled_kl(own, base)
-    ratio = np.array(own) - np.array(base)
-    error = np.sqrt(np.mean([row.var(ddof=1) for row in ratio]) / ratio.size)
-    assert np.mean(exact) > 10 * error, "there is something to estimate"
-    assert abs(found.mean - np.mean(exact)) < 4 * error
-
-
-def test_the_standard_error_of_kl_counts_prompts_not_samples() -> None:
-    rng = np.random.default_rng(0)
-    of_prompt = rng.normal(1.0, 1.0, size=(200, 1))
-    found = sampled_kl(of_prompt + rng.normal(0, 0.1, size=(200, 16)), np.zeros((200, 16)))
-    assert found.standard_error == pytest.approx(of_prompt.std() / np.sqrt(200), rel=0.1)
-
-
-@given(st.floats(0.01, 100), st.floats(-100, 100))
-def test_standardised_rewards_do_not_depend_on_the_units_of_a_member(gain: float, offset: float) -> None:
-    rewards = np.random.default_rng(3).normal(size=(5, 4, 2))
-    other = rewards * gain + offset
-    np.testing.assert_allclose(reward_scale(other)(other), reward_scale(rewards)(rewards), atol=1e-6)
-
-
-def test_a_member_without_an_opinion_has_no_spread() -> None:
-    same = np.repeat([[1.0], [2.0], [3.0]], 4, axis=1)
-    rewards = np.stack([same, np.random.default_rng(0).normal(size=(3, 4))], axis=2)
-    scale = reward_scale(rewards)
-    assert scale.spread[0] == 0 < scale.spread[1]
-    assert not scale(rewards)[..., 0].any()
-
-
-@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=2, max_size=20))
-def test_pairs_are_of_the_best_and_the_worst(rewards: list[float]) -> None:
-    pairs = best_and_worst(rewards)
-    assert len({i for pair in pairs for i in pair}) == 2 * len(pairs) <= max(2, len(rewards) // 2)
-    assert bool(pairs) == (min(rewards) < max(rewards))
-    if pairs:
-        assert (rewards[pairs[0][0]], rewards[pairs[0][1]]) == (max(rewards), min(rewards))
-    for (best, worst), (next_best, next_worst) in pairwise(pairs):
-        assert rewards[best] >= rewards[next_best] > rewards[next_worst] >= rewards[worst]
+# --- prompts ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(4, 40), st.floats(0.01, 0.99), st.integers(0, 5), st.randoms())
-def test_the_split_is_by_prompt_whatever_their_order(n: int, share: float, seed: int, rng: random.Random) -> None:
+def test_the_split_does_not_depend_on_the_order_of_prompts(n: int, share: float, seed: int, rng: random.Random) -> None:
     prompts = [f"prompt {i}" for i in range(n)]
-    train, judged = split_prompts(prompts, share, seed)
-    assert sorted([*train, *judged]) == sorted(prompts)
-    assert min(len(train), len(judged)) >= 2
-    assert abs(len(judged) - share * n) <= 2
-    mixed = rng.sample(prompts, n)
-    assert set(split_prompts(mixed, share, seed)[1]) == set(judged)
+    train, held_out = split_prompts(prompts, share, seed)
+    assert sorted([*train, *held_out]) == sorted(prompts)
+    assert min(len(train), len(held_out)) >= 2
+    assert abs(len(held_out) - share * n) <= 2
+    shuffled = rng.sample(prompts, n)
+    assert set(split_prompts(shuffled, share, seed)[1]) == set(held_out)
 
 
-# --- what survives --------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_broke_off_goes_on_with_the_next_member(
+def test_an_interrupted_run_resumes_with_the_next_member(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = QUICKEST | {"steps": 2}
-    train, trained = tuning._Work._train, []
+    train, trained = tune_module._tune_member, []
 
-    def breaks(self: Any, member: int) -> Any:
+    def interrupted(member: int, *rest: Any) -> Any:
         trained.append(member)
         if len(trained) == 2:
             raise KeyboardInterrupt
-        return train(self, member)
+        return train(member, *rest)
 
-    monkeypatch.setattr(tuning._Work, "_train", breaks)
+    monkeypatch.setattr(tune_module, "_tune_member", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", **quick)
     base = (tmp_path / "policies" / "base.jsonl").read_bytes()
-    (tmp_path / "policies" / "base.jsonl").write_bytes(base[:-100])  # as a kill would leave it
+    (tmp_path / "policies" / "base.jsonl").write_bytes(base[:-100])  # as a kill leaves it
     drawn: list[str] = []
     draw = Policy.draw
 
-    def counts(self: Any, prompt: str, *rest: Any) -> Any:
+    def recorded(self: Any, prompt: str, *rest: Any) -> Any:
         drawn.append(prompt)
         return draw(self, prompt, *rest)
 
-    monkeypatch.setattr(Policy, "draw", counts)
+    monkeypatch.setattr(Policy, "draw", recorded)
     steps: list[tuple[int, int]] = []
     resumed = tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", progress=lambda *at: steps.append(at), **quick)
     assert trained == [0, 1, 1], "a finished member is not trained again"
     assert (tmp_path / "policies" / "base.jsonl").read_bytes() == base
-    assert len(drawn) == 1 + resumed.held_out, "and the base is sampled for the lost line alone"
+    assert len(drawn) == 1 + resumed.held_out, "the base is sampled only for the lost line"
     assert steps[-1] == (24 + 2 + 6, 24 + 2 + 6)
     assert resumed.resumed == 1
     again = tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", **quick)
@@ -268,14 +199,14 @@ def test_a_run_that_broke_off_goes_on_with_the_next_member(
     assert not [path for path in (tmp_path / "policies").iterdir() if path.name.startswith(".")]
 
 
-def test_members_can_be_added_and_those_without_weight_are_left_alone(tmp_path: Path, llama: Path) -> None:
+def test_members_can_be_added_later_and_those_without_weight_are_skipped(tmp_path: Path, llama: Path) -> None:
     town, quick = (
         ensemble_of("question marks", "full stops", "digits", weights=(0.5, 0.5, 0.0)),
         QUICKEST | {"max_new_tokens": 10},
     )
     first = tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", members=[1], **quick)
     assert [policy.member for policy in first.members] == [1]
-    assert first.serving["weights"] == {"member-1": 1.0}
+    assert first.serving.weights == {"member-1": 1.0}
     both = tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", **quick)
     assert [policy.member for policy in both.members] == [0, 1]
     assert (both.resumed, both.members[1]) == (1, first.members[0])
@@ -283,13 +214,13 @@ def test_members_can_be_added_and_those_without_weight_are_left_alone(tmp_path: 
         tune(town, PROMPTS[:6], str(llama), tmp_path / "policies", members=[2], **quick)
 
 
-def test_a_trainer_neither_talks_nor_touches_the_randomness_of_others(
+def test_training_prints_nothing_and_keeps_the_callers_random_state(
     tmp_path: Path, llama: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     torch = importlib.import_module("torch")
 
     def states() -> list[Any]:
-        arrays: Any = np.random.get_state()  # noqa: NPY002 - the one that trainers seed
+        arrays: Any = np.random.get_state()  # noqa: NPY002 - trainers seed this one
         return [random.getstate(), arrays[1].tolist(), torch.get_rng_state().tolist()]
 
     before = states()
@@ -299,10 +230,10 @@ def test_a_trainer_neither_talks_nor_touches_the_randomness_of_others(
     assert capfd.readouterr() == ("", "")
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_one_object_and_nothing_else(tmp_path: Path, llama: Path) -> None:
+def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None:
     TOWN.save(tmp_path / "town")
     rows = [{"prompt": prompt} for prompt in PROMPTS[:5]]
     rows += [{"prompt": "tea " * 60}, {"text": "no prompt"}, {"prompt": [{"role": "user", "content": "rum ?"}]}]  # type: ignore[dict-item]
@@ -319,54 +250,54 @@ def test_the_command_prints_one_object_and_nothing_else(tmp_path: Path, llama: P
     assert facts["seconds"] > 0
 
 
-def shown(facts: dict[str, Any]) -> str:
+def shown(tuning: Tuning) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=150, highlight=False)
-    for part in terminal.tuning_page(facts):
+    for part in tuning_page(tuning):
         console.print(part, markup=False)
     return stream.getvalue()
 
 
-def test_the_page_says_plainly_when_a_reward_did_not_go_up(tuned: tuning.Tuning) -> None:
-    assert "did not go up" not in shown(asdict(tuned))
+def test_the_page_reports_a_reward_that_did_not_improve(tuned: Tuning) -> None:
+    assert "did not improve" not in shown(tuned)
     flat = replace(tuned.members[1], interval=(-0.1, 0.3), improved=False, samples=[])
-    page = shown(asdict(replace(tuned, members=[tuned.members[0], flat])))
-    assert "The reward of member 1 did not go up" in page
+    page = shown(replace(tuned, members=[tuned.members[0], flat]))
+    assert "The reward of member 1 did not improve significantly" in page
     assert "The reward of member 0" not in page
 
 
-def test_texts_on_the_page_cannot_move_the_cursor(tuned: tuning.Tuning) -> None:
-    sample = {"prompt": "tea\x1b[2J", "before": "[red]no[/red]", "after": "a\r\nb" + "x" * 2000}
-    page = shown(asdict(replace(tuned, members=[replace(tuned.members[0], samples=[sample])], matrix=[[0.0]])))
+def test_texts_on_the_page_cannot_move_the_cursor(tuned: Tuning) -> None:
+    sample = ExampleAnswer("tea\x1b[2J", "[red]no[/red]", "a\r\nb" + "x" * 2000, 0.0, 0.0)
+    page = shown(replace(tuned, members=[replace(tuned.members[0], samples=[sample])], matrix=[[0.0]]))
     assert "\x1b" not in page
     assert "[red]no[/red]" in page
     assert "x" * 500 not in page.replace("\n", "").replace("│", "").replace(" ", "")
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_prompts_are_refused(tmp_path: Path, llama: Path) -> None:
-    with pytest.raises(DataError, match=r"there are 3 different prompts, and 4 are the least"):
+    with pytest.raises(DataError, match=r"there are 3 distinct prompts, but at least 4 are needed"):
         tune(TOWN, ["tea", "rum", "no", "tea"], str(llama), tmp_path / "policies")
-    with pytest.raises(DataError, match=r"there are 3 different prompts that fit the model's window \(1 do not\)"):
+    with pytest.raises(DataError, match=r"there are 3 distinct prompts that fit the model's context \(1 do not\)"):
         tune(TOWN, ["tea", "rum", "no", "so " * 70], str(llama), tmp_path / "policies", max_new_tokens=8)
     assert not (tmp_path / "policies").exists()
 
 
 def test_unknown_members_are_refused(tmp_path: Path, llama: Path) -> None:
-    with pytest.raises(UsageError, match="there is no member 2: members are counted from 0 to 1"):
+    with pytest.raises(UsageError, match="members are numbered from 0 to 1; there is no member 2"):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "policies", members=[0, 2])
 
 
-def test_a_model_that_cannot_end_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_an_end_token_is_refused(tmp_path: Path) -> None:
     endless = write_backbone(tmp_path / "endless", eos=False, pad=True)
-    with pytest.raises(DataError, match="the model has no token that ends a text; give its tokenizer an eos_token"):
+    with pytest.raises(DataError, match="the model has no end token; give its tokenizer an eos_token"):
         tune(TOWN, PROMPTS, str(endless), tmp_path / "policies", max_new_tokens=8)
     assert not (tmp_path / "policies").exists()
 
 
-def test_a_folder_of_other_settings_or_things_is_refused(tuned: tuning.Tuning, tmp_path: Path, llama: Path) -> None:
+def test_a_folder_with_other_settings_or_files_is_refused(tuned: Tuning, tmp_path: Path, llama: Path) -> None:
     same: dict[str, Any] = {"method": tuned.method, **QUICK}
     with pytest.raises(DataError, match=r"its policies were tuned with beta 0\.1, samples 8; name another folder"):
         tune(TOWN, PROMPTS, str(llama), tuned.folder, **same | {"beta": 0.2, "samples": 4})
@@ -375,12 +306,12 @@ def test_a_folder_of_other_settings_or_things_is_refused(tuned: tuning.Tuning, t
     assert tune(TOWN, PROMPTS, str(llama), tuned.folder, **same | {"micro_batch": 2}).resumed == 2
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
-    with pytest.raises(DataError, match="there are other things in it; name a new folder"):
+    with pytest.raises(DataError, match="the folder holds other files; name a new folder"):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "full")
     with pytest.raises(UsageError, match="is a file; name a folder"):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "full" / "thesis.tex")
     (tmp_path / "full" / "manifest.json").write_text("{}")
-    with pytest.raises(DataError, match="pluralign tune did not write this"):
+    with pytest.raises(DataError, match="pluralign tune did not write this file"):
         tune(TOWN, PROMPTS, str(llama), tmp_path / "full")
 
 
@@ -403,9 +334,9 @@ def test_options_out_of_range_are_refused(changes: dict[str, Any], sentence: str
         TuneOptions(**changes)
 
 
-def test_a_chat_prompt_counts_like_any_other(tmp_path: Path, llama: Path) -> None:
+def test_chat_prompts_can_be_tuned_on(tmp_path: Path, llama: Path) -> None:
     chats: list[Any] = [
         (Message("user", prompt), Message("assistant", "no"), Message("user", "so ?")) for prompt in PROMPTS[:6]
     ]
     found = tune(TOWN, chats, str(llama), tmp_path / "policies", members=[0], **QUICKEST | {"method": "grpo"})
-    assert found.members[0].samples[0]["prompt"][0]["role"] == "user"
+    assert found.members[0].samples[0].prompt[0]["role"] == "user"  # type: ignore[index]

@@ -1,17 +1,40 @@
-"""Tiny language models and votes that they can learn, for tests of fine-tuning."""
+"""Tiny language models and tokenizers, and votes that the models can learn."""
 
 import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from test_encoder import CHAT_TEMPLATE
 
+ENCODER_WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
+"""Vocabulary of the tiny encoders and classifiers."""
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] + ' ' + message['content'] + ' ' + eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
 WORDS = ["tea", "rum", "yes", "no", "never", "thank", "you", "so", "well", "fine", "?", ".", "user", "assistant"]
 
 
+def word_tokenizer(special: list[str], **options: Any) -> Any:
+    """Return a tokenizer of whole words. With ``[CLS]``, texts get their first and last token."""
+    import tokenizers
+
+    model: Any = tokenizers.models.WordLevel(
+        {word: i for i, word in enumerate(special + ENCODER_WORDS)}, unk_token=special[0]
+    )
+    tokenizer: Any = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    if "[CLS]" in special:
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            special_tokens=[("[CLS]", special.index("[CLS]")), ("[SEP]", special.index("[SEP]"))],
+        )
+    transformers: Any = importlib.import_module("transformers")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=special[0], **options)
+
+
 def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eos: bool = True, **config: Any) -> Path:
-    """A causal model of two layers, as it would come from a hub: no reward head, no padding token."""
+    """Write a causal model of two layers, as a hub would provide it: no reward head, no padding token."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizers = importlib.import_module("tokenizers")
     names = ["<unk>", "<s>", *(["</s>"] if eos else []), *(["<pad>"] if pad else []), *WORDS]
@@ -34,9 +57,9 @@ def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eo
 
 
 def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, Any]]:
-    """Rows of votes: six of ten people like tea, the others like rum; other words mean nothing to anybody.
+    """Return rows of votes: six of ten people prefer tea, four prefer rum; other words have no effect.
 
-    One response has tea and one has rum, perhaps the same, so shares are 0, .4, .6 or 1.
+    One response has tea and one has rum, perhaps the same one, so shares are 0, .4, .6 or 1.
     """
     rng = np.random.default_rng(seed)
     rows = []

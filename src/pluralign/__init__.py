@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from pluralign.policies.tune import Tuning, tune
     from pluralign.publishing.transformers_export import Export, export
     from pluralign.scale.jobs import encode, score
-    from pluralign.server.app import create_app, serve
+    from pluralign.server.app import create_app
+    from pluralign.server.run import serve
     from pluralign.theory.realizability import Decomposition, decompose
     from pluralign.training.options import FinetuneOptions, FitOptions
     from pluralign.votes.candidates import Candidates, load_candidates
@@ -93,7 +94,7 @@ _HOMES = {
     "prune": "analysis.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
-    "serve": "server.app",
+    "serve": "server.run",
     "town_hall": "votes.town_hall.townhall",
     "tune": "policies.tune",
 }

@@ -15,7 +15,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
@@ -295,7 +295,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     )
     if gap is not None:
         here += f" The measured gap between held-out and training Brier score is {gap:+.4f}."
-    tuned = isinstance(ensemble.features, TunedFeatures)
+    tuned = isinstance(ensemble.features, FinetunedFeatures)
     if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
         trained = "The features were" if tuned else "A hidden layer was"
         here += f" {trained} trained on the same votes, which the theorem does not cover."

@@ -1,219 +1,119 @@
 """Candidates from a language model: several distinct responses to each prompt, sampled at a high temperature.
 
-Decided here: where prompts come from, what one sampled response is, and that a file of candidates is always complete up
-to its last line: an interrupted run goes on where it stopped, and a prompt that fails costs only itself. Who samples is
-a ``Sampler``: a model in this process, or one behind a server (``servers``).
+``sample_distinct`` samples one prompt from a ``Sampler``: a model in this process, or one behind a server.
+``generate`` fills a file of candidates. An interrupted run resumes from its file. A prompt that fails does not affect
+the others.
 """
 
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
+from pluralign.answering.prompt_sources import Failure, load_prompts
+from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE
-from pluralign.ensemble.held_out import VOTES_FILE
 from pluralign.models.causal import LocalModel
 from pluralign.models.completion import Completion
 from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
 from pluralign.models.remote import ServerModel
-from pluralign.votes.builder import BadRows, RowError, check_text
-from pluralign.votes.formats import read_records
+from pluralign.votes.builder import RowError
 from pluralign.votes.layouts import read_prompt
-from pluralign.votes.load import load_preferences
-from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
 ROUNDS = 5
-"""How often a prompt is sampled in all where responses repeat each other."""
+"""Maximum number of times that one prompt is sampled, if responses repeat each other."""
 FAILED_SUFFIX = ".failed"
-COUNTS = ("repeats", "empty", "cut_off")
-"""What is counted of each prompt's samples."""
+"""Suffix of the file that lists failed prompts, beside the candidates file."""
 
-Failure: TypeAlias = dict[str, Any]
+# --- one prompt -------------------------------------------------------------------------------------------------------
 
 
 class Sampler(Protocol):
-    """What answers prompts."""
+    """A language model that samples responses."""
 
     @property
     def name(self) -> str:
-        """What the model is called; kept with each line of a file."""
+        """Name of the model, stored with each line of a candidates file."""
         ...
 
     def prepare(self) -> None:
-        """Load or reach the model; called once, and only where something is to be sampled."""
+        """Load the model or reach its server. Called once, and only if there is something to sample."""
         ...
 
     def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-        """Return n sampled responses, which may repeat each other; a prompt it cannot answer is a ``DataError``."""
+        """Return n sampled responses, which may repeat each other.
+
+        Raises:
+            DataError: this prompt cannot be answered.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class SampleCounts:
+    """Counts of the responses to one prompt."""
+
+    repeats: int
+    """Repeated responses, left out."""
+    empty: int
+    """Responses without text, left out."""
+    cut_off: int
+    """Distinct responses that were cut off at the maximum length."""
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Distinct responses to one prompt, and what was left out."""
+    """Distinct responses to one prompt."""
 
     responses: list[str]
-    repeats: int
-    empty: int
-    cut_off: int
-    """Of the responses, those that do not end by themselves."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What a run of ``generate`` did; ``lines`` and ``responses`` are of this run and those it went on from."""
-
-    file: str
-    model: str
-    prompts: int
-    """Distinct prompts asked for."""
-    lines: int
-    """Prompts that have candidates in the file."""
-    resumed: int
-    """Of them, those that an earlier run had finished."""
-    responses: int
-    """Distinct responses to these prompts."""
-    repeats: int
-    """Responses sampled once more and left out."""
-    empty: int
-    """Responses without any text, left out."""
-    cut_off: int
-    """Of the responses, those that were cut off at the longest length."""
-    short: int
-    """Prompts with fewer distinct responses than asked for after all rounds."""
-    failed: list[Failure]
-    """Prompts without candidates, each with the reason."""
-    seconds: float
-
-
-# --- prompts --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _BadPrompts(BadRows):
-    """Rows that hold no prompt: kept as failures, so that they do not lose the rest."""
-
-    failures: list[Failure] = field(default_factory=list)
-
-    def report(self, row: int | None, error: RowError) -> None:
-        self.failures.append({"row": row, "error": str(DataError(error.problem, file=self.file, row=row))})
-
-
-def load_prompts(
-    source: str | os.PathLike[str] | IO[bytes], *, limit: int | None = None, seed: int = 0
-) -> tuple[list[PromptLike], list[Failure]]:
-    """Return distinct prompts in their order, and the rows that hold none.
-
-    Args:
-        source: a JSON Lines, CSV or Parquet file with a column ``prompt`` (prompts, candidates and votes have one),
-            ``-``, an open binary file, ``prism`` or ``prism:FOLDER`` (what the paper uses), a set of votes as
-            ``load_preferences`` takes it, or an ensemble's folder: the prompts that ``fit`` held out.
-        limit: take only so many, drawn by a hash of prompt and seed: the same ones whatever the order.
-        seed: of that draw.
-
-    Example:
-        >>> import io
-        >>> load_prompts(io.BytesIO(b'{"prompt": "Tea?"}\\n{"prompt": "Rum?"}\\n{"prompt": "Tea?"}'))
-        (['Tea?', 'Rum?'], [])
-    """
-    if limit is not None and limit < 1:
-        raise UsageError(f"the limit must be at least one prompt, not {limit}.")
-    given, failures = _read_prompts(source)
-    prompts = list(dict.fromkeys(given))
-    if limit is not None and limit < len(prompts):
-        drawn = set(sorted(prompts, key=lambda prompt: Prompt(prompt).hash(seed))[:limit])
-        prompts = [prompt for prompt in prompts if prompt in drawn]
-    return prompts, failures
-
-
-def _read_prompts(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[PromptLike], list[Failure]]:
-    if not isinstance(source, str | os.PathLike):
-        return _prompts_of(source, getattr(source, "name", "a stream"))
-    name, _, rest = str(source).partition(":")
-    path = Path(source)
-    if path.is_dir() and (path / ENSEMBLE_FILE).is_file():
-        if not (path / VOTES_FILE).is_file():
-            remedy = "name a file of prompts, or fit again"
-            raise DataError("no held-out votes were kept in it", file=str(path), remedy=remedy)
-        return list(PreferenceSet.load(path / VOTES_FILE).prompts), []
-    if name == "prism" and not path.exists():
-        return list(prism_prompts(rest)), []
-    if name in ("hf", "demo", *KNOWN_SETS) and not path.exists():
-        return list(load_preferences(str(source)).prompts), []
-    if str(source) == "-":
-        return _prompts_of(sys.stdin.buffer, "standard input")
-    if not path.is_file():
-        problem = "this folder holds no ensemble" if path.is_dir() else "there is no such file"
-        remedy = "name a file with a column prompt, prism, a set of votes or an ensemble's folder"
-        raise DataError(problem, file=str(path), remedy=remedy)
-    with path.open("rb") as stream:
-        return _prompts_of(stream, str(path))
-
-
-def _prompts_of(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure]]:
-    bad, prompts = _BadPrompts(name), []
-    for row, record in read_records(stream, bad):
-        try:
-            prompt = read_prompt(record.get("prompt"))
-            for text in (turn.content for turn in Prompt(prompt).turns):
-                check_text(text, "prompt")
-            prompts.append(prompt)
-        except RowError as error:
-            bad.report(row, error)
-    if not prompts:
-        problem = (
-            f"no row holds a prompt ({bad.failures[0]['error']})" if bad.failures else "there are no prompts in it"
-        )
-        raise DataError(problem, file=name, remedy='write lines of {"prompt": "…"}')
-    return prompts, bad.failures
-
-
-# --- a model in this process ----------------------------------------------------------------------------------------
-
-
-# --- distinct responses ---------------------------------------------------------------------------------------------
+    counts: SampleCounts
 
 
 def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
-    """Return the sampler that a name stands for: a server's model where a server is named, else one in this process."""
+    """Return the sampler for a model: on a server if ``remote`` has a base URL, else in this process."""
     return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
 def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: SamplingOptions) -> Sampled:
-    """Sample until there are n distinct responses, in at most ``ROUNDS`` rounds; there is at least one."""
-    found: dict[str, bool] = {}  # and whether it was cut off
+    """Sample a prompt until there are n distinct responses, at most ``ROUNDS`` times.
+
+    Returns:
+        Between 1 and n distinct responses.
+
+    Raises:
+        DataError: all responses were empty.
+    """
+    cut_off: dict[str, bool] = {}  # by distinct response
     repeats = empty = 0
     for attempt in range(ROUNDS):
-        for completion in sampler.sample(prompt, n - len(found), options, prompt_seed(prompt, options.seed, attempt)):
+        seed = prompt_seed(prompt, options.seed, attempt)
+        for completion in sampler.sample(prompt, n - len(cut_off), options, seed):
             text = completion.text.strip()
             empty += not text
-            repeats += text in found
+            repeats += text in cut_off
             if text:
-                found.setdefault(text, completion.cut_off)
-        if len(found) == n:
+                cut_off.setdefault(text, completion.cut_off)
+        if len(cut_off) == n:
             break
-    if not found:
-        raise DataError("the model wrote nothing, however often it was asked", remedy="check its chat template")
-    return Sampled(list(found), repeats, empty, sum(found.values()))
+    if not cut_off:
+        raise DataError(f"the model wrote nothing in {ROUNDS} attempts", remedy="check its chat template")
+    return Sampled(list(cut_off), SampleCounts(repeats, empty, sum(cut_off.values())))
 
 
 def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
-    """Return the seed of one prompt's samples, which depends on nothing but these.
+    """Return the seed of one prompt's samples. It depends only on the arguments.
 
     Example:
         >>> prompt_seed("Tea?", 0) == prompt_seed("Tea?", 0), prompt_seed("Tea?", 0) == prompt_seed("Rum?", 0)
@@ -223,7 +123,38 @@ def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
-# --- the file -------------------------------------------------------------------------------------------------------
+# --- a file of candidates ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The result of ``generate``; counts include earlier runs that it resumed."""
+
+    file: str
+    model: str
+    prompts: int
+    """Distinct prompts in the request."""
+    lines: int
+    """Prompts with candidates in the file."""
+    resumed: int
+    """Prompts that an earlier run had finished."""
+    responses: int
+    """Distinct responses to these prompts."""
+    repeats: int
+    """Repeated responses, left out."""
+    empty: int
+    """Responses without text, left out."""
+    cut_off: int
+    """Distinct responses that were cut off at the maximum length."""
+    short: int
+    """Prompts with fewer distinct responses than requested, after all rounds."""
+    failed: list[Failure]
+    """Rows without a prompt and prompts without candidates."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result with the keys of the command line's JSON."""
+        return {**to_json(self), "failed": [failure.to_json() for failure in self.failed]}
 
 
 def generate(
@@ -238,28 +169,28 @@ def generate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Generation:
-    """Sample n distinct responses to each prompt into a candidates file, one line a prompt.
+    """Sample n distinct responses to each prompt into a candidates file, one line per prompt.
 
-    A line is written whole as soon as its prompt is finished, with the settings it came from. The same call goes on
-    with an unfinished file; a file of other settings is refused. The responses to a prompt depend on it, the model and
-    the settings, and not on the other prompts. Prompts that fail are listed in ``OUTPUT.failed`` and tried again by the
-    next call. In the end the lines stand in the order of the prompts.
+    A line is written as soon as its prompt is finished, and stores the settings. The same call resumes a partial file;
+    a file with other settings is refused. The responses to a prompt depend only on the prompt, the model and the
+    settings, not on other prompts. Prompts that fail are listed in ``OUTPUT.failed``; the next call tries them again.
+    At the end the lines are sorted into the order of the prompts.
 
     Args:
-        prompts: prompts, or where to read them (``load_prompts``).
+        prompts: prompts, or their source (``load_prompts``).
         output: the candidates file, JSON Lines of {prompt, responses}.
-        model: ``smollm2``, a folder or a hub id of a causal language model, or a ``Sampler`` such as ``ServerModel``.
-        n: distinct responses to a prompt.
+        model: ``smollm2``, the folder or hub id of a causal language model, or a ``Sampler`` such as ``ServerModel``.
+        n: number of distinct responses per prompt.
         options: how to sample; ``changes`` are its fields by name.
-        limit: take only so many prompts, drawn by the seed.
-        concurrency: prompts asked at the same time, from as many threads; for a server.
-        progress: called with prompts done and in all.
+        limit: maximum number of prompts, drawn by the seed.
+        concurrency: number of prompts sampled at the same time, each in a thread; for a server.
+        progress: called with the number of finished prompts and the total.
 
     Reference: the paper's Section 5, "Do the reward models capture distinct preferences?".
     """
     options = with_changes(options or SamplingOptions(), changes)
     if n < 1:
-        raise UsageError(f"n must be at least one response a prompt, not {n}.")
+        raise UsageError(f"n must be at least one response per prompt, not {n}.")
     if not 1 <= concurrency <= MAX_CONCURRENCY:
         raise UsageError(f"concurrency must be from 1 to {MAX_CONCURRENCY}, not {concurrency}.")
     started, output = time.perf_counter(), Path(output)
@@ -272,140 +203,130 @@ def generate(
         prompts = list(dict.fromkeys(prompts))[:limit]
     sampler = find_sampler(model) if isinstance(model, str) else model
     settings = {"model": sampler.name, "n": n, **asdict(options)}
-    done = _finished(output, settings)
-    keyed = {Prompt(prompt).key: prompt for prompt in prompts}
-    todo = [key for key in keyed if key not in done]
-    if todo:
+    lines = JsonLines(output)
+    finished = _read_finished(lines, settings)
+    by_key = {Prompt(prompt).key: prompt for prompt in prompts}
+    remaining = [key for key in by_key if key not in finished]
+    if remaining:
         sampler.prepare()
     errors: dict[str, DataError] = {}
-    outcomes = _as_they_finish(lambda key: sample_distinct(sampler, keyed[key], n, options), todo, concurrency)
+    outcomes = _as_completed(lambda key: sample_distinct(sampler, by_key[key], n, options), remaining, concurrency)
     with closing(outcomes):
-        for position, (key, outcome) in enumerate(outcomes, len(keyed) - len(todo) + 1):
+        for done, (key, outcome) in enumerate(outcomes, len(by_key) - len(remaining) + 1):
             if isinstance(outcome, DataError):
                 errors[key] = outcome
             else:
-                counts = {name: getattr(outcome, name) for name in COUNTS}
-                came_from = {"sampled": {**counts, **settings}}
-                _append(output, {"prompt": Prompt(keyed[key]).json, "responses": outcome.responses, **came_from})
-                done[key] = {"responses": len(outcome.responses), "sampled": counts}
+                line = {"prompt": Prompt(by_key[key]).json, "responses": outcome.responses}
+                lines.append(line | {"sampled": asdict(outcome.counts) | settings})
+                finished[key] = _Line(len(outcome.responses), outcome.counts)
             if progress:
-                progress(position, len(keyed))
-    _put_in_order(output, list(done), list(keyed))
-    failed += [{"prompt": Prompt(keyed[key]).json, "error": str(errors[key])} for key in todo if key in errors]
+                progress(done, len(by_key))
+    _sort_lines(lines, list(finished), list(by_key))
+    failed += [Failure(str(errors[key]), prompt=by_key[key]) for key in remaining if key in errors]
     _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
-    lines = [done[key] for key in keyed if key in done]
+    found = [finished[key] for key in by_key if key in finished]
     return Generation(
         file=str(output),
         model=sampler.name,
-        prompts=len(keyed),
-        lines=len(lines),
-        resumed=len(keyed) - len(todo),
-        responses=sum(line["responses"] for line in lines),
-        repeats=sum(line["sampled"]["repeats"] for line in lines),
-        empty=sum(line["sampled"]["empty"] for line in lines),
-        cut_off=sum(line["sampled"]["cut_off"] for line in lines),
-        short=sum(line["responses"] < n for line in lines),
+        prompts=len(by_key),
+        lines=len(found),
+        resumed=len(by_key) - len(remaining),
+        responses=sum(line.responses for line in found),
+        repeats=sum(line.counts.repeats for line in found),
+        empty=sum(line.counts.empty for line in found),
+        cut_off=sum(line.counts.cut_off for line in found),
+        short=sum(line.responses < n for line in found),
         failed=failed,
         seconds=time.perf_counter() - started,
     )
 
 
-def _as_they_finish(
-    work: Callable[[str], Sampled], todo: Sequence[str], concurrency: int
-) -> Generator[tuple[str, Sampled | DataError]]:
-    """Yield each key with what ``work`` makes of it, or the ``DataError`` it raises; any other error ends it all.
+@dataclass(frozen=True)
+class _Line:
+    """Counts of one line of a candidates file."""
 
-    Threads are daemons, and begin nothing new after Ctrl-C or an error: nobody waits for a server's last answers.
+    responses: int
+    counts: SampleCounts
+
+
+def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _Line]:
+    """Return the finished prompts of a candidates file, by key, and remove a line that a kill left incomplete.
+
+    Raises:
+        DataError: a line is not from ``generate``, or was sampled with other settings. The file is not changed.
+    """
+    finished = {}
+    for row, line in enumerate(lines.rows(), 1):
+        try:
+            sampled, responses = dict(line["sampled"]), len(line["responses"])
+            sampled.setdefault("cut_off", 0)  # early versions did not count these
+            counts = SampleCounts(**{count.name: int(sampled[count.name]) for count in fields(SampleCounts)})
+            key = Prompt(read_prompt(line["prompt"])).key
+        except (ValueError, KeyError, TypeError, RowError):
+            problem, remedy = "pluralign generate did not write this line", "name another file, or remove this one"
+            raise DataError(problem, file=str(lines.path), row=row, remedy=remedy) from None
+        if changed := [name for name in settings if sampled.get(name) != settings[name]]:
+            known = ", ".join(f"{name} {sampled.get(name)}" for name in changed)
+            remedy = "name another file, or use these settings to resume"
+            raise DataError(f"its candidates were sampled with {known}", file=str(lines.path), row=row, remedy=remedy)
+        finished[key] = _Line(responses, counts)
+    lines.drop_torn_line()
+    return finished
+
+
+def _sort_lines(lines: JsonLines, written: Sequence[str], wanted: Sequence[str]) -> None:
+    """Sort the lines of these prompts, which may have finished in any order; other lines come first."""
+    place = {key: position for position, key in enumerate(wanted)}
+    places = [place.get(key, -1) for key in written]
+    if places == sorted(places):
+        return
+    rows = list(lines.rows())
+    if len(rows) == len(places):  # not if the file holds a prompt twice, as two joined files do
+        lines.replace(rows[i] for i in sorted(range(len(rows)), key=places.__getitem__))
+
+
+def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
+    if failed:
+        JsonLines(path).replace(failure.to_json() for failure in failed)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _as_completed(
+    work: Callable[[str], Sampled], keys: Sequence[str], concurrency: int
+) -> Generator[tuple[str, Sampled | DataError]]:
+    """Yield each key with the result of ``work``, or with its ``DataError``. Any other error is raised.
+
+    The threads are daemons, and start nothing new after Ctrl-C or an error, so that nobody waits for a slow server.
     """
     if concurrency == 1:
-        for key in todo:
+        for key in keys:
             try:
                 yield key, work(key)
             except DataError as error:
                 yield key, error
         return
-    waiting = deque(todo)
-    finished: SimpleQueue[tuple[str, Sampled | Exception]] = SimpleQueue()
+    waiting = deque(keys)
+    results: SimpleQueue[tuple[str, Sampled | Exception]] = SimpleQueue()
 
-    def go_on() -> None:
+    def run() -> None:
         while True:
             try:
                 key = waiting.popleft()
             except IndexError:
                 return
             try:
-                finished.put((key, work(key)))
-            except Exception as error:  # told to the thread that reads
-                finished.put((key, error))
+                results.put((key, work(key)))
+            except Exception as error:  # raised in the thread that reads the results
+                results.put((key, error))
 
-    for _ in range(min(concurrency, len(todo))):
-        threading.Thread(target=go_on, daemon=True).start()
+    for _ in range(min(concurrency, len(keys))):
+        threading.Thread(target=run, daemon=True).start()
     try:
-        for _ in todo:
-            key, outcome = finished.get()
+        for _ in keys:
+            key, outcome = results.get()
             if isinstance(outcome, Exception) and not isinstance(outcome, DataError):
                 raise outcome
             yield key, outcome
     finally:
         waiting.clear()
-
-
-def _append(path: Path, line: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:
-        stream.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _put_in_order(path: Path, written: Sequence[str], wanted: Sequence[str]) -> None:
-    """Put the lines of these prompts, which may have finished in any order, into theirs; others stay in front."""
-    place = {key: position for position, key in enumerate(wanted)}
-    places = [place.get(key, -1) for key in written]
-    if places == sorted(places):
-        return
-    with path.open("rb") as stream:
-        lines = list(stream)
-    if len(lines) == len(places):  # else somebody has put two files together
-        with atomic_write(path) as partial:
-            partial.write_bytes(b"".join(lines[i] for i in sorted(range(len(lines)), key=places.__getitem__)))
-
-
-def _finished(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what is known of the prompts that a file has candidates for; a line that a kill cut short is removed."""
-    if not path.is_file():
-        return {}
-    whole, done = 0, {}
-    with path.open("rb") as stream:
-        for row, raw in enumerate(stream, 1):
-            if not raw.endswith(b"\n"):
-                break
-            whole += len(raw)
-            try:
-                line = json.loads(raw)
-                sampled, responses = dict(line["sampled"]), len(line["responses"])
-                sampled.setdefault("cut_off", 0)  # earlier versions did not count them
-                counts = {name: int(sampled.pop(name)) for name in COUNTS}
-                key = Prompt(read_prompt(line["prompt"])).key
-            except (ValueError, KeyError, TypeError, RowError):
-                remedy = "name another file, or remove this one"
-                raise DataError(
-                    "pluralign generate did not write this line", file=str(path), row=row, remedy=remedy
-                ) from None
-            if other := [name for name in settings if sampled.get(name) != settings[name]]:
-                was = ", ".join(f"{name} {sampled.get(name)}" for name in other)
-                remedy = "name another file, or use these settings to go on with it"
-                raise DataError(f"its candidates were sampled with {was}", file=str(path), row=row, remedy=remedy)
-            done[key] = {"responses": responses, "sampled": counts}
-    if whole < path.stat().st_size:
-        with path.open("r+b") as stream:
-            stream.truncate(whole)
-    return done
-
-
-def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
-    if not failed:
-        path.unlink(missing_ok=True)
-        return
-    with atomic_write(path) as partial:
-        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in failed), encoding="utf-8")

@@ -15,6 +15,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
+from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
 from pluralign.theory.logistic import sigmoid
@@ -24,8 +25,6 @@ SLIP = 0.1
 """Share of a user's choices that are random: half of them go either way."""
 DRAWS = 4000
 """Monte Carlo draws behind the posterior of a match by words."""
-WORDS_STREAM = 11
-"""Random stream of these draws, beside the seed."""
 SURE_ENOUGH = 0.5
 """Posterior below which the reason mentions that other members fit nearly as well."""
 WANTED: Mapping[str, tuple[str, str]] = {
@@ -184,7 +183,7 @@ def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Ste
             f"nothing in {text!r} names a trait that the cards measure; try words such as {_vocabulary()}, "
             "or give a few choices of your own."
         )
-    random = np.random.default_rng([seed, WORDS_STREAM])
+    random = random_stream(seed, STEERING_WORDS)
     # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
     n = len({lean.trait for leans in matches for lean, _ in leans})
     scores = np.array([sum(sign * lean.own for lean, sign in leans) / n for leans in matches])

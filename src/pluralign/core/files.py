@@ -1,5 +1,6 @@
 """Atomic writes: readers see the old file or folder or the new one, never a part of it."""
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -69,3 +70,9 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 def cache_folder() -> Path:
     """Return the folder of cached vectors: ``$PLURALIGN_CACHE``, else ``~/.cache/pluralign``."""
     return Path(os.environ.get("PLURALIGN_CACHE") or Path.home() / ".cache" / "pluralign")
+
+
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of a file's contents."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

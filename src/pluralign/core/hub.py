@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub as a local folder, and a local folder as a repository there."""
+"""Downloads from the Hugging Face hub, and uploads of models to it."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pluralign.core.errors import DataError, MissingExtraError, UsageError
 
 HUB_REASON_LENGTH = 200
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""Owner and name of a repository."""
+"""Pattern of a repository id, OWNER/NAME."""
 
 
 def hub_folder(
@@ -21,15 +21,18 @@ def hub_folder(
     without: Sequence[str] | None = None,
     revision: str | None = None,
 ) -> Path:
-    """Return the folder of a hub repository's files, downloaded where they are not there yet.
+    """Return the local folder of a hub repository. Files that are not in the cache are downloaded.
 
     Args:
-        name: the repository's id.
-        kind: what it holds.
-        remedy: what to do where the hub cannot be reached.
-        only: patterns of the files that are wanted.
-        without: patterns of files that are not.
+        name: repository id.
+        kind: kind of repository.
+        remedy: advice in the error message if the download fails.
+        only: patterns of the files to download; all if None.
+        without: patterns of files to omit.
         revision: a branch, tag or commit.
+
+    Raises:
+        DataError: the download failed.
     """
     try:
         import huggingface_hub
@@ -38,26 +41,26 @@ def hub_folder(
     try:
         patterns = {"allow_patterns": only} if only else {"ignore_patterns": without}
         folder = huggingface_hub.snapshot_download(name, repo_type=kind, revision=revision, **patterns)
-    except Exception as error:  # the hub raises a dozen unrelated types for "not there" and "no network"
-        problem = f"the hub did not give it ({hub_reason(error)})"
+    except Exception as error:  # the hub raises many unrelated types for "not found" and "no network"
+        problem = f"the download from the hub failed ({hub_reason(error)})"
         raise DataError(problem, file=f"hf:{name}", remedy=remedy) from error
     return Path(folder)
 
 
 def check_upload(name: str) -> None:
-    """Refuse a name that no repository can have, and an upload that nobody is logged in for."""
+    """Raise UsageError if the repository name is invalid or there is no token for the upload."""
     try:
         import huggingface_hub
     except ImportError:
         raise MissingExtraError("huggingface-hub", "hf", f"uploading {name}") from None
     if not HUB_ID.fullmatch(name):
-        raise UsageError(f"a hub repository is called OWNER/NAME, not {name!r}.")
+        raise UsageError(f"a hub repository must be named OWNER/NAME, not {name!r}.")
     if not huggingface_hub.get_token():
         raise UsageError(f"uploading {name} needs a token: run  hf auth login  or set HF_TOKEN.")
 
 
 def upload_model(folder: Path, name: str, *, private: bool = True) -> str:
-    """Upload a model's folder to a hub repository, created where there is none; return its address."""
+    """Upload the folder of a model to a hub repository, which is created if it does not exist. Return its URL."""
     check_upload(name)
     import huggingface_hub
 
@@ -66,14 +69,14 @@ def upload_model(folder: Path, name: str, *, private: bool = True) -> str:
         huggingface_hub.upload_folder(
             repo_id=made.repo_id, folder_path=folder, repo_type="model", commit_message="Export of pluralign"
         )
-    except Exception as error:  # as above: a dozen unrelated types
-        remedy = f"check the name, the token's rights and the network; the export is whole in {folder}"
-        raise DataError(f"the hub did not take it ({hub_reason(error)})", file=name, remedy=remedy) from error
+    except Exception as error:  # many unrelated types, as above
+        remedy = f"check the name, the permissions of the token and the network; the export is complete in {folder}"
+        raise DataError(f"the upload to the hub failed ({hub_reason(error)})", file=name, remedy=remedy) from error
     return str(made)
 
 
 def hub_reason(error: Exception) -> str:
-    """Return what the hub said, on one line.
+    """Return the error message of the hub on one line.
 
     Example:
         >>> hub_reason(ConnectionError("no route\\n to host"))

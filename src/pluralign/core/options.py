@@ -1,4 +1,4 @@
-"""What the option classes of all rooms share. Each room keeps its own options in ``options.py``.
+"""Functions for the option classes of all rooms. Each room has its options in ``options.py``.
 
 Those files import nothing heavy: ``pluralign --help`` reads them without numpy or torch.
 """

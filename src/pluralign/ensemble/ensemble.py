@@ -23,7 +23,7 @@ from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
 from pluralign.features.encoder import Encoder, encode
-from pluralign.features.finetuned import KIND, TunedFeatures, tuned_features
+from pluralign.features.finetuned import KIND, FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
@@ -41,7 +41,7 @@ class RewardEnsemble:
     members: LinearMembers
     weights: FloatArray
     """The paper's α, ``(k,)``: non-negative, with sum 1."""
-    features: TextFeatures | TunedFeatures
+    features: TextFeatures | FinetunedFeatures
     temperature: float = 1.0
     """β of the policy-level reading, fitted on validation prompts."""
     record: FitRecord = field(default_factory=FitRecord)
@@ -66,7 +66,7 @@ class RewardEnsemble:
 
     def scorer(self) -> Callable[[Sequence[Item]], FloatArray]:
         """Return a function like ``rewards`` for servers: models stay in memory, and vectors are not cached on disk."""
-        if isinstance(self.features, TunedFeatures):
+        if isinstance(self.features, FinetunedFeatures):
             encoders: list[Encoder | None] = [*self.features.parts()]
             surface = False
         else:
@@ -144,13 +144,13 @@ class RewardEnsemble:
         weights_file = f"ensemble-{digest[:16]}.safetensors"
         with atomic_write(folder / weights_file) as partial:
             partial.write_bytes(data)
-        if isinstance(self.features, TunedFeatures):
+        if isinstance(self.features, FinetunedFeatures):
             self.features.save(folder)
         description = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
             "arrays": {"file": weights_file, "sha256": digest},
-            "features": self.features.described(),
+            "features": self.features.to_json(),
             "weights": self.weights.tolist(),
             "temperature": self.temperature,
             "facts": self.record.to_json(),
@@ -187,7 +187,7 @@ class RewardEnsemble:
         return cls(
             members=LinearMembers.from_arrays(own),
             weights=np.array(description["weights"], dtype=np.float64),
-            features=tuned_features(described, folder) if tuned else TextFeatures(**described),
+            features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures(**described),
             temperature=float(description["temperature"]),
             record=_read_record(folder, description["facts"]),
             baselines=baselines,

@@ -13,6 +13,7 @@ from scipy.cluster.vq import kmeans2
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.core.random_streams import CLUSTER_RESTARTS, CLUSTER_START, random_stream
 from pluralign.theory.reliability import strata
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -201,7 +202,7 @@ def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
     frequency = np.asarray(present.mean(axis=0)).ravel()
     weighted = present * -np.log(frequency)[None, :]
     dimensions = min(TOPIC_DIMENSIONS, min(present.shape) - 1)
-    start = np.random.default_rng([seed, 3]).standard_normal(min(present.shape))
+    start = random_stream(seed, CLUSTER_START).standard_normal(min(present.shape))
     left, scale, _ = sparse.linalg.svds(sparse.csr_array(weighted), k=dimensions, v0=start)
     points = left * scale
     points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
@@ -209,7 +210,9 @@ def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
     for restart in range(RESTARTS):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an empty cluster: one topic fewer
-            centres, labels = kmeans2(points, k, iter=30, minit="++", seed=np.random.default_rng([seed, 4, restart]))
+            centres, labels = kmeans2(
+                points, k, iter=30, minit="++", seed=random_stream(seed, CLUSTER_RESTARTS, restart)
+            )
         distance = float(((points - centres[labels]) ** 2).sum())
         if distance < least:
             best, least = labels, distance

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import PROMPT_SUBSETS, SIMULATED_VOTES, random_stream
 from pluralign.evaluation.groupings import group_labels, pair_lengths
 from pluralign.theory import calibration
 from pluralign.theory.intervals import Interval, clustered_interval
@@ -29,10 +30,10 @@ SIMULATIONS = 20
 BINS = 10
 
 
-# --- grouping -------------------------------------------------------------------------------------------------------
+# --- grouping ---------------------------------------------------------------------------------------------------------
 
 
-# --- calibration within groups --------------------------------------------------------------------------------------
+# --- calibration within groups ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _order(label: str) -> tuple[float, str]:
     return (float(number[0]) if number else np.inf, label)
 
 
-# --- adversarial groups ---------------------------------------------------------------------------------------------
+# --- adversarial groups -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def adversarial_calibration(
     mass = np.bincount(equal, minlength=len(leaning))
     bins = np.minimum(((np.cumsum(mass) - mass / 2) / n_pairs * BINS).astype(int), BINS - 1)[equal]
     sizes = np.bincount(prompt, minlength=n_prompts).astype(np.float64)
-    random = np.random.default_rng([seed, 5])
+    random = random_stream(seed, SIMULATED_VOTES)
     observed = itertools.chain([prob_a], (simulated_shares(prob_hat, n_votes, random) for _ in range(SIMULATIONS)))
     errors = np.hstack(
         [
@@ -187,7 +188,7 @@ def adversarial_calibration(
         ]
     )
     found = []
-    random = np.random.default_rng([seed, 6])  # a separate stream, so that both orders of pairs get the same groups
+    random = random_stream(seed, PROMPT_SUBSETS)  # a separate stream, so that both orders of pairs get the same groups
     for fraction in fractions:
         chosen = max(1, round(fraction * n_prompts))
         worst = np.zeros(1 + SIMULATIONS)
@@ -204,4 +205,4 @@ def adversarial_calibration(
     return found
 
 
-# --- what is left of disagreement -----------------------------------------------------------------------------------
+# --- what is left of disagreement -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import SIMULATED_MAJORITIES, random_stream
 from pluralign.evaluation.groups import SIMULATIONS, simulated_shares
 from pluralign.theory.reliability import by_stratum
 
@@ -31,7 +32,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return the observed and predicted share of the majority's side for each of ``calibration.strata``.
+    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
 
     Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
     pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.
@@ -41,7 +42,7 @@ def majority_shares(
         >>> shares["contested"].people, shares["contested"].predicted, shares["contested"].certain
         (0.6, 0.5, 1.0)
     """
-    random = np.random.default_rng([seed, 7])
+    random = random_stream(seed, SIMULATED_MAJORITIES)
     times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
     drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
     were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
@@ -128,7 +129,7 @@ def cross_fitted(
     spread = float(np.sqrt(np.mean(difference**2))) or 1.0
     temperatures = TEMPERATURES * spread
     prompts = np.unique(prompt_index)
-    parts = np.array_split(np.random.default_rng([seed, 2]).permutation(prompts), min(FOLDS, len(prompts)))
+    parts = np.array_split(random_stream(seed, EVALUATION_FOLDS).permutation(prompts), min(FOLDS, len(prompts)))
     held_out = [np.isin(prompt_index, part) for part in parts]
     sums = np.empty((len(temperatures), len(parts)))
     for row, temperature in enumerate(temperatures):
@@ -141,4 +142,4 @@ def cross_fitted(
     return shares, float(np.median(chosen))
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def load_bert(folder: Path, dtype: torch.dtype) -> "BertReader":
 
 
 def read_settings(folder: Path) -> BertSettings:
-    """Return the settings of a folder. Raises UnsupportedError if the folder asks for anything else."""
+    """Return the settings of a folder. Raises UnsupportedError if the folder asks for other steps."""
     for name in ("modules.json", "tokenizer.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UnsupportedError(f"there is no {name}")

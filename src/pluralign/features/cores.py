@@ -79,6 +79,7 @@ def _pool(process_id: int) -> ThreadPoolExecutor:  # noqa: ARG001 - threads do n
     started = threading.Barrier(cores)
 
     def start() -> None:
+        torch.get_num_threads()  # a thread takes the default at its first call into torch, whatever was set before
         torch.set_num_threads(1)
         started.wait()  # keeps the thread busy until the pool has started all others
 

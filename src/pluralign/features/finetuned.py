@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ import numpy as np
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.files import atomic_folder, file_sha256
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.classifier import classifier_rewards
-from pluralign.models.loading import file_sha256, model_folder, quiet_transformers
+from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
@@ -34,7 +34,7 @@ KEEP_BYTES = 8_000_000_000
 
 
 @dataclass(frozen=True)
-class TunedFeatures:
+class FinetunedFeatures:
     """One or several fine-tuned models, whose outputs are the features."""
 
     base: str
@@ -70,12 +70,24 @@ class TunedFeatures:
             Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
         ]
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "folder"}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
-    def identified(self) -> "TunedFeatures":
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], folder: Path) -> "FinetunedFeatures":
+        """Return the features in an ensemble's JSON.
+
+        Args:
+            values: the JSON object, as ``to_json`` returns it.
+            folder: the folder of the ensemble, which holds the models.
+        """
+        known = {one.name for one in fields(cls)}
+        own = {name: value for name, value in values.items() if name in known}
+        return cls(**{**own, "identity": tuple(values["identity"]), "folder": folder})
+
+    def with_current_hashes(self) -> "FinetunedFeatures":
         """Return these features with the hashes of their current files."""
         return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
 
@@ -84,29 +96,11 @@ class TunedFeatures:
         source, target = self.folder / BACKBONE_FOLDER, folder / BACKBONE_FOLDER
         if source.resolve() == target.resolve():
             return
-        partial, old = (folder / f".{BACKBONE_FOLDER}.{kind}" for kind in ("partial", "old"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        shutil.copytree(source, partial, copy_function=_link_or_copy)
-        with suppress(FileNotFoundError):
-            target.rename(old)
-        partial.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        with atomic_folder(target) as partial:
+            shutil.copytree(source, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
-def tuned_features(described: Mapping[str, Any], folder: Path) -> TunedFeatures:
-    """Return the features that an ensemble's JSON describes.
-
-    Args:
-        described: the JSON object, as ``TunedFeatures.described`` returns it.
-        folder: the folder of the ensemble, which holds the models.
-    """
-    known = {one.name for one in fields(TunedFeatures)}
-    own = {name: value for name, value in described.items() if name in known}
-    return TunedFeatures(**{**own, "identity": tuple(described["identity"]), "folder": folder})
-
-
-def model_folders(features: TunedFeatures) -> list[Path]:
+def model_folders(features: FinetunedFeatures) -> list[Path]:
     """Return the folder of each model."""
     place = features.folder / BACKBONE_FOLDER
     if features.method == "joint":
@@ -123,7 +117,7 @@ def backbone_folder(name: str) -> Path:
     return model_folder(name, "check the name and the network, or give a local folder, smollm2 or minilm")
 
 
-# --- models in memory -----------------------------------------------------------------------------------------------
+# --- models in memory -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +138,7 @@ class Backbone:
 class _Models:
     """The models of one ensemble in memory: one base with all adapters, or as many whole models as fit."""
 
-    def __init__(self, features: TunedFeatures) -> None:
+    def __init__(self, features: FinetunedFeatures) -> None:
         self.features = features
         self.loaded: dict[Path, tuple[Any, Any]] = {}
 
@@ -160,7 +154,7 @@ class _Models:
             else:
                 if not self._all_fit():
                     self.loaded.clear()
-                self.loaded[folder] = load_tuned(folder, self.features.base, outputs, folder.name)
+                self.loaded[folder] = load_finetuned(folder, self.features.base, outputs, folder.name)
         model, tokenizer = self.loaded[folder]
         if self.features.lora:
             model.set_adapter(folder.name)
@@ -174,7 +168,7 @@ class _Models:
 _latest: list[_Models] = []
 
 
-def _models_of(features: TunedFeatures) -> _Models:
+def _models_of(features: FinetunedFeatures) -> _Models:
     """Return the models of an ensemble, and release those of any other ensemble."""
     if not _latest or (_latest[0].features, _latest[0].features.folder) != (features, features.folder):
         _latest[:] = [_Models(features)]
@@ -186,7 +180,7 @@ def forget_models() -> None:
     _latest.clear()
 
 
-def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") -> tuple[Any, Any]:
+def load_finetuned(folder: Path, base: str, outputs: int, adapter: str = "default") -> tuple[Any, Any]:
     """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
     Args:
@@ -214,9 +208,7 @@ def load_tuned(folder: Path, base: str, outputs: int, adapter: str = "default") 
                 model = _with_adapter(model, folder, adapter)
     # What transformers and peft raise for unsuitable folders.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        remedy = "copy the ensemble's folder again, or fit again"
-        raise DataError(f"transformers cannot load it ({reason})", file=str(folder), remedy=remedy) from error
+        raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
     tokenizer.truncation_side = "left"
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
@@ -229,10 +221,10 @@ def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
     return peft.PeftModel.from_pretrained(model, folder, adapter_name=adapter)
 
 
-# --- hashes and files -----------------------------------------------------------------------------------------------
+# --- hashes and files -------------------------------------------------------------------------------------------------
 
 
-def _check_files(folder: Path, identity: str, features: TunedFeatures) -> None:
+def _check_files(folder: Path, identity: str, features: FinetunedFeatures) -> None:
     remedy = "copy the folder again, or fit again"
     if not (folder / ("adapter_config.json" if features.lora else "config.json")).is_file():
         raise DataError("there is no fine-tuned model in it", file=str(folder), remedy=remedy)
@@ -241,7 +233,7 @@ def _check_files(folder: Path, identity: str, features: TunedFeatures) -> None:
         raise DataError(f"{changed} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
 
 
-def model_identity(folder: Path, features: TunedFeatures) -> str:
+def model_identity(folder: Path, features: FinetunedFeatures) -> str:
     """Return a hash of everything that a model's outputs depend on. A base model under an adapter is hashed quickly."""
     digest = hashlib.sha256(f"tuned {features.max_length}".encode())
     for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):

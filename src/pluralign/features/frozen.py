@@ -32,7 +32,7 @@ class TextFeatures:
         """Return the encoder. Its model is loaded when it first encodes a text that is not cached."""
         return in_precision(load_encoder(self.encoder, layer=self.layer, pooling=self.pooling), self.precision)
 
-    def settled(self, processes: Processes = ALONE) -> "TextFeatures":
+    def with_chosen_precision(self, processes: Processes = ALONE) -> "TextFeatures":
         """Return these features with ``auto`` replaced by the precision that the first process chooses for all."""
         if self.precision == "float32":
             return self
@@ -58,6 +58,6 @@ class TextFeatures:
         """Return ``(n_items, dimension)`` features."""
         return encode(items, self.load_checked(), surface=self.surface, progress=progress)
 
-    def described(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
         return dict(vars(self))

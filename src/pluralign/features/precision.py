@@ -162,7 +162,7 @@ def agreement(exact: Vectors, half: Vectors) -> float:
     return float(np.min(np.sum(one * other, axis=1) / np.maximum(lengths, 1e-12)))
 
 
-# --- in the child process -------------------------------------------------------------------------------------------
+# --- in the child process ---------------------------------------------------------------------------------------------
 
 
 def run_trial(task: TrialTask) -> Iterator[Trial]:

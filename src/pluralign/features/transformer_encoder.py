@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.files import file_sha256
 from pluralign.features.cores import encode_on_cores
 from pluralign.features.options import Pooling
 from pluralign.models.batches import BATCH_SIZE
-from pluralign.models.loading import file_sha256, quiet_transformers
+from pluralign.models.loading import quiet_transformers
 from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
 
 DECODER_DEPTH = 2 / 3

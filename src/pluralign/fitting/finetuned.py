@@ -16,12 +16,13 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.options import changed_options
+from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
-from pluralign.features.finetuned import TunedFeatures
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.fitting.judging import TestPairs, judge
 from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
 from pluralign.fitting.selection import choose_temperature
@@ -163,7 +164,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
             f"there are {len(names)} training prompts, and at least {MIN_PROMPTS} are needed",
             remedy="give votes on more prompts, so that some can be held out for validation",
         )
-    order = np.random.default_rng([seed, 6]).permutation(names)
+    order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
     return np.isin(prompt, order[: max(1, len(names) // 10)])
 
 
@@ -186,7 +187,7 @@ def _solve_members(train: Pairs, size: int, method: str, bound: float) -> Sequen
     return [Members(theta, simplex_least_squares(hard_votes(difference, theta), target))]
 
 
-def _single_reward_baselines(train: Pairs, check: Pairs, features: TunedFeatures) -> dict[str, Baseline]:
+def _single_reward_baselines(train: Pairs, check: Pairs, features: FinetunedFeatures) -> dict[str, Baseline]:
     """Return the single reward that was tuned beside the members: as it is, tempered, and with its opposite."""
     reward = np.eye(features.outputs)[:, features.outputs - 1 if features.method == "joint" else 0]
     z = scores(check.difference, reward)

@@ -71,7 +71,7 @@ def fit(
     test_rows, processes = held_out_rows(preferences, options), this_process()
     text_features = TextFeatures(
         options.encoder, options.layer, options.pooling, options.surface, options.precision
-    ).settled(processes)
+    ).with_chosen_precision(processes)
     options = replace(options, precision=text_features.precision)
     watcher.encoding(len(preferences.items().prompt_index))
     with encoded_texts(preferences, text_features, options, folder, processes, progress) as features:

@@ -8,10 +8,11 @@ from typing import Any
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.models.batches import in_batches, padded
 from pluralign.models.completion import Completion
-from pluralign.models.loading import load_model, longest_text, reference_folder
+from pluralign.models.loading import context_length, load_model, reference_folder
 from pluralign.models.options import SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
@@ -20,7 +21,7 @@ LOGIT_TOKENS = 2_048
 SAMPLES_AT_ONCE = 32
 """Responses to one prompt that are sampled in one batch; halved when memory runs out."""
 
-# --- log-probabilities ----------------------------------------------------------------------------------------------
+# --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
 def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
@@ -36,7 +37,7 @@ def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | 
         progress: called with the number of items done and the total.
     """
     model, tokenizer = load_model(folder, "AutoModelForCausalLM")
-    limit = longest_text(model, tokenizer)
+    limit = context_length(model, tokenizer)
     contexts, responses = [], []
     for prompt, text in items:
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -84,12 +85,12 @@ def token_log_probs(
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     can_keep = "logits_to_keep" in inspect.signature(inner.forward).parameters
     logits = model(**inputs, **({"logits_to_keep": keep} if can_keep else {})).logits[:, -keep:]
-    found = []
+    log_probs = []
     for row, (context, ids) in enumerate(zip(contexts, responses, strict=True)):
         first = len(context) - 1 - (length - keep)  # the logits of a token stand at the token before it
         predicted = torch.log_softmax(logits[row, first : first + len(ids)].float() / temperature, dim=-1)
-        found.append(predicted.gather(1, torch.tensor(ids, device=predicted.device)[:, None])[:, 0])
-    return found
+        log_probs.append(predicted.gather(1, torch.tensor(ids, device=predicted.device)[:, None])[:, 0])
+    return log_probs
 
 
 def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
@@ -103,12 +104,11 @@ def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
     try:
         text = tokenizer.apply_chat_template(Prompt(prompt).messages, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # templates raise errors of jinja2 and of their authors' choice
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"the model's chat template rejects the prompt ({reason})") from None
+        raise DataError(f"the model's chat template rejects the prompt ({one_line(error)})") from None
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 class LocalModel:
@@ -190,7 +190,7 @@ class LocalModel:
         import torch
 
         ids = prompt_ids(self.tokenizer, prompt)
-        limit = longest_text(self.model, self.tokenizer)
+        limit = context_length(self.model, self.tokenizer)
         if len(ids) + new > limit:
             problem = (
                 f"the prompt has {len(ids):,} tokens and the response up to {new:,}, but the model reads {limit:,}"

@@ -9,7 +9,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, in_batches, padded
-from pluralign.models.loading import load_model, longest_text
+from pluralign.models.loading import context_length, load_model
 from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
 
 WEIGHTS_KEY = "pluralign_weights"
@@ -54,7 +54,7 @@ def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None
     """
     reward_model_config(folder)
     model, tokenizer = load_model(folder, "AutoModelForSequenceClassification")
-    return classifier_rewards(model, tokenizer, items, longest_text(model, tokenizer), progress)
+    return classifier_rewards(model, tokenizer, items, context_length(model, tokenizer), progress)
 
 
 def classifier_rewards(

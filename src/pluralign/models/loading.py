@@ -9,10 +9,11 @@ from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_folder
+from pluralign.core.text import one_line
 from pluralign.models.batches import BATCH_TOKENS
 from pluralign.models.bundled import smollm2_folder
 
-# --- folders --------------------------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def model_folder(
@@ -49,13 +50,7 @@ def folder_identity(folder: Path) -> str:
     return f"{folder.name}-{digest.hexdigest()[:16]}"
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's contents."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:
@@ -78,9 +73,7 @@ def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[A
             model, loading_info = load(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises for unsuitable folders
-        reason = " ".join(str(error).split())[:200]
-        remedy = "name a folder with config.json, safetensors weights and a tokenizer"
-        raise DataError(f"transformers cannot load it ({reason})", file=str(folder), remedy=remedy) from error
+        raise not_loadable(folder, error) from error
     if loading_info["missing_keys"]:
         missing = sorted(loading_info["missing_keys"])[0]
         raise DataError(f"its weights lack {missing}", file=str(folder), remedy="name a complete, trained model")
@@ -88,7 +81,16 @@ def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[A
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
-def longest_text(model: Any, tokenizer: Any) -> int:
+def not_loadable(
+    model: str | Path,
+    error: Exception,
+    remedy: str = "name a folder with config.json, safetensors weights and a tokenizer",
+) -> DataError:
+    """Return the error for a model that transformers cannot load."""
+    return DataError(f"transformers cannot load it ({one_line(error)})", file=str(model), remedy=remedy)
+
+
+def context_length(model: Any, tokenizer: Any) -> int:
     """Return the maximum number of tokens that a model reads."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(int(tokenizer.model_max_length), int(positions or BATCH_TOKENS), BATCH_TOKENS)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from pluralign.core.text import one_line
 from pluralign.models.completion import Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -186,7 +187,7 @@ class ServerModel:
         """Return one short line, without the API key and without control characters."""
         key = self._key()
         text = text.replace(key, "[key]") if key != NO_KEY else text
-        return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())[:200]
+        return one_line("".join(sign if sign.isprintable() else " " for sign in text))
 
     # --- the client and its key -------------------------------------------------------------------------------------
 

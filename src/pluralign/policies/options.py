@@ -1,4 +1,4 @@
-"""The options of ``tune``: one policy per member."""
+"""The options of ``tune``, which trains one policy per member."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -9,6 +9,7 @@ from pluralign.core.options import check_choices
 PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
 
 MAX_LORA_RANK = 512
+"""Largest rank that vLLM serves."""
 
 
 @dataclass(frozen=True)
@@ -16,23 +17,26 @@ class TuneOptions:
     """How a policy is tuned to a member."""
 
     method: PolicyMethod = field(
-        default="dpo", metadata={"help": "Pairs of the best and worst samples (dpo), or its reward itself (grpo)."}
+        default="dpo",
+        metadata={"help": "dpo: train on pairs of the best and worst samples. grpo: train on the reward itself."},
     )
     beta: float = field(
-        default=0.1, metadata={"help": "Price of a nat of KL to the base, in standard deviations of reward."}
+        default=0.1, metadata={"help": "KL penalty per nat of KL to the base, in standard deviations of reward."}
     )
-    steps: int = field(default=100, metadata={"help": "Steps of the optimiser for each member."})
-    batch_size: int = field(default=8, metadata={"help": "Pairs a step (dpo), or prompts a step (grpo)."})
+    steps: int = field(default=100, metadata={"help": "Optimiser steps per member."})
+    batch_size: int = field(default=8, metadata={"help": "Pairs per step (dpo), or prompts per step (grpo)."})
     samples: int = field(
-        default=8, metadata={"help": "Responses to a prompt: of the base, in a group of grpo, and in the evaluation."}
+        default=8, metadata={"help": "Responses per prompt: from the base, per group of grpo, and in the evaluation."}
     )
-    lora_rank: int = field(default=16, metadata={"help": "Rank of the adapters."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Largest learning rate; it warms up and decays."})
-    temperature: float = field(default=1.0, metadata={"help": "Of sampling, in training and evaluation."})
-    max_new_tokens: int = field(default=128, metadata={"help": "Longest response, in tokens."})
-    held_out: float = field(default=0.25, metadata={"help": "Share of prompts never trained on, to judge by."})
-    micro_batch: int = field(default=8, metadata={"help": "Most responses read at once; lower it to save memory."})
-    seed: int = field(default=0, metadata={"help": "Seed of everything random; the same for all members."})
+    lora_rank: int = field(default=16, metadata={"help": "Rank of the LoRA adapters."})
+    learning_rate: float = field(default=1e-4, metadata={"help": "Peak learning rate; warm-up, then cosine decay."})
+    temperature: float = field(default=1.0, metadata={"help": "Sampling temperature, in training and evaluation."})
+    max_new_tokens: int = field(default=128, metadata={"help": "Maximum length of a response, in tokens."})
+    held_out: float = field(default=0.25, metadata={"help": "Share of the prompts held out for the evaluation."})
+    micro_batch: int = field(
+        default=8, metadata={"help": "Maximum responses per forward pass; lower it to save memory."}
+    )
+    seed: int = field(default=0, metadata={"help": "Random seed; the same for all members."})
 
     def __post_init__(self) -> None:
         check_choices(self, {"method": PolicyMethod})
@@ -40,9 +44,9 @@ class TuneOptions:
             if not 0 < (value := getattr(self, name)) < float("inf"):
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
         if self.lora_rank > MAX_LORA_RANK:
-            raise UsageError(f"lora_rank must be at most {MAX_LORA_RANK}, the most that vLLM serves.")
+            raise UsageError(f"lora_rank must be at most {MAX_LORA_RANK}, the limit of vLLM, not {self.lora_rank}.")
         if self.samples < 2:
-            raise UsageError(f"samples must be at least 2, or no response is better than another, not {self.samples}.")
+            raise UsageError(f"samples must be at least 2, so that responses can be compared, not {self.samples}.")
         if not 0 < self.temperature <= 10:
             raise UsageError(f"temperature must be above 0 and at most 10, not {self.temperature:g}.")
         if not 0 < self.held_out < 1:

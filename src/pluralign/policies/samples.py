@@ -1,12 +1,13 @@
-"""Samples of a policy, token by token: drawing them, how likely they are, and the figures they give.
+"""Responses sampled from a policy: drawing them, their log-probabilities, and the figures computed from them.
 
-Decided here: what a policy's sample is, its KL to a reference, and how rewards are standardised and paired. Nothing is
-trained; ``tuning`` trains on such samples and judges by them.
+Here are the KL to a reference, the scale that standardises rewards, and the pairs for DPO. Nothing is trained;
+``trainers`` and ``tune`` use these samples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ import numpy.typing as npt
 from pluralign.answering.generate import prompt_seed
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.models.causal import LocalModel, token_log_probs
 from pluralign.models.options import SamplingOptions
+from pluralign.policies.options import TuneOptions
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import PromptLike
 
@@ -24,49 +27,72 @@ Ids: TypeAlias = list[int]
 
 @dataclass(frozen=True)
 class Response:
-    """One sampled response: its tokens, with the one that ends it where it ended by itself, and its text."""
+    """One sampled response: its tokens, with the end token unless it was cut off, and its text."""
 
     tokens: Ids
     text: str
 
 
 Samples: TypeAlias = list[list[Response]]
-"""As many responses to each of some prompts."""
+"""Responses to several prompts, the same number per prompt."""
 
 
-# --- the policy -----------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 class Policy(LocalModel):
-    """A causal language model that samples tokens and says how likely it finds them, with or without an adapter."""
+    """A causal language model that samples responses and computes their log-probabilities, with or without adapter."""
 
     def check_ends(self) -> frozenset[int]:
-        """Return the tokens that end a text; without any a policy could not learn when to stop."""
+        """Return the end tokens.
+
+        Raises:
+            DataError: there is none, so a policy could not learn when to stop.
+        """
         if not self.ends or self.tokenizer.eos_token_id is None:
             remedy = "give its tokenizer an eos_token"
-            raise DataError("the model has no token that ends a text", file=self.name, remedy=remedy)
+            raise DataError("the model has no end token", file=self.name, remedy=remedy)
         return frozenset(self.ends)
 
     def context(self, prompt: PromptLike, new: int) -> Ids:
-        """Return the prompt's tokens up to where the assistant speaks; too long a prompt is a ``DataError``."""
+        """Return the tokens of a prompt, up to the start of the assistant's turn.
+
+        Raises:
+            DataError: the prompt and ``new`` more tokens exceed the model's context.
+        """
         return list(map(int, self.prompt_tokens(prompt, new)[0]))
 
+    def fits(self, prompt: PromptLike, new: int) -> bool:
+        """Return whether the prompt and ``new`` more tokens fit the model's context."""
+        try:
+            self.context(prompt, new)
+        except DataError:
+            return False
+        return True
+
     def draw(self, prompt: PromptLike, n: int, options: SamplingOptions, at_once: int) -> list[Response]:
-        """Return n responses, sampled with a generator of their own."""
+        """Sample n responses to a prompt; the random numbers depend only on the prompt and the seed.
+
+        Args:
+            prompt: a text or a chat.
+            n: number of responses.
+            options: temperature, length and seed.
+            at_once: maximum batch size. The responses depend on it.
+        """
         import torch
 
-        ends, found = self.check_ends(), list[Ids]()
+        ends, sampled = self.check_ends(), list[Ids]()
         tokens = self.prompt_tokens(prompt, options.max_new_tokens).to(self.model.device)
         with torch.random.fork_rng(), torch.inference_mode():
             torch.manual_seed(prompt_seed(prompt, options.seed))
-            while len(found) < n:
-                written = self.continuations(tokens, min(at_once, n - len(found)), options)
-                found += [_up_to_the_end(row, ends) for row in written.tolist()]
-        texts = self.tokenizer.batch_decode(found, skip_special_tokens=True)
-        return [Response(ids, text.strip()) for ids, text in zip(found, texts, strict=True)]
+            while len(sampled) < n:
+                continuations = self.continuations(tokens, min(at_once, n - len(sampled)), options)
+                sampled += [_up_to_end_token(row, ends) for row in continuations.tolist()]
+        texts = self.tokenizer.batch_decode(sampled, skip_special_tokens=True)
+        return [Response(ids, text.strip()) for ids, text in zip(sampled, texts, strict=True)]
 
     def log_prob(self, context: Ids, responses: Sequence[Ids], temperature: float, at_once: int) -> FloatArray:
-        """Return log π(response | context) summed over its tokens, ``(n_responses,)``."""
+        """Return log π(response | context), summed over the tokens, ``(n_responses,)``."""
         import torch
 
         sums: list[float] = []
@@ -78,16 +104,81 @@ class Policy(LocalModel):
         return np.array(sums)
 
 
-def _up_to_the_end(ids: Ids, ends: frozenset[int]) -> Ids:
+def _up_to_end_token(ids: Ids, ends: frozenset[int]) -> Ids:
     return next((ids[: i + 1] for i, token in enumerate(ids) if token in ends), ids)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+@contextmanager
+def out_of_memory_advice(micro_batch: int) -> Iterator[None]:
+    """Turn torch's out-of-memory error into a ``DataError`` that names a smaller --micro-batch."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        remedy = f"run the same command with --micro-batch {max(1, micro_batch // 2)} or a smaller model"
+        raise DataError(f"memory ran out with {micro_batch} responses per batch", remedy=remedy) from None
+
+
+# --- samples to several prompts ---------------------------------------------------------------------------------------
+
+
+def sample_responses(
+    policy: Policy, prompts: Sequence[PromptLike], options: TuneOptions, advance: Callable[[], None]
+) -> Samples:
+    """Sample responses to each prompt; ``advance`` is called after each prompt."""
+    sampling = SamplingOptions(
+        temperature=options.temperature, max_new_tokens=options.max_new_tokens, seed=options.seed
+    )
+    samples = []
+    with out_of_memory_advice(options.micro_batch):
+        for prompt in prompts:
+            samples.append(policy.draw(prompt, options.samples, sampling, max(options.micro_batch, 2)))
+            advance()
+    return samples
+
+
+def sample_rewards(ensemble: RewardEnsemble, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
+    """Return the rewards of all samples by all members, ``(n_prompts, n_samples, k)``."""
+    items = [
+        (prompt, response.text) for prompt, responses in zip(prompts, samples, strict=True) for response in responses
+    ]
+    return ensemble.rewards(items).reshape(len(prompts), -1, ensemble.k)
+
+
+def log_probs(
+    policy: Policy, prompts: Sequence[PromptLike], samples: Samples, options: TuneOptions
+) -> tuple[FloatArray, FloatArray]:
+    """Return log π and log π_base of the samples, each ``(n_prompts, n_samples)``, for a policy with an adapter."""
+    own, base = [], []
+    for prompt, responses in zip(prompts, samples, strict=True):
+        context = policy.context(prompt, options.max_new_tokens)
+        tokens = [response.tokens for response in responses]
+        own.append(policy.log_prob(context, tokens, options.temperature, options.micro_batch))
+        with policy.model.disable_adapter():
+            base.append(policy.log_prob(context, tokens, options.temperature, options.micro_batch))
+    return np.array(own), np.array(base)
+
+
+def as_columns(responses: Sequence[Response]) -> dict[str, list[Any]]:
+    """Return the texts and tokens of the responses to one prompt, as JSON Lines files store them."""
+    return {
+        "responses": [response.text for response in responses],
+        "tokens": [response.tokens for response in responses],
+    }
+
+
+def mean_length(samples: Samples) -> float:
+    """Return the mean number of tokens per response."""
+    return float(np.mean([len(response.tokens) for responses in samples for response in responses]))
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What standardises rewards: see ``reward_scale``."""
+    """The mean and spread that standardise each member's rewards; see ``reward_scale``."""
 
     mean: FloatArray
     """μ, ``(k,)``."""
@@ -95,18 +186,19 @@ class Scale:
     """σ, ``(k,)``."""
 
     def __call__(self, rewards: FloatArray) -> FloatArray:
-        """Return (r − μ) / σ of ``(…, k)`` rewards; of a member without spread, 0."""
-        known = self.spread > 0
-        return np.where(known, (rewards - self.mean) / np.where(known, self.spread, 1.0), 0.0)
+        """Return (r − μ) / σ of ``(…, k)`` rewards; 0 for a member with σ = 0."""
+        varies = self.spread > 0
+        return np.where(varies, (rewards - self.mean) / np.where(varies, self.spread, 1.0), 0.0)
 
 
 def reward_scale(rewards: npt.ArrayLike) -> Scale:
-    """Return what standardises rewards, by samples y_1 … y_n of the base policy to each of some prompts X.
+    """Return the scale that standardises rewards, from samples y_1 … y_n of the base to each prompt x in X.
 
         r̃_j(x, y) = (r_j(x, y) − μ_j) / σ_j,   μ_j = mean of r_j(x, y_i) over X and i,   σ_j² = mean over X of s_j²(x),
 
-    with s_j²(x) the unbiased variance of r_j among the samples to one prompt. So 0 is what the base earns, and 1
-    what separates its answers to a prompt; how much prompts differ, which no policy can change, does not count.
+    where s_j²(x) is the unbiased variance of r_j among the samples to one prompt. The base has mean reward 0, and its
+    responses to one prompt have a standard deviation of 1. Differences between prompts do not count: no policy can
+    change them.
 
     Args:
         rewards: ``(n_prompts, n_samples, k)``.
@@ -122,19 +214,20 @@ def reward_scale(rewards: npt.ArrayLike) -> Scale:
 
 
 def sampled_kl(log_prob: npt.ArrayLike, reference_log_prob: npt.ArrayLike) -> Interval:
-    """Estimate KL(π ‖ π_ref) per response, in nats, from responses that π sampled.
+    """Estimate KL(π ‖ π_ref) per response, in nats, from responses sampled from π.
 
         KL ≈ mean over prompts x and samples y ~ π(· | x) of  Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t),
 
-    the sum over all tokens of the response, the one that ends it too. Unbiased; it can fall below 0 by chance. Both are
-    read at the temperature of sampling, and responses are cut at ``max_new_tokens`` as when they were sampled.
+    where the sum runs over all tokens of the response, including the end token. The estimate is unbiased and can be
+    below 0 by chance. Both log-probabilities are taken at the sampling temperature, and responses end at
+    ``max_new_tokens`` as they did in sampling.
 
     Args:
         log_prob: log π(y | x), ``(n_prompts, n_samples)``.
         reference_log_prob: log π_ref(y | x) of the same responses.
 
     Returns:
-        The mean, with its interval and standard error by prompt.
+        The mean, with its interval and standard error, clustered by prompt.
 
     Example:
         >>> sampled_kl([[-1.0, -2.0], [-1.5, -1.0]], [[-1.5, -2.0], [-2.5, -1.5]]).mean
@@ -145,7 +238,9 @@ def sampled_kl(log_prob: npt.ArrayLike, reference_log_prob: npt.ArrayLike) -> In
 
 
 def best_and_worst(rewards: npt.ArrayLike) -> list[tuple[int, int]]:
-    """Return pairs of responses to one prompt: best and worst, second best and second worst, … for the best quarter.
+    """Return pairs of responses to one prompt: best and worst, second best and second worst, …, for the top quarter.
+
+    Pairs with equal rewards are left out.
 
     Example:
         >>> best_and_worst([0.1, 0.9, 0.5, 0.3, 0.2, 0.4, 0.7, 0.6])
@@ -155,5 +250,5 @@ def best_and_worst(rewards: npt.ArrayLike) -> list[tuple[int, int]]:
     """
     r = np.asarray(rewards, dtype=np.float64)
     order = np.argsort(-r, kind="stable")
-    ends = [(int(order[i]), int(order[-1 - i])) for i in range(max(1, len(r) // 4))]
-    return [(best, worst) for best, worst in ends if r[best] > r[worst]]
+    pairs = [(int(order[i]), int(order[-1 - i])) for i in range(max(1, len(r) // 4))]
+    return [(best, worst) for best, worst in pairs if r[best] > r[worst]]

@@ -22,6 +22,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.analysis.report_data import ReportData
 from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
+from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.evaluation.comparison import Verdict, comparison, verdicts
@@ -154,7 +155,7 @@ def _listed(pairs: Sequence[MemberPair]) -> str:
     return ", ".join("{} and {}".format(*pair.members) for pair in pairs)
 
 
-# --- cards and case studies -----------------------------------------------------------------------------------------
+# --- cards and case studies -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -230,4 +231,4 @@ def _cases(data: ReportData) -> Iterator[tuple[CaseStudy, list[_Pick]]]:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= TEXT_LENGTH else text[: TEXT_LENGTH - 1].rstrip() + "…"
+    return shortened(text, TEXT_LENGTH)

@@ -25,7 +25,7 @@ from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
-from pluralign.features.finetuned import TunedFeatures, load_tuned, model_folders
+from pluralign.features.finetuned import FinetunedFeatures, load_finetuned, model_folders
 from pluralign.models.classifier import WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
@@ -151,15 +151,15 @@ def base_id(base: str) -> str | None:
     return KNOWN_BASES.get(base) or (base if HUB_ID.fullmatch(base) and not Path(base).exists() else None)
 
 
-def _tuned(ensemble: RewardEnsemble, folder: Path) -> TunedFeatures:
+def _tuned(ensemble: RewardEnsemble, folder: Path) -> FinetunedFeatures:
     """Return the fine-tuned features of an ensemble, after checking the hash of the models."""
     features = ensemble.features
-    if not isinstance(features, TunedFeatures):
+    if not isinstance(features, FinetunedFeatures):
         raise UsageError(
             f"{folder} has linear heads on frozen features (encoder {features.encoder}), scaled and clipped, which a "
             "transformers classifier cannot compute: score with pluralign, or fit with --backbone."
         )
-    if features.identified().identity != features.identity:
+    if features.with_current_hashes().identity != features.identity:
         remedy = "copy the folder again, or fit again"
         raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
     return features
@@ -182,16 +182,16 @@ def _refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output} is a file; name a folder.")
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
-def _model_of(features: TunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
+def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
     """Return one model with one output per column of θ, and its tokenizer."""
     places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
         places, theta = [places[own]], theta[own : own + 1]
-    model, tokenizer = load_tuned(places[0], features.base, len(theta))
+    model, tokenizer = load_finetuned(places[0], features.base, len(theta))
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()

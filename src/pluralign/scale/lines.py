@@ -1,8 +1,8 @@
-"""Lines in, lines out: rewards and votes for texts that arrive as JSON Lines, in batches."""
+"""Streaming: rewards and votes for texts that arrive as JSON Lines, in batches."""
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -13,18 +13,48 @@ from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
-LINES_A_BATCH = 256
+LINES_PER_BATCH = 256
 
 
-def score(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield ``{"rewards": [k numbers]}`` for each line of {prompt, response}, in order."""
+class ScoredLine(TypedDict):
+    """An output line of ``score``."""
+
+    rewards: list[float]
+    """One reward per member."""
+
+
+class ComparedLine(TypedDict):
+    """An output line of ``compare``."""
+
+    votes: list[float]
+    """One vote per member: 1 for response a, 0 for response b, 0.5 for a tie."""
+    prob_hat: float
+    """Predicted share of people who prefer response a."""
+    prob_policy: float
+    """The same at the policy level."""
+
+
+def score(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[ScoredLine]:
+    """Yield the members' rewards for each line of {prompt, response}, in order.
+
+    Args:
+        ensemble: the ensemble.
+        stream: a binary stream of JSON Lines.
+        name: name of the stream in error messages.
+    """
     for batch in _batches(stream, name, _read_response):
         for rewards in ensemble.rewards([item for items in batch for item in items]):
             yield {"rewards": rewards.tolist()}
 
 
-def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yield ``{"votes": …, "prob_hat": …, "prob_policy": …}`` for each line of {prompt, response_a, response_b}."""
+def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[ComparedLine]:
+    """Yield the members' votes and the predicted shares for each line of {prompt, response_a, response_b}, in order.
+
+    Args:
+        ensemble: the ensemble.
+        stream: a binary stream of JSON Lines.
+        name: name of the stream in error messages.
+    """
     for batch in _batches(stream, name, _read_pair):
         texts = list(dict.fromkeys(item for items in batch for item in items))
         rewards = dict(zip(texts, ensemble.rewards(texts), strict=True))
@@ -36,7 +66,7 @@ def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[dict[s
 
 
 def read_item(record: Record) -> Item:
-    """Return the text of a line of {prompt, response}; a line that cannot be used is a ``RowError``."""
+    """Return the text of a line of {prompt, response}. Raises RowError if the line cannot be used."""
     return _prompt(record), _response(record, "response")
 
 
@@ -65,7 +95,7 @@ def _response(record: Record, name: str) -> str:
 def _batches(stream: Any, name: str, read: Callable[[Record], list[Item]]) -> Iterator[list[list[Item]]]:
     bad = BadRows(name, can_skip=False)
     records = read_records(stream, bad, only_json=True)
-    while batch := list(itertools.islice(records, LINES_A_BATCH)):
+    while batch := list(itertools.islice(records, LINES_PER_BATCH)):
         items = []
         for row, record in batch:
             try:

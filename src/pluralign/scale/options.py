@@ -1,4 +1,4 @@
-"""Where the shards of a large job run."""
+"""Options of large jobs: where their shards run."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -11,20 +11,20 @@ Engine: TypeAlias = Literal["local", "ray"]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where the shards of a large piece of work are done."""
+    """Where the shards of a large job run."""
 
-    engine: Engine = field(default="local", metadata={"help": "This process, or workers on a Ray cluster (ray)."})
+    engine: Engine = field(default="local", metadata={"help": "Run in this process (local) or on a Ray cluster (ray)."})
     workers: int | None = field(
-        default=None, metadata={"help": "Ray: workers at once; as many as there is room for unless given."}
+        default=None, metadata={"help": "Ray: number of workers (default: as many as the cluster has room for)."}
     )
-    worker_cpus: int = field(default=1, metadata={"help": "Ray: CPUs, and threads, of a worker."})
-    worker_gpus: float = field(default=0.0, metadata={"help": "Ray: GPUs of a worker; 0.5 lets two share one."})
+    worker_cpus: int = field(default=1, metadata={"help": "Ray: CPUs, and threads, per worker."})
+    worker_gpus: float = field(default=0.0, metadata={"help": "Ray: GPUs per worker; with 0.5, two workers share one."})
     address: str | None = field(
         default=None,
-        metadata={"help": "Ray: HOST:PORT of a cluster, or auto; else $RAY_ADDRESS, else one is started here."},
+        metadata={"help": "Ray: HOST:PORT of a cluster, or auto (default: $RAY_ADDRESS, else a new local cluster)."},
     )
     shard_rows: int = field(
-        default=8192, metadata={"help": "Texts a shard: what a lost worker can cost. Shards of a folder stay as is."}
+        default=8192, metadata={"help": "Texts per shard, the unit of resuming. A folder of shards is not cut again."}
     )
 
     def __post_init__(self) -> None:
@@ -36,4 +36,4 @@ class EngineOptions:
             raise UsageError(f"worker_gpus must not be below 0, but it is {self.worker_gpus:g}.")
         of_ray = [name for name in changed_options(self) if name not in ("engine", "shard_rows")]
         if self.engine == "local" and of_ray:
-            raise UsageError(f"{of_ray[0]} is about --engine ray.")
+            raise UsageError(f"--{of_ray[0].replace('_', '-')} requires --engine ray.")

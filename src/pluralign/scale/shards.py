@@ -1,19 +1,20 @@
-"""Texts in shards: how a file is cut into Parquet shards, and what a worker does to one of them.
+"""Shards of texts: cutting a file into Parquet shards, and reading their rows.
 
-Decided here: what a shard may hold, and that its result is written whole, with vectors or rewards and nothing else
-changed. Which worker does which shard, and what happens to those that are lost, is decided in ``scaling``.
+Decided here: the columns and types of a shard. ``worker`` does the work on a shard, ``run`` decides which shards are
+left to do.
 """
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.features.store import shard_name
@@ -23,37 +24,61 @@ from pluralign.votes.formats import read_records
 from pluralign.votes.prompts import Item, Prompt
 
 CHAT_COLUMN = "prompt_is_chat"
+"""Whether a prompt is a chat, stored as the JSON of its messages."""
 
 Cut: TypeAlias = Callable[[Path], list[Path]]
-"""Writes shards into a folder, or finds them elsewhere, and returns their paths in order."""
+"""Writes shards into a folder, or lists existing ones, and returns their paths in order."""
 
 
-def _read_rows(shard: Path, at_once: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the rows of a file in parts, each with the number of its first row; an empty file is one empty part."""
+@dataclass(frozen=True)
+class Source:
+    """The texts of a job."""
+
+    hash: str
+    """Identifies the texts. A job resumes only with the same hash."""
+    cut: Cut
+    shard_rows: int | None
+    """Texts per shard; None if the shards exist already."""
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, n: int) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows of a Parquet file, n at a time, each part with the number of its first row.
+
+    An empty file is one empty part.
+    """
     try:
-        with pq.ParquetFile(shard, page_checksum_verification=True) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             first = 1
-            for batch in file.iter_batches(batch_size=at_once):
+            for batch in file.iter_batches(batch_size=n):
                 yield first, pa.Table.from_batches([batch])
                 first += len(batch)
             if first == 1:
                 yield first, file.schema_arrow.empty_table()
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"the Parquet file cannot be read ({error})", file=str(shard), remedy="write or fetch it again"
+            f"the Parquet file cannot be read ({error})", file=str(path), remedy="write or download it again"
         ) from None
 
 
-def _items_of(rows: pa.Table, file: Path, first: int) -> list[Item]:
-    """Return the texts of rows of {prompt, response}; a chat is a list of messages, or their JSON and a flag."""
+def read_items(rows: pa.Table, file: Path, first: int) -> list[Item]:
+    """Return the texts of rows of {prompt, response}. A chat is a list of messages, or their JSON with a flag.
+
+    Args:
+        rows: the rows.
+        file: the file they come from, for error messages.
+        first: number of the first row, for error messages.
+    """
     for name in ("prompt", "response"):
         if name not in rows.column_names:
-            found = ", ".join(rows.column_names)
-            raise DataError(f"there is no column {name}, only {found}", file=str(file), remedy="rename the column")
+            columns = ", ".join(rows.column_names)
+            raise DataError(f"there is no column {name}, only {columns}", file=str(file), remedy="rename the column")
     bad = BadRows(str(file), can_skip=False)
-    columns = [name for name in ("prompt", "response", CHAT_COLUMN) if name in rows.column_names]
+    names = [name for name in ("prompt", "response", CHAT_COLUMN) if name in rows.column_names]
     items: list[Item] = []
-    for row, record in enumerate(rows.select(columns).to_pylist(), first):
+    for row, record in enumerate(rows.select(names).to_pylist(), first):
         try:
             if record.get(CHAT_COLUMN):
                 record["prompt"] = [{"role": role, "content": text} for role, text in json.loads(record["prompt"])]
@@ -61,17 +86,17 @@ def _items_of(rows: pa.Table, file: Path, first: int) -> list[Item]:
         except RowError as error:
             bad.report(row, error)
         except (TypeError, ValueError):
-            bad.report(row, RowError("not JSON", "the chat is not JSON of [role, content] turns", "write it anew"))
+            bad.report(row, RowError("not JSON", "the chat is not JSON of [role, content] turns", "write it again"))
     return items
 
 
-# --- cutting --------------------------------------------------------------------------------------------------------
+# --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-def cut_items(items: Sequence[Item], target: Path, rows: int) -> list[Path]:
-    """Write texts into shards of so many rows, and return their paths in order."""
+def cut_items(items: Sequence[Item], folder: Path, rows: int) -> list[Path]:
+    """Write texts into shards with this number of rows, and return their paths in order."""
     starts = range(0, len(items), rows)
-    return [_write_shard(_table_of(items[start : start + rows]), target, n) for n, start in enumerate(starts)]
+    return [_write_shard(_table_of(items[start : start + rows]), folder, n) for n, start in enumerate(starts)]
 
 
 def _table_of(items: Sequence[Item]) -> pa.Table:
@@ -84,16 +109,16 @@ def _table_of(items: Sequence[Item]) -> pa.Table:
     )
 
 
-def cut_file(path: Path, target: Path, rows: int) -> list[Path]:
-    """Cut a file into shards with its columns; every row is checked here, where its number is known."""
+def cut_file(path: Path, folder: Path, rows: int) -> list[Path]:
+    """Cut a file into shards with its columns. Every row is checked here, where its number is known."""
     with path.open("rb") as stream:
         is_parquet = stream.read(4) == b"PAR1"
     if not is_parquet:
-        return _one_schema([_write_shard(table, target, n) for n, table in enumerate(_tables(path, rows))], path)
+        return _with_one_schema([_write_shard(table, folder, n) for n, table in enumerate(_tables(path, rows))], path)
     parts = []
-    for number, (first, table) in enumerate(_read_rows(path, rows)):
-        _items_of(table, path, first)
-        parts.append(_write_shard(table, target, number))
+    for number, (first, table) in enumerate(read_rows(path, rows)):
+        read_items(table, path, first)
+        parts.append(_write_shard(table, folder, number))
     return parts
 
 
@@ -121,16 +146,16 @@ def _array(values: list[Any], name: str, path: Path) -> pa.Array:
     try:
         return pa.array(values)
     except pa.ArrowException:
-        raise _mixed(f"column {name} holds values of several types", path) from None
+        raise _mixed_types(f"column {name} holds values of several types", path) from None
 
 
-def _one_schema(parts: list[Path], path: Path) -> list[Path]:
-    """Give all shards the columns and types of all: one may lack a column, or have whole numbers for fractions."""
+def _with_one_schema(parts: list[Path], path: Path) -> list[Path]:
+    """Give all shards the same columns and types: one may lack a column, or have integers instead of floats."""
     schemas = [pq.read_schema(part) for part in parts]
     try:
         common = pa.unify_schemas(schemas or [pa.schema([])], promote_options="permissive")
     except pa.ArrowException as error:
-        raise _mixed(f"a column changes its type from shard to shard ({error})", path) from None
+        raise _mixed_types(f"a column has different types in different shards ({error})", path) from None
     for number, (part, schema) in enumerate(zip(parts, schemas, strict=True)):
         if not schema.equals(common):
             tables = [common.empty_table(), pq.read_table(part)]
@@ -138,23 +163,28 @@ def _one_schema(parts: list[Path], path: Path) -> list[Path]:
     return parts
 
 
-def _mixed(problem: str, path: Path) -> DataError:
+def _mixed_types(problem: str, path: Path) -> DataError:
     return DataError(problem, file=str(path), remedy="give each column one type, or leave it out")
 
 
-def _write_shard(table: pa.Table, target: Path, number: int) -> Path:
-    with atomic_write(target / shard_name(number)) as partial:
+def _write_shard(table: pa.Table, folder: Path, number: int) -> Path:
+    with atomic_write(folder / shard_name(number)) as partial:
         pq.write_table(table, partial, compression="zstd", write_page_checksum=True)
-    return target / shard_name(number)
+    return folder / shard_name(number)
 
 
-def find_shards(texts: Path, folder: Path) -> tuple[str, Cut]:
-    """Return the fingerprint of a folder of shards, and what finds them: they are used where they are."""
+def existing_shards(texts: Path, results: Path) -> Source:
+    """Return the Parquet files of a folder as the texts of a job. They are used in place.
+
+    Args:
+        texts: the folder of Parquet files.
+        results: the folder of the job's results, which must be another one.
+    """
     texts = texts.absolute()
     parts = sorted(path for path in texts.glob("*.parquet") if not path.name.startswith((".", "_")))
     if not parts:
         raise DataError("there is no Parquet file in it", file=str(texts), remedy="name a folder of Parquet shards")
-    if folder.resolve() == texts.resolve():
-        raise UsageError(f"the results cannot go into {folder}, where the texts are: name another folder.")
+    if results.resolve() == texts.resolve():
+        raise UsageError(f"the results cannot be written to {results}, the folder of the texts: name another folder.")
     stats = [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in parts]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest(), lambda _: parts
+    return Source(fingerprint(stats), lambda _: parts, shard_rows=None)

@@ -1,59 +1,75 @@
-"""Worker."""
+"""The worker: encodes or scores one shard after the other.
 
-import hashlib
-import json
-import os
+Decided here: what is done to a shard, and that its result is written atomically, so that doing a shard twice is
+harmless. ``run`` decides which shards are left to do, and an engine decides where workers run.
+"""
+
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, PluralignError
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.features import encoder as encoders
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import SHARD_FORMAT, shard_table
-from pluralign.scale.shards import _items_of, _read_rows
+from pluralign.scale.shards import read_items, read_rows
 from pluralign.votes.prompts import Item
 
-BEGUN = "begun"
-
-
-ATTEMPTS = 4
-"""How often a shard is begun before it is held to be what kills its workers."""
-
-
-ROWS_AT_ONCE = 8192
-"""Rows of a shard in memory at a time."""
-
+ATTEMPTS_FOLDER = "begun"
+MAX_ATTEMPTS = 4
+"""How many workers may start a shard before it counts as the cause of their deaths."""
+ROWS_IN_MEMORY = 8192
+"""Rows of a shard that are in memory at a time."""
 
 Transform: TypeAlias = Callable[[pa.Table, Sequence[Item]], pa.Table]
+"""Turns rows, and the texts read from them, into rows of the result."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One unit of work: a file of texts and the file of its result."""
+
+    texts: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one shard."""
+
+    shard: str
+    """The file of texts."""
+    problem: str = ""
+    """The error message, for errors that the user can fix; empty if the result was written."""
 
 
 class Task(Protocol):
     """What is done to each shard."""
 
     def prepare(self) -> Transform:
-        """Load what is needed, once a worker; return what turns rows and their texts into rows of the result."""
+        """Load everything needed, once per worker, and return the function that transforms rows."""
         ...
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Texts become keys and vectors. No node's own cache is read or written: the shards are the cache."""
+    """Turns texts into keys and vectors. It does not use the vector cache of the node."""
 
     features: TextFeatures
 
     def prepare(self) -> Transform:
-        """Find the encoder, and refuse another one under the same name."""
+        """Load the encoder. Raises DataError if it is another one with the same name."""
         encoder = self.features.load_checked()
 
         def transform(_: pa.Table, items: Sequence[Item]) -> pa.Table:
@@ -66,24 +82,26 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """Rows keep their columns and get ``rewards``, one number a member."""
+    """Adds a column ``rewards`` to the rows: one number per member."""
 
     ensemble: Path
     identity: str
+    """See ``ensemble_identity``."""
 
     def prepare(self) -> Transform:
-        """Load the ensemble, and refuse another one in the same place."""
-        if ensemble_identity(read_description(self.ensemble)) != self.identity:
-            remedy = "put it on storage that all nodes see, and do not change it meanwhile"
+        """Load the ensemble. Raises DataError if it is not the one that the job started with."""
+        if ensemble_identity(self.ensemble) != self.identity:
             raise DataError(
-                "it is not the ensemble that the work was begun with", file=str(self.ensemble), remedy=remedy
+                "it is not the ensemble that the job started with",
+                file=str(self.ensemble),
+                remedy="put it on storage that all nodes share, and do not change it during the job",
             )
         loaded = RewardEnsemble.load(self.ensemble)
         rewards_of = loaded.scorer()
 
         def transform(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
             if "rewards" in rows.column_names:
-                raise DataError("the texts have a column rewards already", remedy="rename it")
+                raise DataError("the texts already have a column rewards", remedy="rename it")
             rewards = rewards_of(items) if items else np.empty((0, loaded.k))
             offsets = np.arange(0, rewards.size + 1, loaded.k, dtype=np.int32)
             return rows.append_column("rewards", pa.ListArray.from_arrays(offsets, rewards.reshape(-1)))
@@ -91,80 +109,75 @@ class ScoreTask:
         return transform
 
 
-def ensemble_identity(description: Mapping[str, Any]) -> str:
-    """Return a hash of all that an ensemble's JSON says, the hash of its arrays included."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+def ensemble_identity(folder: Path) -> str:
+    """Return the fingerprint of an ensemble's JSON, which includes the hash of its arrays."""
+    return fingerprint(read_description(folder))
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Does shards one after the other; what it needs is loaded at the first one and stays."""
+    """Does shards one after the other. Everything the task needs is loaded at the first shard and kept."""
 
     task: Task
     plan: Path
-    """The file that says which work this is: a worker that does not see it writes to another disk."""
-    digest: str
-    directory: Path
-    """Where the driver runs: names of folders mean the same there and here."""
+    """The plan of the job. A worker that cannot see this file would write to another disk."""
+    plan_hash: str
+
+    def __call__(self, shard: Shard) -> Outcome:
+        """Do a shard. An error that the user can fix is returned as the outcome; others are raised."""
+        try:
+            self._do(Path(shard.texts), Path(shard.result))
+        except PluralignError as error:
+            return Outcome(shard.texts, str(error))
+        except OSError as error:
+            return Outcome(shard.texts, str(storage_error(error, Path(shard.result))))
+        return Outcome(shard.texts)
 
     @cached_property
     def _transform(self) -> Transform:
-        if Path.cwd() != self.directory and self.directory.is_dir():
-            os.chdir(self.directory)
-        _refuse_unseen(self.plan)
-        if hashlib.sha256(self.plan.read_bytes()).hexdigest() != self.digest:
+        _check_visible(self.plan)
+        if fingerprint(self.plan.read_bytes()) != self.plan_hash:
             folder = str(self.plan.parent.parent)
-            raise DataError("other work goes on in this folder", file=folder, remedy="name another folder")
+            raise DataError("another job runs in this folder", file=folder, remedy="name another folder")
         return self.task.prepare()
 
-    def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Do the shards of a batch; Ray Data passes columns. What a user can mend comes back as a sentence."""
-        problems = [self._attempt(*shard) for shard in zip(batch["shard"], batch["result"], strict=True)]
-        return {"shard": [str(shard) for shard in batch["shard"]], "problem": problems}
-
-    def _attempt(self, shard: str, result: str) -> str:
-        try:
-            self._do(Path(shard), Path(result))
-        except PluralignError as error:
-            return str(error)
-        except OSError as error:
-            return str(storage_error(error, Path(result)))
-        return ""
-
-    def _do(self, shard: Path, result: Path) -> None:
+    def _do(self, texts: Path, result: Path) -> None:
         transform = self._transform
-        _refuse_unseen(shard)
-        self._count_attempt(shard, result.name)
+        _check_visible(texts)
+        self._count_attempt(texts, result.name)
         with atomic_write(result) as partial, ExitStack() as stack:
             writer = None
-            for first, rows in _read_rows(shard, ROWS_AT_ONCE):
-                done = transform(rows, _items_of(rows, shard, first))
+            for first, rows in read_rows(texts, ROWS_IN_MEMORY):
+                done = transform(rows, read_items(rows, texts, first))
                 if writer is None:
                     writer = stack.enter_context(pq.ParquetWriter(partial, done.schema, **SHARD_FORMAT))
                 writer.write_table(done)
 
-    def _count_attempt(self, shard: Path, name: str) -> None:
-        """Refuse a shard that worker after worker began and none finished: an engine would try for ever."""
-        begun = self.plan.parent / BEGUN
-        begun.mkdir(exist_ok=True)
-        for attempt in range(ATTEMPTS):
+    def _count_attempt(self, texts: Path, name: str) -> None:
+        """Raise DataError if too many workers have started this shard: an engine would retry it for ever."""
+        attempts = self.plan.parent / ATTEMPTS_FOLDER
+        attempts.mkdir(exist_ok=True)
+        for attempt in range(MAX_ATTEMPTS):
             with suppress(FileExistsError):
-                (begun / f"{name}.{attempt}").touch(exist_ok=False)
+                (attempts / f"{name}.{attempt}").touch(exist_ok=False)
                 return
         raise DataError(
-            f"{ATTEMPTS} workers died over it, perhaps for want of memory",
-            file=str(shard),
+            f"{MAX_ATTEMPTS} workers died while they worked on it, perhaps for lack of memory",
+            file=str(texts),
             remedy="use fewer --workers or a smaller --shard-rows; finished shards are kept",
         )
 
 
-def _refuse_unseen(path: Path) -> None:
+def _check_visible(path: Path) -> None:
     if not path.is_file():
-        remedy = "the folders of texts and results must be on storage that all nodes see, under the same path"
-        raise DataError(f"the worker on {socket.gethostname()} does not find it", file=str(path), remedy=remedy)
+        raise DataError(
+            f"the worker on {socket.gethostname()} cannot see it",
+            file=str(path),
+            remedy="put the folders of texts and results on storage that all nodes share, under the same path",
+        )
 
 
 def storage_error(error: OSError, path: Path) -> DataError:
-    """Return what to say of a disk that is full, read-only or gone."""
-    remedy = "make room or mend the storage, and run the same command again"
+    """Return the error for a disk that is full, read-only or missing."""
+    remedy = "free some space or repair the storage, and run the same command again"
     return DataError(f"it cannot be written ({error.strerror or error})", file=str(path), remedy=remedy)

@@ -1,49 +1,56 @@
-"""OpenAI's chat shapes: which model id stands for which mode, and what clients get.
-
-Decided here: whom a model id asks for, how an answer becomes a completion, and what its field ``pluralign`` holds.
-"""
+"""OpenAI's chat completions: which model id stands for which mode, and how an answer becomes a completion."""
 
 import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from pluralign.answering.answer import Answer, Mode
-from pluralign.answering.consensus import SlateEntry
 from pluralign.core.errors import did_you_mean
-from pluralign.server.limits import ApiError
+from pluralign.core.json_values import without_nan
+from pluralign.server.errors import ApiError
+from pluralign.server.schemas import (
+    AnswerDetails,
+    AnswerEntry,
+    AssistantMessage,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChunkChoice,
+    CompletionChoice,
+    Delta,
+    SteeringResponse,
+    Usage,
+)
 
 Voice = Literal["balanced", "consensus", "distributional"]
 VOICES: tuple[Voice, ...] = ("distributional", "balanced", "consensus")
-COLDEST = 0.01
-"""What a temperature of 0 is read as: candidates must be sampled."""
 PIECE = re.compile(r"\S+\s*|\s+")
-"""What a stream sends at a time: a word."""
+"""One event of a stream: a word."""
 TOKEN = re.compile(r"\w+|[^\w\s]")
-"""What ``usage`` counts: words and marks, since the server has no tokenizer of whatever wrote the texts."""
+"""The unit of ``usage``: words and punctuation marks. The server does not have the tokenizer of the texts' model."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Whom a model id asks for."""
+class ModelTarget:
+    """The part of the ensemble that a model id stands for: a voice of the whole ensemble, or one member."""
 
     voice: Voice | None
-    """None where a member is asked for."""
+    """None for a member."""
     member: int | None
 
     @property
     def mode(self) -> Mode:
-        """The mode that answers."""
+        """The mode of its answers."""
         if self.voice is None:
             return "steerable"
         return "distributional" if self.voice == "distributional" else "balanced"
 
 
 def model_ids(name: str, k: int) -> list[str]:
-    """Return the ids of everything that may be asked.
+    """Return all model ids of an ensemble.
 
     Example:
         >>> model_ids("town", 2)
@@ -52,105 +59,128 @@ def model_ids(name: str, k: int) -> list[str]:
     return [name, *(f"{name}:{voice}" for voice in VOICES), *(f"{name}:member-{j}" for j in range(k))]
 
 
-def who(model: str, name: str, k: int) -> Asked:
-    """Return whom a model id asks for.
+def find_model(model: str, name: str, k: int) -> ModelTarget:
+    """Return the target of a model id.
+
+    Args:
+        model: the id of a request.
+        name: first part of the server's ids.
+        k: number of members.
+
+    Raises:
+        ApiError: if there is no such model.
 
     Example:
-        >>> who("town:member-1", "town", 2)
-        Asked(voice=None, member=1)
+        >>> find_model("town:member-1", "town", 2)
+        ModelTarget(voice=None, member=1)
     """
     ids = model_ids(name, k)
     if model not in ids:
         message = f"there is no model {model[:80]!r}; {did_you_mean(model[:80], ids)}."
         raise ApiError(404, message, code="model_not_found", param="model")
-    place = ids.index(model)
-    if place > len(VOICES):
-        return Asked(None, place - 1 - len(VOICES))
-    return Asked(VOICES[max(place - 1, 0)], None)
+    position = ids.index(model)
+    if position > len(VOICES):
+        return ModelTarget(None, position - 1 - len(VOICES))
+    return ModelTarget(VOICES[max(position - 1, 0)], None)
 
 
-# --- what is sent back ----------------------------------------------------------------------------------------------
+def answer_details(answers: Sequence[Answer], names: Sequence[str], seed: int, generator: str | None) -> AnswerDetails:
+    """Return an answer with member names: the body of ``/v1/answer``, and the field ``pluralign`` of completions.
 
-
-def facts(answers: Sequence[Answer], names: Sequence[str], seed: int, generator: str | None) -> dict[str, Any]:
-    """Return an answer as JSON, with member names: the body of ``/v1/answer``, and the field ``pluralign`` in chats.
-
-    Of several draws each gives one of its ``answers``; the rest is the same for all.
+    Args:
+        answers: one per draw. Draws differ only in their ``answers``.
+        names: of the members.
+        seed: of the request.
+        generator: name of the model that wrote the candidates.
     """
-    found = asdict(answers[0])
-    found["answers"] = [_named(given, names) for one in answers for given in one.answers]
-    if found["steering"]:
-        found["steering"]["name"] = names[found["steering"]["member"]]
-    return {**found, "seed": seed, "generator": generator}
+    first = answers[0]
+    steering = first.steering
+    return AnswerDetails(
+        mode=first.mode,
+        answers=[
+            AnswerEntry(**asdict(entry), name=None if entry.member is None else names[entry.member])
+            for answer in answers
+            for entry in answer.answers
+        ],
+        consensus=first.consensus,
+        distilled=first.distilled,
+        steering=SteeringResponse(**asdict(steering), name=names[steering.member]) if steering else None,
+        refused=first.refused,
+        candidates=first.candidates,
+        notes=list(first.notes),
+        seed=seed,
+        generator=generator,
+    )
 
 
-def _named(given: SlateEntry, names: Sequence[str]) -> dict[str, Any]:
-    return {**asdict(given), "name": None if given.member is None else names[given.member]}
-
-
-def spoken(answer: Answer, asked: Asked, names: Sequence[str]) -> str:
-    """Return what a chat shows: the slate as readable text, the consensus, or the one answer."""
-    if asked.voice == "consensus" and answer.consensus:
+def message_text(answer: Answer, target: ModelTarget, names: Sequence[str]) -> str:
+    """Return the text of a completion: the slate as readable text, the consensus, or the single answer."""
+    if target.voice == "consensus" and answer.consensus:
         return answer.consensus.text
-    if asked.voice == "balanced" and len(answer.answers) > 1:
+    if target.voice == "balanced" and len(answer.answers) > 1:
         entries = [
-            f"{place}. {given.weight:.0%}: {'' if given.member is None else names[given.member]}\n\n{given.text}"
-            for place, given in enumerate(answer.answers, 1)
+            f"{number}. {entry.weight:.0%}: {'' if entry.member is None else names[entry.member]}\n\n{entry.text}"
+            for number, entry in enumerate(answer.answers, 1)
         ]
         return "\n\n".join(entries)
     return answer.answers[0].text
 
 
-def completion(model: str, prompt: str, texts: Sequence[str], extra: Mapping[str, Any]) -> dict[str, Any]:
+def completion(model: str, prompt: str, texts: Sequence[str], details: AnswerDetails) -> ChatCompletion:
     """Return a whole chat completion."""
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-        for index, text in enumerate(texts)
-    ]
-    head = _head("chat.completion", model)
-    return {**head, "choices": choices, "usage": usage(prompt, texts), "pluralign": extra}
+    return ChatCompletion(
+        id=_new_id(),
+        created=int(time.time()),
+        model=model,
+        choices=[
+            CompletionChoice(index=index, message=AssistantMessage(content=text)) for index, text in enumerate(texts)
+        ],
+        usage=usage(prompt, texts),
+        pluralign=details,
+    )
 
 
-def chunks(
-    model: str, prompt: str, texts: Sequence[str], extra: Mapping[str, Any], *, include_usage: bool
+def stream(
+    model: str, prompt: str, texts: Sequence[str], details: AnswerDetails, *, include_usage: bool
 ) -> Iterator[str]:
     """Yield a chat completion as server-sent events; the last chunk with choices has the field ``pluralign``."""
-    head = _head("chat.completion.chunk", model)
+    empty = ChatCompletionChunk(
+        id=_new_id(), object="chat.completion.chunk", created=int(time.time()), model=model, choices=[]
+    )
+    if include_usage:
+        empty = empty.model_copy(update={"usage": None})
 
-    def event(index: int, delta: dict[str, str], finish: str | None = None, **more: Any) -> str:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return _event({**head, "choices": [choice], **({"usage": None} if include_usage else {}), **more})
+    def event(index: int, delta: Delta, finish_reason: Literal["stop"] | None = None) -> ChatCompletionChunk:
+        choice = ChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=finish_reason)
+        return empty.model_copy(update={"choices": [choice]})
 
     for index, text in enumerate(texts):
-        yield event(index, {"role": "assistant", "content": ""})
+        yield _sent(event(index, Delta(role="assistant", content="")))
         for piece in PIECE.findall(text):
-            yield event(index, {"content": piece})
-        last = index == len(texts) - 1
-        yield event(index, {}, "stop", **({"pluralign": extra} if last else {}))
+            yield _sent(event(index, Delta(content=piece)))
+        last = event(index, Delta(), "stop")
+        yield _sent(last.model_copy(update={"pluralign": details}) if index == len(texts) - 1 else last)
     if include_usage:
-        yield _event({**head, "choices": [], "usage": usage(prompt, texts)})
+        yield _sent(empty.model_copy(update={"usage": usage(prompt, texts)}))
     yield "data: [DONE]\n\n"
 
 
-def usage(prompt: str, texts: Sequence[str]) -> dict[str, int]:
-    """Return counts of words and marks, as an estimate of tokens.
+def usage(prompt: str, texts: Sequence[str]) -> Usage:
+    """Return counts of words and punctuation marks, as an estimate of tokens.
 
     Example:
-        >>> usage("Tea?", ["Yes, please."])
-        {'prompt_tokens': 2, 'completion_tokens': 4, 'total_tokens': 6}
+        >>> usage("Tea?", ["Yes, please."]).total_tokens
+        6
     """
-    asked, said = len(TOKEN.findall(prompt)), sum(len(TOKEN.findall(text)) for text in texts)
-    return {"prompt_tokens": asked, "completion_tokens": said, "total_tokens": asked + said}
+    in_prompt, in_texts = len(TOKEN.findall(prompt)), sum(len(TOKEN.findall(text)) for text in texts)
+    return Usage(prompt_tokens=in_prompt, completion_tokens=in_texts, total_tokens=in_prompt + in_texts)
 
 
-def _head(kind: str, model: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{secrets.token_hex(12)}", "object": kind, "created": int(time.time()), "model": model}
+def _new_id() -> str:
+    return f"chatcmpl-{secrets.token_hex(12)}"
 
 
-def _event(data: Mapping[str, Any]) -> str:
+def _sent(chunk: ChatCompletionChunk) -> str:
+    """Return a chunk as a server-sent event, with the fields that are set."""
+    data = without_nan(chunk.model_dump(mode="json", exclude_unset=True))
     return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"

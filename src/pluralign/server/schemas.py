@@ -1,6 +1,6 @@
-"""What clients send: the body of each request, with the descriptions that OpenAPI shows.
+"""Bodies of requests and responses, with the descriptions that OpenAPI shows.
 
-Counts and lengths are checked in ``service``, by limits that the server is started with.
+The number and the length of texts are checked in ``service``, because the server is started with these limits.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -8,18 +8,29 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 from pluralign.answering.answer import Mode
-from pluralign.server.limits import ApiError
+from pluralign.answering.consensus import Consensus, Distilled
+from pluralign.server.errors import ApiError
+from pluralign.server.explain import MemberVote
 from pluralign.votes.prompts import Message
 
 
 class Body(BaseModel):
-    """A request; fields that we do not know are ignored, as clients send many."""
+    """A request body, or a part of one. Unknown fields are ignored, because clients send many."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
+class Result(BaseModel):
+    """A response body, or a part of one. Numbers that are not finite are sent as null."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+# --- prompts and responses --------------------------------------------------------------------------------------------
+
+
 class Part(Body):
-    """A part of a message."""
+    """Part of a message."""
 
     type: str
     text: str | None = None
@@ -32,24 +43,294 @@ class Turn(Body):
     content: str | list[Part]
 
     def as_message(self) -> Message:
-        """Return it as an ensemble reads it; ``developer`` is another word for ``system``."""
+        """Return it as an ensemble reads it; ``developer`` is a synonym of ``system``."""
         role = "system" if self.role == "developer" else self.role
         if isinstance(self.content, str):
             return Message(role, self.content)
-        if foreign := [part.type for part in self.content if part.type != "text" or part.text is None]:
-            message = f"a message may hold text and nothing else, but a part is of type {foreign[0]!r}."
+        if unsupported := [part.type for part in self.content if part.type != "text" or part.text is None]:
+            message = f"messages may contain only text parts, not {unsupported[0]!r}; remove the other parts."
             raise ApiError(400, message, code="unsupported_content", param="messages")
         return Message(role, "".join(part.text or "" for part in self.content))
 
 
+PromptField: TypeAlias = Annotated[str | list[Turn], Field(description="A text, or the messages of a chat")]
+SeedField: TypeAlias = Annotated[
+    int | None, Field(ge=0, lt=2**63, description="Seed of candidates, ties and draws; random if absent")
+]
+TemperatureField: TypeAlias = Annotated[
+    float | None, Field(ge=0, le=10, description="Sampling temperature of generated candidates; 0 is treated as 0.01")
+]
+TopPField: TypeAlias = Annotated[
+    float | None, Field(gt=0, le=1, description="Nucleus sampling of generated candidates")
+]
+MaxTokensField: TypeAlias = Annotated[
+    int | None, Field(ge=1, description="Maximum length of each generated candidate, in tokens")
+]
+CandidatesField: TypeAlias = Annotated[
+    list[str] | None, Field(min_length=1, description="Responses to choose from; generated if absent")
+]
+
+
+class Text(Body):
+    """A prompt and one response."""
+
+    prompt: PromptField
+    response: str
+
+
+class Pair(Body):
+    """A prompt and two responses."""
+
+    prompt: PromptField
+    response_a: str
+    response_b: str
+
+
+class Choice(Pair):
+    """A prompt, two responses, and the one that the user prefers."""
+
+    chosen: Literal["a", "b"]
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+class CompareRequest(Body):
+    """Pairs to compare."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"pairs": [{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}]}]}
+    )
+    pairs: list[Pair] = Field(min_length=1)
+
+
+class Comparison(Result):
+    """Votes on one pair."""
+
+    votes: list[float] = Field(description="Each member's vote: 1 for a, 0 for b, 0.5 for a tie")
+    prob_hat: float = Field(description="Predicted share of people preferring a: the weight of members voting for a")
+    prob_policy: float = Field(description="Probability that a policy drawn by weight prefers a")
+
+
+class CompareResponse(Result):
+    """One result per pair, in order."""
+
+    results: list[Comparison]
+
+
+class ScoreRequest(Body):
+    """Texts to score."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": [{"prompt": "Tea?", "response": "Yes."}]}]})
+    texts: list[Text] = Field(min_length=1)
+
+
+class TextRewards(Result):
+    """Rewards of one text."""
+
+    rewards: list[float] = Field(description="One per member")
+
+
+class ScoreResponse(Result):
+    """One result per text, in order."""
+
+    results: list[TextRewards]
+
+
+class PairRewards(Result):
+    """Rewards of the two responses of a pair, one per member."""
+
+    a: list[float]
+    b: list[float]
+
+
+class ExplainResponse(Comparison):
+    """Votes on one pair, with the reasons of every member."""
+
+    rewards: PairRewards
+    members: list[MemberVote]
+
+
+class RerankRequest(Body):
+    """Text Embeddings Inference's rerank request."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "texts": ["Yes.", "No."]}]})
+    query: str
+    texts: list[str] = Field(min_length=1)
+    raw_scores: bool = False
+    return_text: bool = False
+
+
+class RankedText(Result):
+    """One text of a ranking."""
+
+    index: int
+    score: float
+    text: str | None = Field(default=None, description="Present if the request sets return_text")
+
+
+class Document(Body):
+    """Cohere's document."""
+
+    text: str
+
+
+class CohereRequest(Body):
+    """Cohere's rerank request."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "documents": ["Yes.", "No."]}]})
+    model: str | None = Field(default=None, description="NAME, or NAME:member-3")
+    query: str
+    documents: list[str | Document] = Field(min_length=1)
+    top_n: int | None = Field(default=None, ge=1)
+    return_documents: bool = False
+
+
+class RankedDocument(Result):
+    """One document of a ranking."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = Field(default=None, description="Present if the request sets return_documents")
+
+
+class ApiVersion(Result):
+    """Cohere's API version."""
+
+    version: str = "2"
+
+
+class CohereMeta(Result):
+    """Cohere's metadata of a response."""
+
+    api_version: ApiVersion
+
+
+class CohereResponse(Result):
+    """Cohere's ranking, best first."""
+
+    id: str
+    results: list[RankedDocument]
+    meta: CohereMeta
+
+
+class RewardRequest(Body):
+    """OpenRLHF's reward request. Each query is one text: a prompt followed by its response."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"query": ["Tea?Yes."], "prompts": ["Tea?"]}]})
+    query: list[str] = Field(min_length=1)
+    prompts: list[str] | None = None
+
+
+class RewardResponse(Result):
+    """OpenRLHF's rewards, one per query."""
+
+    rewards: list[float]
+    scores: list[float]
+    extra_logs: dict[str, list[float]] = Field(description="Rewards of every member: member_0, member_1, …")
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class AnswerRequest(Body):
+    """A prompt to answer in one of three modes."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"prompt": "Tea?", "mode": "balanced", "candidates": ["Yes.", "No."]}]}
+    )
+    prompt: PromptField
+    mode: Mode = "balanced"
+    candidates: CandidatesField = None
+    n_candidates: int | None = Field(default=None, alias="n", ge=1, description="Number of candidates to generate")
+    rule: str = Field(default="maximin", description="Balanced mode: maximin, borda, schulze or lottery")
+    member: int | None = Field(default=None, description="Steerable mode: the member that answers")
+    like: str = Field(default="", description="Steerable mode: a preference in words")
+    choices: list[Choice] | None = Field(
+        default=None, min_length=1, description="Steerable mode: the user's own choices"
+    )
+    seed: SeedField = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    max_tokens: MaxTokensField = None
+
+
+class AnswerEntry(Result):
+    """One answer, and the members that support it."""
+
+    text: str
+    member: int | None = Field(description="The member that answers; null for a refusal")
+    weight: float = Field(description="Weight of the members whose favourite it is")
+    members: list[int]
+    name: str | None = Field(description="Name of the member that answers")
+
+
+class SteeringResponse(Result):
+    """The chosen member, and how certain the choice is."""
+
+    member: int
+    why: str
+    sure: float = Field(description="Probability that this is the intended member")
+    posterior: list[float] = Field(description="That probability for every member")
+    path: list[list[float]] = Field(description="The posterior after each choice; the first entry is the weights")
+    name: str
+
+
+class AnswerDetails(Result):
+    """The answer in one mode, and the reasons for it."""
+
+    mode: Mode
+    answers: list[AnswerEntry] = Field(description="The slate, or one entry per draw")
+    consensus: Consensus | None
+    distilled: Distilled | None
+    steering: SteeringResponse | None
+    refused: bool = Field(description="Whether a refusal policy answered")
+    candidates: int = Field(description="Number of distinct candidates")
+    notes: list[str]
+    seed: int
+    generator: str | None = Field(description="Name of the model that wrote the candidates")
+
+
+class AnswerResponse(AnswerDetails):
+    """The answer, with the names of the members and the candidates."""
+
+    members: list[str]
+    candidate_texts: list[str]
+
+
+class SteerRequest(Body):
+    """The user's choices so far."""
+
+    choices: list[Choice]
+
+
+class Model(Result):
+    """OpenAI's description of a model."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "pluralign"
+
+
+class ModelList(Result):
+    """OpenAI's list of models."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+# --- OpenAI's chat completions ----------------------------------------------------------------------------------------
+
+
 class StreamOptions(Body):
-    """What a stream tells beside the text."""
+    """Options of a streamed completion."""
 
     include_usage: bool = False
 
 
 class ChatRequest(Body):
-    """A chat as OpenAI's clients send it."""
+    """OpenAI's chat completion request."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -63,115 +344,86 @@ class ChatRequest(Body):
     messages: list[Turn] = Field(min_length=1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, description="Several draws; distributional only")
-    seed: int | None = Field(
-        None, ge=0, lt=2**63, description="Of candidates, ties and the draw; a fresh one if absent"
+    draws: int | None = Field(
+        default=None, alias="n", ge=1, description="Number of random draws; distributional mode only"
     )
-    temperature: float | None = Field(None, ge=0, le=10, description="Of the candidates; 0 is read as 0.01")
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    candidates: list[str] | None = Field(
-        None, min_length=1, description="Ours: choose among these responses instead of generating any"
-    )
+    seed: SeedField = None
+    temperature: TemperatureField = None
+    top_p: TopPField = None
+    max_tokens: MaxTokensField = None
+    max_completion_tokens: MaxTokensField = None
+    candidates: CandidatesField = None
 
 
-PromptField: TypeAlias = Annotated[str | list[Turn], Field(description="A text, or the messages of a chat")]
+class AssistantMessage(Result):
+    """The message of a completion."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
 
 
-class Text(Body):
-    """A response to a prompt."""
+class CompletionChoice(Result):
+    """One message of a completion: one per draw."""
 
-    prompt: PromptField
-    response: str
-
-
-class Pair(Body):
-    """Two responses to a prompt."""
-
-    prompt: PromptField
-    response_a: str
-    response_b: str
+    index: int
+    message: AssistantMessage
+    logprobs: None = None
+    finish_reason: Literal["stop"] = "stop"
 
 
-class Choice(Pair):
-    """Two responses to a prompt, and the one that a user prefers."""
+class Usage(Result):
+    """Counts of words and punctuation marks, as an estimate of tokens."""
 
-    chosen: Literal["a", "b"]
-
-
-class ScoreRequest(Body):
-    """Texts to score."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": [{"prompt": "Tea?", "response": "Yes."}]}]})
-    texts: list[Text] = Field(min_length=1)
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
 
 
-class CompareRequest(Body):
-    """Pairs to compare."""
+class ChatCompletion(Result):
+    """OpenAI's chat completion, with details of the answer in the field ``pluralign``."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"pairs": [{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}]}]}
-    )
-    pairs: list[Pair] = Field(min_length=1)
-
-
-class SteerRequest(Body):
-    """What a user has chosen so far."""
-
-    choices: list[Choice]
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    pluralign: AnswerDetails
 
 
-class AnswerRequest(Body):
-    """A prompt to answer in one of three modes."""
+class Delta(Result):
+    """Piece of a streamed message. Fields that are not set are not sent."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"prompt": "Tea?", "mode": "balanced", "candidates": ["Yes.", "No."]}]}
-    )
-    prompt: PromptField
-    mode: Mode = "balanced"
-    candidates: list[str] | None = Field(None, min_length=1, description="Choose among these; else they are generated")
-    n: int | None = Field(None, ge=1, description="How many candidates to generate")
-    rule: str = Field("maximin", description="Balanced: maximin, borda, schulze or lottery")
-    member: int | None = Field(None, description="Steerable: this member answers")
-    like: str = Field("", description="Steerable: what the user likes, in words")
-    choices: list[Choice] | None = Field(None, min_length=1, description="Steerable: what the user has chosen")
-    seed: int | None = Field(None, ge=0, lt=2**63)
-    temperature: float | None = Field(None, ge=0, le=10)
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_tokens: int | None = Field(None, ge=1)
+    role: Literal["assistant"] | None = None
+    content: str | None = None
 
 
-class RerankRequest(Body):
-    """Text Embeddings Inference's request."""
+class ChunkChoice(Result):
+    """Piece of one message of a streamed completion."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "texts": ["Yes.", "No."]}]})
-    query: str
-    texts: list[str] = Field(min_length=1)
-    raw_scores: bool = False
-    return_text: bool = False
-
-
-class Document(Body):
-    """A document of Cohere's."""
-
-    text: str
+    index: int
+    delta: Delta
+    logprobs: None
+    finish_reason: Literal["stop"] | None
 
 
-class CohereRequest(Body):
-    """Cohere's request."""
+class ChatCompletionChunk(Result):
+    """One event of a streamed completion. Fields that are not set are not sent."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": "Tea?", "documents": ["Yes.", "No."]}]})
-    model: str | None = Field(None, description="NAME, or NAME:member-3")
-    query: str
-    documents: list[str | Document] = Field(min_length=1)
-    top_n: int | None = Field(None, ge=1)
-    return_documents: bool = False
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    pluralign: AnswerDetails | None = None
 
 
-class RewardRequest(Body):
-    """OpenRLHF's request: each query is a prompt with its response, as one text."""
+# --- operation --------------------------------------------------------------------------------------------------------
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"query": ["Tea?Yes."], "prompts": ["Tea?"]}]})
-    query: list[str] = Field(min_length=1)
-    prompts: list[str] | None = None
+
+class Health(Result):
+    """Status of the server."""
+
+    status: Literal["ok"] = "ok"

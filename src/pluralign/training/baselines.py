@@ -15,9 +15,9 @@ from scipy.optimize import minimize
 from scipy.special import ndtr
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
+from pluralign.core.random_streams import BOOTSTRAP, MIXTURE, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
-from pluralign.training import streams
 from pluralign.training.bradley_terry import (
     L2_GRID,
     SEARCH_DIRECTIONS,
@@ -183,7 +183,7 @@ def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
 
 def _fit_bootstrap(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
     """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way."""
-    rng = np.random.default_rng([seed, streams.BOOTSTRAP])
+    rng = random_stream(seed, BOOTSTRAP)
     names, position = np.unique(pairs.prompt, return_inverse=True)
     members = []
     for _ in range(k):
@@ -201,7 +201,7 @@ def _fit_mixture(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) 
     M: each group's reward is fitted to its share of the votes by two Newton steps from its last value, and π_j is
     that share.
     """
-    rng = np.random.default_rng([seed, streams.MIXTURE])
+    rng = random_stream(seed, MIXTURE)
     axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
     x, p = pairs.difference @ axes, pairs.prob_a
     noise = rng.standard_normal((x.shape[1], k))

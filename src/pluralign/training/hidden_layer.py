@@ -10,8 +10,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.random_streams import HIDDEN_LAYER, random_stream
 from pluralign.theory.logistic import sigmoid
-from pluralign.training import streams
 from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.pairs import Pairs
 
@@ -30,7 +30,7 @@ def fit_hidden_layer(pairs: Pairs, *, seed: int = 0, width: int = WIDTH) -> tupl
     """
     inputs = pairs.inputs
     d = inputs.shape[1]
-    rng = np.random.default_rng([seed, streams.HIDDEN_LAYER])
+    rng = random_stream(seed, HIDDEN_LAYER)
     linear = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.1)
     trained = inputs[np.union1d(pairs.a, pairs.b)]  # ``inputs`` also holds the texts of test prompts
     layer = rng.standard_normal((d, width)) / (np.sqrt(d) * np.maximum(float(np.std(trained)), 1e-6))

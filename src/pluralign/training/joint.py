@@ -12,7 +12,7 @@ The weights α of the hard votes are then solved exactly. With a few thousand no
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs that nobody voted on;
 * **restarts and sizes in one pass**; the restart with the lowest error on the training pairs is kept;
-* **a penalty on disagreement**: a member whose disagreement exceeds a bound pays, and every member keeps some
+* **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
 docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training import streams
 from pluralign.training.bradley_terry import directions_with, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
@@ -121,7 +121,7 @@ def fit_joint_sizes(
     return fits
 
 
-# --- training -------------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class _Problem:
     mixtures: bool
     """Whether batches contain rotated mixtures."""
     bound: float
-    """Disagreement above which a member pays; 1 sets no bound."""
+    """Disagreement above which a member is penalised; 1 sets no bound."""
 
 
 def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
     """Train one ensemble per entry of ``sizes``, all in one pass; return the members of each, ``(m, k)``."""
-    rng = np.random.default_rng([seed, streams.JOINT])
+    rng = random_stream(seed, JOINT)
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.teacher[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
@@ -203,7 +203,7 @@ def _random_start(
 
     The largest ensembles use the random numbers that they would use alone, so smaller ones beside them change nothing.
     """
-    draws = {k: rng if k == max(sizes) else np.random.default_rng([seed, streams.JOINT, k]) for k in sizes}
+    draws = {k: rng if k == max(sizes) else random_stream(seed, JOINT, k) for k in sizes}
     m = len(teacher)
     starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
     theta = np.hstack(list(starts.values()))
@@ -258,7 +258,7 @@ class VoteGradients:
     Args:
         weight: w, ``(n, 1)``.
         sizes: number of members of each ensemble.
-        bound: disagreement above which a member pays.
+        bound: disagreement above which a member is penalised.
     """
 
     def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.distributed import ALONE, PARTS, Processes, blocks
 from pluralign.core.errors import DataError
-from pluralign.training import streams
+from pluralign.core.random_streams import FOLDS, random_stream
 
 DENSE_ELEMENTS = 64_000_000
 """Largest matrix that is held in memory: 256 MB in single precision."""
@@ -26,7 +26,7 @@ MIN_PROMPTS = 2
 """Validation needs at least this many prompts: one to train on and one to hold out."""
 
 
-# --- the matrix of feature differences ------------------------------------------------------------------------------
+# --- the matrix of feature differences --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ def scale_rows(matrix: Matrix, factor: Array) -> Matrix:
     return replace(matrix, scale=factor if matrix.scale is None else matrix.scale * factor)
 
 
-# --- pairs and folds ------------------------------------------------------------------------------------------------
+# --- pairs and folds --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
             f"training needs at least {MIN_PROMPTS} prompts, but there are {len(names)}",
             remedy="give votes on more prompts, so that some can be held out for validation",
         )
-    order = np.random.default_rng([seed, streams.FOLDS]).permutation(names)
+    order = random_stream(seed, FOLDS).permutation(names)
     n_folds = 3 if len(names) >= 200 else 5
     parts = np.array_split(order, 5)[: min(n_folds, len(names))]
     return [np.isin(prompt, part) for part in parts if len(part)]

@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from scipy.special import softmax
 
 from pluralign.core.arrays import Array, FloatArray, Mask
+from pluralign.core.random_streams import POLICY_LEVEL, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training import streams
 from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, principal_directions, scores
 from pluralign.training.joint import JointFit
 from pluralign.training.member_bounds import cap_disagreement
@@ -65,7 +65,7 @@ def fit_policy_level(
 
 def _noisy_start(x: Array, reward: FloatArray, k: int, seed: int) -> FloatArray:
     """Return k copies of a reward with noise of half its spread added, ``(m, k)``."""
-    noise = np.random.default_rng([seed, streams.POLICY_LEVEL]).standard_normal((len(reward), k))
+    noise = random_stream(seed, POLICY_LEVEL).standard_normal((len(reward), k))
     strength = POLICY_NOISE * np.std(scores(x, reward)) / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
     return np.asarray(reward[:, None] + strength * noise)
 

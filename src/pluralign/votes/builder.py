@@ -1,4 +1,4 @@
-"""Comparisons as they are read: bad rows reported or counted, texts interned, votes of one pair brought together."""
+"""Builds a set of votes row by row: reports or counts invalid rows, stores texts once, merges the votes of a pair."""
 
 import logging
 import math
@@ -10,16 +10,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.core.arrays import IntArray, Mask
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.votes.options import TIE_RULES, LoadOptions, Repeats
-from pluralign.votes.preferences import CountArray, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
 logger = logging.getLogger("pluralign")
 
 
 class RowError(Exception):
-    """A row that cannot be used: its kind (what is counted), the problem and the remedy."""
+    """An invalid row: its kind (for the counts), the problem and the remedy."""
 
     def __init__(self, kind: str, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -28,16 +29,16 @@ class RowError(Exception):
 
 @dataclass
 class BadRows:
-    """What happens to rows that cannot be used: the first one stops reading, or all are dropped and counted."""
+    """Handles invalid rows: the first one raises a ``DataError``, or all are dropped and counted."""
 
     file: str
     skip: bool = False
     can_skip: bool = True
-    """Whether the command has --skip-bad."""
+    """Whether the command has the option --skip-bad."""
     counts: dict[str, int] = field(default_factory=dict)
 
     def report(self, row: int | None, error: RowError) -> None:
-        """Count the row where bad rows are skipped, else raise a ``DataError`` naming it."""
+        """Count the row if invalid rows are skipped, else raise a ``DataError`` with its number."""
         if not self.skip:
             remedy = f"{error.remedy}, or drop such rows with --skip-bad" if self.can_skip else error.remedy
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
@@ -45,7 +46,7 @@ class BadRows:
 
 
 class Comparisons:
-    """Comparisons as they are read: texts interned, counts in compact arrays, turned into a set by ``finish``."""
+    """Collects pairs, with texts stored once and counts in compact arrays. ``finish`` returns them as a set."""
 
     def __init__(self) -> None:
         self._prompts: dict[PromptLike, int] = {}
@@ -68,7 +69,7 @@ class Comparisons:
         annotator: Any = None,
         columns: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add one comparison, or one vote when ``finish`` will merge."""
+        """Add the votes of one pair, or a single vote if ``finish`` merges."""
         if response_a == response_b:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
         check_text(response_a, "response_a")
@@ -90,14 +91,14 @@ class Comparisons:
         *,
         columns: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add every pair of ``responses``: each rater votes for the higher of its two scores, equal scores tie.
+        """Add every pair of ``responses``. Each rater votes for the response with the higher score; equal scores tie.
 
         Args:
-            row: where the scores stand in the file.
-            prompt: what the responses answer.
+            row: row number in the file.
+            prompt: the prompt.
             responses: m texts.
-            scores: ``(m, n_raters)``; NaN where a rater gave none, who then has no vote on that response's pairs.
-            columns: further values that hold for the whole row.
+            scores: ``(m, n_raters)``; NaN for no score, and then no vote of that rater on pairs with the response.
+            columns: further values of the row.
         """
         for text in responses:
             check_text(text, "response")
@@ -116,8 +117,8 @@ class Comparisons:
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
         self._annotators.extend([None] * n)
         self._keep(columns or {}, n)
-        if same.any():  # only now, so that skipping bad rows loses these pairs and not the others
-            raise RowError("identical responses", "two of the responses are the same text", "name each response once")
+        if same.any():  # raised last, so that skipping bad rows drops only these pairs
+            raise RowError("identical responses", "two of the responses are the same text", "give each response once")
 
     def _intern_prompt(self, prompt: PromptLike) -> int:
         for text in (turn.content for turn in Prompt(prompt).turns):
@@ -144,14 +145,14 @@ class Comparisons:
         min_votes: int = 2,
         few_votes: Literal["bad", "drop"] = "bad",
     ) -> PreferenceSet:
-        """Return the comparisons read so far as a ``PreferenceSet``.
+        """Return the pairs as a ``PreferenceSet``.
 
         Args:
-            bad: where pairs with too few votes are reported, and whose counts end up in ``dropped``.
-            options: how ties, repeats and small counts are treated.
-            merge: bring votes on the same two responses of a prompt together, whatever their order.
-            min_votes: the least votes a pair must have where ``options`` does not say.
-            few_votes: whether a pair below that is a bad row, or is dropped and counted.
+            bad: where pairs with too few votes are reported; its counts become part of ``dropped``.
+            options: how to treat ties, repeated votes and small counts.
+            merge: merge votes on the same two responses of a prompt, in either order.
+            min_votes: minimum votes per pair, unless ``options`` has one.
+            few_votes: treat pairs with fewer votes as bad rows, or drop and count them.
         """
         if options.ties not in TIE_RULES:
             raise UsageError(f"ties cannot be {options.ties!r}; {did_you_mean(options.ties, TIE_RULES)}.")
@@ -174,11 +175,11 @@ class Comparisons:
             dropped["tie votes"] = count
         if few.all():
             raise DataError(
-                "no comparison with enough votes is left" if len(few) else "there are no comparisons in it",
+                "no pair has enough votes" if len(few) else "there are no pairs in it",
                 file=bad.file,
-                remedy=f"check the input; left out so far: {bad.counts or dropped}"
+                remedy=f"check the input; dropped: {bad.counts or dropped}"
                 if bad.counts or dropped
-                else "give it at least one row",
+                else "give at least one row",
             )
         return PreferenceSet.from_indices(
             self._prompts,
@@ -196,19 +197,19 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
     kind = "no votes" if counted == 0 else "too few votes"
     have = "no vote" if counted == 0 else "only one vote" if counted == 1 else f"only {counted} votes"
     if ties:
-        have += f" beside {ties} tie{'s' * (ties > 1)}"
+        have += f" and {ties} tie{'s' * (ties > 1)}"
     remedies = ["use --ties half to count ties"] if ties else []
     if not ties and not counted:
-        remedies.append("give only pairs people voted on")
+        remedies.append("give only pairs with votes")
     if counted:
         remedies.append(f"use --min-votes {counted} to keep such pairs (one vote shows no disagreement)")
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))
 
 
 def _merge(
-    numbers: dict[str, CountArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
-) -> tuple[npt.NDArray[np.int64], dict[str, CountArray]]:
-    """Sum the votes of each (prompt, unordered pair), oriented as its first row; return the first rows too."""
+    numbers: dict[str, IntArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
+) -> tuple[IntArray, dict[str, IntArray]]:
+    """Sum the votes of each (prompt, unordered pair) in the orientation of its first row; also return these rows."""
     a, b = numbers["a"], numbers["b"]
     _, texts = np.unique(np.minimum(a, b) * n_responses + np.maximum(a, b), return_inverse=True)
     _, first, group = np.unique(numbers["prompt"] * (texts.max() + 1) + texts, return_index=True, return_inverse=True)
@@ -217,16 +218,16 @@ def _merge(
         dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
     elif repeated.any():
         logger.warning(
-            "%d votes repeat an annotator's vote on the same pair and are counted; --repeats first keeps one each",
+            "%d votes repeat an annotator's vote on the same pair and are counted; --repeats first counts one of them",
             repeated.sum(),
         )
     counts = ~repeated if repeats == "first" else np.ones(len(a), dtype=bool)
-    flip = a != a[first][group]
-    toward_a = np.where(flip, numbers["votes_b"], numbers["votes_a"]) * counts
-    toward_b = np.where(flip, numbers["votes_a"], numbers["votes_b"]) * counts
+    swapped = a != a[first][group]
+    votes_a = np.where(swapped, numbers["votes_b"], numbers["votes_a"]) * counts
+    votes_b = np.where(swapped, numbers["votes_a"], numbers["votes_b"]) * counts
     summed = {
         key: np.bincount(group, weights=values).astype(np.int64)
-        for key, values in (("votes_a", toward_a), ("votes_b", toward_b), ("ties", numbers["ties"] * counts))
+        for key, values in (("votes_a", votes_a), ("votes_b", votes_b), ("ties", numbers["ties"] * counts))
     }
     order = np.argsort(first)
     keep = first[order]
@@ -234,7 +235,7 @@ def _merge(
     return keep, merged | {key: values[order] for key, values in summed.items()}
 
 
-def _repeated_votes(group: npt.NDArray[np.int64], annotators: list[Any]) -> npt.NDArray[np.bool_]:
+def _repeated_votes(group: IntArray, annotators: list[Any]) -> Mask:
     repeated = np.zeros(len(group), dtype=bool)
     seen: set[tuple[int, Any]] = set()
     for position, annotator in enumerate(annotators):
@@ -259,7 +260,7 @@ def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:
 
 
 def check_text(text: str, what: str) -> None:
-    """Raise a ``RowError`` for text that no UTF-8 file could hold."""
+    """Raise a ``RowError`` for text that cannot be encoded as UTF-8."""
     try:
         if not text.isascii():
             text.encode()

@@ -1,6 +1,6 @@
-"""Candidates: several responses to one prompt, to be ranked, chosen from or compared.
+"""Candidates: several responses to one prompt, to be ranked or compared.
 
-Decided here: the form of a candidates file (JSON Lines of {prompt, responses}) and what becomes of repeats.
+A candidates file is JSON Lines of {prompt, responses}. Repeated responses are dropped and counted.
 """
 
 import os
@@ -28,22 +28,22 @@ class Candidates:
     prompt: PromptLike
     responses: tuple[str, ...]
     repeats: int = 0
-    """Responses of the file that were given before and are left out."""
+    """Number of repeated responses that were dropped."""
 
     @property
     def prompt_text(self) -> str:
-        """The prompt as people read it; the turns of a chat under each other."""
+        """The prompt for display, with one line per turn of a chat."""
         return Prompt(self.prompt).text
 
 
 def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progress | None = None) -> list[Candidates]:
     """Read a candidates file: JSON Lines of {prompt, responses: [text, …]}, plain or gzipped.
 
-    Lines with the same prompt are brought together; a response given twice for a prompt is kept once and counted.
+    Lines with the same prompt are merged. A repeated response is kept once and counted.
 
     Args:
         source: a path, ``-`` for standard input, or an open binary file.
-        progress: called now and then with the bytes done and the whole.
+        progress: called regularly with the bytes read and the total.
 
     Example:
         >>> import io
@@ -57,7 +57,7 @@ def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progre
         return _read(sys.stdin.buffer, "standard input", progress)
     path = Path(source)
     if not path.is_file():
-        problem = "this is a folder" if path.is_dir() else "there is no such file"
+        problem = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(problem, file=str(path), remedy="name a .jsonl[.gz] file of {prompt, responses} lines")
     with path.open("rb") as stream:
         return _read(stream, str(path), progress)
@@ -65,21 +65,21 @@ def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progre
 
 def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]:
     bad = BadRows(name, can_skip=False)
-    found: dict[PromptLike, dict[str, int]] = {}
+    by_prompt: dict[PromptLike, dict[str, int]] = {}
     for row, record in read_records(stream, bad, progress, only_json=True):
         try:
             prompt, responses = _read_line(record)
         except RowError as error:
             bad.report(row, error)
             continue
-        counts = found.setdefault(prompt, {})
+        counts = by_prompt.setdefault(prompt, {})
         for response in responses:
             counts[response] = counts.get(response, 0) + 1
-    if not found:
-        raise DataError("there are no candidates in it", file=name, remedy="give it at least one line")
+    if not by_prompt:
+        raise DataError("the file has no candidates", file=name, remedy="give at least one line")
     return [
         Candidates(prompt, tuple(counts), repeats=sum(counts.values()) - len(counts))
-        for prompt, counts in found.items()
+        for prompt, counts in by_prompt.items()
     ]
 
 
@@ -97,9 +97,9 @@ def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
 
 
 def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates]:
-    """Return the responses that each prompt of a set of votes has, for prompts with at least ``least`` of them.
+    """Return the responses to each prompt of a set of votes, for prompts with at least ``least`` responses.
 
-    Responses stand in the order of ``preferences.items()``.
+    Responses are in the order of ``preferences.items()``.
 
     Example:
         >>> from pluralign import PreferenceSet
@@ -118,7 +118,7 @@ def candidates_of(preferences: PreferenceSet, least: int = 2) -> list[Candidates
 
 
 def rows_by_prompt(preferences: PreferenceSet) -> list[npt.NDArray[np.int64]]:
-    """Return which of ``preferences.items()`` belong to each prompt, in the order of ``preferences.prompts``."""
+    """Return the rows of ``preferences.items()`` of each prompt, in the order of ``preferences.prompts``."""
     prompt_index = preferences.items().prompt_index  # sorted: see ``items``
     return (
         np.split(np.arange(len(prompt_index)), np.flatnonzero(np.diff(prompt_index)) + 1) if len(prompt_index) else []

@@ -1,6 +1,6 @@
-"""From bytes to records: JSON Lines, CSV and Parquet, plain or gzipped, and Hugging Face datasets.
+"""File formats: JSON Lines, CSV and Parquet, plain or gzipped, and Hugging Face datasets, as records.
 
-Decided here: how a format is recognised (by its content), how rows are counted, and that nothing broken passes unseen.
+A format is recognised by its content. Rows are counted from 1, and every damaged row is reported.
 """
 
 import csv
@@ -9,8 +9,10 @@ import io
 import itertools
 import json
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any
 
 import pyarrow as pa
@@ -23,14 +25,25 @@ from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.layouts import Record, parse_cell
 
 CSV_FIELD_LIMIT = 2**27
-"""The csv module's own limit of 128 kB is below what long responses need."""
+"""Long responses exceed the default limit of the csv module, 128 kB."""
 PROGRESS_EVERY = 5_000
+"""Lines between two progress reports."""
+_CSV_LOCK = threading.Lock()
+_csv_readers = 0
+_csv_limit_before = 0
 
 
 def read_records(
     stream: Any, bad: BadRows, progress: Progress | None = None, *, only_json: bool = False
 ) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers; its content tells which."""
+    """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers.
+
+    Args:
+        stream: a binary stream; its content decides the format.
+        bad: where damaged rows are reported.
+        progress: called with the bytes or rows read and the total.
+        only_json: read any text as JSON Lines.
+    """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     report = _byte_progress(buffered, progress)
     if buffered.peek(4)[:4] == b"PAR1":
@@ -41,14 +54,15 @@ def read_records(
     try:
         start = buffered.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        start = b"{"  # reading the first line meets the same damage and reports it
-    lines = _whole_lines(buffered, bad, report)
+        start = b"{"  # the damage is reported when the first line is read
+    lines = _lines(buffered, bad, report)
     if start[:1] == b"[":
-        raise DataError("this is one JSON list", file=bad.file, remedy="write one object a line (JSON Lines)")
+        raise DataError("the file is one JSON list", file=bad.file, remedy="write one object per line (JSON Lines)")
     if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
-        yield from _csv_records(lines, bad)
+        with _long_csv_fields():
+            yield from _csv_records(lines, bad)
 
 
 def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]:
@@ -61,7 +75,7 @@ def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]
     return lambda: progress(stream.tell() if total else 0, total)
 
 
-def _whole_lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
     row = 0
     try:
         for row, line in enumerate(stream, 1):
@@ -69,10 +83,9 @@ def _whole_lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) ->
                 report()
             yield row, line
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        problem = "the gzip stream is damaged or ends early, after row {}".format(row or "0")
-        bad.report(
-            row + 1, RowError("truncated gzip", problem, "fetch the file again, or use --skip-bad for what is there")
-        )
+        remedy = "fetch the file again, or use --skip-bad to read the rows before"
+        problem = f"the gzip stream is damaged or ends early, after row {row}"
+        bad.report(row + 1, RowError("truncated gzip", problem, remedy))
     report()
 
 
@@ -93,10 +106,12 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
             try:
                 record = json.loads(text)
             except (ValueError, RecursionError) as error:
-                remedy = "write one JSON object a line"
+                remedy = "write one JSON object per line"
                 raise RowError("not JSON", f"the line is not JSON ({_reason(error)})", remedy) from None
             if not isinstance(record, dict):
-                raise RowError("not an object", f"the line holds a {type(record).__name__}", "write one object a line")
+                raise RowError(
+                    "not an object", f"the line holds a {type(record).__name__}", "write one object per line"
+                )
             yield row, record
         except RowError as error:
             bad.report(row, error)
@@ -109,8 +124,7 @@ def _reason(error: Exception) -> str:
 
 
 def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
-    csv.field_size_limit(CSV_FIELD_LIMIT)
-    # Bytes that are not UTF-8 pass through as surrogates, so that a quoted field keeps its lines together.
+    # Bytes that are not UTF-8 become surrogates, so that the lines of a quoted field stay together.
     texts = (line.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff") for _, line in lines)
     first = next(texts, "")
     delimiter = max(",\t;", key=first.count)
@@ -145,6 +159,23 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
             bad.report(row, error)
 
 
+@contextmanager
+def _long_csv_fields() -> Iterator[None]:
+    """Raise the field limit of the csv module, which is global, until the last file that is being read is closed."""
+    global _csv_readers, _csv_limit_before
+    with _CSV_LOCK:
+        if not _csv_readers:
+            _csv_limit_before = csv.field_size_limit(CSV_FIELD_LIMIT)
+        _csv_readers += 1
+    try:
+        yield
+    finally:
+        with _CSV_LOCK:
+            _csv_readers -= 1
+            if not _csv_readers:
+                csv.field_size_limit(_csv_limit_before)
+
+
 def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     try:
         seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
@@ -171,7 +202,7 @@ def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Rec
     identifier, _, config = name.partition(":")
     try:
         dataset = datasets.load_dataset(identifier, config or None)
-    except Exception as error:  # the hub raises a dozen unrelated types for "not there" and "no network"
+    except Exception as error:  # the hub raises many unrelated types for "not found" and "no network"
         raise DataError(
             f"the dataset could not be loaded ({hub_reason(error)})",
             file=f"hf:{name}",
@@ -181,7 +212,7 @@ def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Rec
 
 
 def dataset_records(dataset: Any, progress: Progress | None) -> Iterator[tuple[int, Record]]:
-    """Yield the rows of a dataset, or of each split of a dict of them with the split's name beside."""
+    """Yield the rows of a dataset, or of all splits of a dataset dict with the name of the split in ``split``."""
     splits = dataset if isinstance(dataset, Mapping) else {"": dataset}
     row = 0
     for split, part in splits.items():

@@ -1,7 +1,7 @@
-"""From records of any known layout to comparisons with vote counts.
+"""Layouts of records: from records of any known layout to pairs with vote counts.
 
-Decided here: which layout records have (told by their columns) and what counts as a bad row. Where records come from is
-decided in ``sources``; the paper's own sets are in ``known_sets``.
+A layout is recognised by its columns. Invalid rows raise ``RowError``. ``formats`` reads the records; the paper's own
+data sets are read in ``paper_sets``.
 """
 
 import hashlib
@@ -17,19 +17,24 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.errors import DataError
+from pluralign.core.text import shortened
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.storage import RESERVED_COLUMNS
 
 Record: TypeAlias = Mapping[str, Any]
 Records: TypeAlias = Iterable[tuple[int, Record]]
-"""Records with their row numbers, counted from 1."""
+"""Records with their row numbers, which start at 1."""
 
 MAX_VOTES = 10_000_000
-"""A larger count is taken for an id or a time stamp in the wrong column."""
+"""A larger count is probably an id or a time stamp in the wrong column."""
 SHARE_TOLERANCE = 0.005
-"""How far a stated share may be from the nearest whole number of votes over n: two printed decimals."""
+"""Largest difference between a given share and a whole number of votes over n: two printed decimals."""
+
+SHOWN_LENGTH = 40
+"""Longest value in an error message."""
 
 logger = logging.getLogger("pluralign")
 
@@ -39,7 +44,7 @@ def _missing(name: str) -> RowError:
 
 
 def read_count(record: Record, name: str) -> int:
-    """Return a vote count: a whole number that is not negative, not huge, and not text."""
+    """Return a vote count: a whole number from 0 to ``MAX_VOTES``."""
     value = record.get(name)
     if type(value) is int and 0 <= value <= MAX_VOTES:
         return value
@@ -67,12 +72,12 @@ def read_number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise RowError("wrong type", f"{name} must be a number, not {_shown(value)}", "write it as a number")
     if not math.isfinite(value):
-        raise RowError("not a number", f"{name} is {value}", "give a finite number, or null where there is none")
+        raise RowError("not a number", f"{name} is {value}", "give a finite number, or null for no value")
     return float(value)
 
 
 def read_prompt(value: Any) -> PromptLike:
-    """Return a prompt: a text that is not empty, or a list of role/content messages as a tuple of ``Message``."""
+    """Return a prompt: a non-empty text, or a list of role/content messages as a tuple of ``Message``."""
     if value is None:
         raise _missing("prompt")
     prompt = value if isinstance(value, str) else read_messages(value, "prompt")
@@ -82,7 +87,7 @@ def read_prompt(value: Any) -> PromptLike:
 
 
 def read_messages(value: Any, name: str) -> tuple[Message, ...]:
-    """Return chat messages given as a list of ``{"role": …, "content": …}``."""
+    """Return the messages of a chat, a list of ``{"role": …, "content": …}``."""
     try:
         turns = tuple(Message(turn["role"], turn["content"]) for turn in value)
         if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
@@ -97,14 +102,14 @@ def read_messages(value: Any, name: str) -> tuple[Message, ...]:
 
 
 def read_response(value: Any, name: str) -> str:
-    """Return a response: a text, or one assistant message. An empty text is kept: people vote on silence too."""
+    """Return a response: a text, which may be empty, or a list with one assistant message."""
     if isinstance(value, str):
         return value
     if value is None:
         raise _missing(name)
     messages = read_messages(value, name)
     if len(messages) != 1:
-        raise RowError("wrong type", f"{name} has {len(messages)} messages, not one", "give the last turn only")
+        raise RowError("wrong type", f"{name} has {len(messages)} messages, not one", "give only the last turn")
     return messages[0].content
 
 
@@ -119,11 +124,10 @@ def _read_list(value: Any, name: str) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
+    return f"{type(value).__name__} {shortened(repr(value), SHOWN_LENGTH)}"
 
 
-# --- the shapes -----------------------------------------------------------------------------------------------------
+# --- the layouts ------------------------------------------------------------------------------------------------------
 
 
 def _read_wide(record: Record) -> tuple[int, int]:
@@ -197,16 +201,16 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
             prompt = [turn._asdict() for turn in turns[0][:shared]]
         chosen, rejected = ([turn._asdict() for turn in side[shared:]] for side in turns)
     texts = read_response(chosen, "chosen"), read_response(rejected, "rejected")
-    # The chosen text must not always be response a, or position would tell the winner: order by a hash of the texts.
-    turn = _text_hash(texts[0]) > _text_hash(texts[1])
-    first, second = texts[::-1] if turn else texts
+    # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
+    swap = _text_hash(texts[0]) > _text_hash(texts[1])
+    first, second = texts[::-1] if swap else texts
     into.add(
         row,
         read_prompt(prompt),
         first,
         second,
-        int(not turn),
-        int(turn),
+        int(not swap),
+        int(swap),
         columns=_others(record, ("chosen", "rejected")),
     )
 
@@ -227,7 +231,7 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
             raise RowError(
                 "incomplete ranking",
                 f"ranking {rater + 1} is {_shown(ranking)}, but must name each of the {len(named)} responses once",
-                "list every response's key (or its index, from 0), best first",
+                "list the key of every response (or its index, from 0), best first",
             )
         scores[np.array(order), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
@@ -241,7 +245,7 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
         raise RowError(
             "uneven scores",
             f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
-            "give each response one list with an entry per rater (null where a rater gave none)",
+            "give one list per response with one entry per rater (null for no score)",
         )
     scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given]).reshape(
         len(answers), -1
@@ -274,7 +278,7 @@ def _is_score(name: str) -> bool:
     return name == "scores" or name.startswith("score_")
 
 
-def _read_one_response_a_row(records: Records, into: Comparisons, bad: BadRows) -> None:
+def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows) -> None:
     """Group rows by prompt; each row is one response with its raters' scores."""
     rows: dict[PromptLike, list[tuple[int, str, list[float], Record]]] = {}
     for row, record in records:
@@ -291,12 +295,12 @@ def _read_one_response_a_row(records: Records, into: Comparisons, bad: BadRows) 
         row, record = group[0][0], group[0][3]
         try:
             if len(group) < 2:
-                raise RowError("a single response", "the prompt has only one response", "give two or more to compare")
+                raise RowError("a single response", "the prompt has only one response", "give at least two responses")
             if len({len(scores) for _, _, scores, _ in group}) > 1:
                 raise RowError(
                     "uneven scores",
                     f"the responses to one prompt have {[len(scores) for _, _, scores, _ in group]} scores",
-                    "give each response an entry per rater, in the same order (null where a rater gave none)",
+                    "give one entry per rater for each response, in the same order (null for no score)",
                 )
             others = {name: value for name, value in _others(record).items() if not _is_score(name)}
             answers = [answer for _, answer, _, _ in group]
@@ -315,17 +319,18 @@ def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class Layout:
     """A layout of records: how it is recognised and read."""
 
     name: str
     needs: str
-    """The columns that mark it, for people."""
+    """Its columns, for messages and documentation."""
     matches: Callable[[Collection[str]], bool]
     read: Callable[[Records, Comparisons, BadRows], None]
     merge: bool = False
-    """Whether rows are single votes, to be brought together by pair."""
+    """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
+    """Default minimum of votes per pair."""
 
 
 def _each(read_row: Callable[[Record, int, Comparisons], None]) -> Callable[[Records, Comparisons, BadRows], None]:
@@ -348,38 +353,38 @@ def _has_score_columns(columns: Collection[str]) -> bool:
 
 
 _PAIR = "prompt, response_a, response_b"
-SHAPES = (
-    Shape("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
-    Shape("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
-    Shape("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
-    Shape("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _each(_long), merge=True),
-    Shape("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
-    Shape("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
-    Shape("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
-    Shape("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, _each(_score_columns)),
-    Shape(
-        "one response a row",
+LAYOUTS = (
+    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
+    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _each(_long), merge=True),
+    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
+    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
+    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
+    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, _each(_score_columns)),
+    Layout(
+        "one response per row",
         "prompt, response, scores (or score_RATER …)",
         lambda columns: "response" in columns and any(map(_is_score, columns)),
-        _read_one_response_a_row,
+        _read_one_response_per_row,
     ),
 )
-"""Every layout that is read, tried in this order."""
+"""All layouts, in the order in which they are tried."""
 
 
-def find_shape(columns: Collection[str], file: str) -> Shape:
-    """Return the layout that these columns mark, or raise a ``DataError`` that says what is missing."""
-    for shape in SHAPES:
-        if shape.matches(columns):
-            return shape
+def find_layout(columns: Collection[str], file: str) -> Layout:
+    """Return the layout with these columns. Raises a ``DataError`` with the missing columns if there is none."""
+    for layout in LAYOUTS:
+        if layout.matches(columns):
+            return layout
 
-    def words(shape: Shape) -> list[str]:
-        return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", shape.needs)) if word.islower()]
+    def words(layout: Layout) -> list[str]:
+        return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", layout.needs)) if word.islower()]
 
-    nearest = max(SHAPES, key=lambda shape: len(set(words(shape)) & set(columns)) / len(words(shape)))
+    nearest = max(LAYOUTS, key=lambda layout: len(set(words(layout)) & set(columns)) / len(words(layout)))
     missing = [word for word in words(nearest) if word not in columns]
     raise DataError(
-        f"its columns are {', '.join(columns) or 'none'}, and no known layout has these; the nearest, {nearest.needs}, "
+        f"no known layout has the columns {', '.join(columns) or '(none)'}; the nearest layout, {nearest.needs}, "
         f"also needs {', '.join(missing)}",
         file=file,
         row=1,
@@ -388,19 +393,19 @@ def find_shape(columns: Collection[str], file: str) -> Shape:
 
 
 def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
-    """Tell the layout from the first record and read all of them."""
+    """Return the votes of all records. The columns of the first record decide the layout."""
     first = next(records, None)
     if first is None:
-        raise DataError("there are no rows in it", file=bad.file, remedy="give it at least one row")
-    shape = find_shape(list(first[1]), bad.file)
-    logger.debug("%s has the layout %r", bad.file, shape.name)
+        raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
+    layout = find_layout(list(first[1]), bad.file)
+    logger.debug("%s has the layout %r", bad.file, layout.name)
     comparisons = Comparisons()
-    shape.read(itertools.chain([first], records), comparisons, bad)
-    return comparisons.finish(bad, options, merge=shape.merge, min_votes=shape.min_votes)
+    layout.read(itertools.chain([first], records), comparisons, bad)
+    return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
 
 
 def parse_cell(name: str, text: str) -> Any:
-    """Give a CSV cell the type its column has elsewhere: counts and scores are numbers, lists are JSON."""
+    """Return a CSV cell in the type of its column: counts and scores are numbers, lists are JSON."""
     if text == "":
         return None if name not in ("prompt", "response_a", "response_b", "response", "chosen", "rejected") else text
     try:

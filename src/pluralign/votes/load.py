@@ -1,6 +1,6 @@
-"""Where votes come from: files, standard input, Hugging Face datasets, the paper's sets and the built-in town hall.
+"""Load votes from files, standard input, Hugging Face datasets, the paper's sets and the built-in town hall.
 
-Decided here: how a source is named. Bytes become records in ``records``; what they mean is decided in ``shapes``.
+``formats`` turns bytes into records, ``layouts`` turns records into votes.
 """
 
 import os
@@ -17,7 +17,8 @@ from pluralign.votes.formats import dataset_records, hub_records, read_records
 from pluralign.votes.layouts import Record, read_comparisons
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet, is_saved_set
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import town_hall
 
 if TYPE_CHECKING:
@@ -29,15 +30,15 @@ Source: TypeAlias = "str | os.PathLike[str] | IO[bytes] | Iterable[Record] | dat
 def load_preferences(
     source: Source, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> PreferenceSet:
-    """Read votes from wherever they are.
+    """Load votes from any supported source.
 
     Args:
         source: a path (``.jsonl``, ``.csv``, ``.parquet``, each also gzipped), ``-`` for standard input, an open binary
             file, records as dicts, a ``datasets`` object, ``hf:ID`` or ``hf:ID:CONFIG``, or a known set: ``multipref``,
             ``personalllm``, ``helpsteer2``, ``helpsteer2-preference``, ``helpsteer3``, ``tldr`` (from the hub, or
             ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``).
-        options: how to read; ``changes`` are its fields by name.
-        progress: called now and then with what is done and the whole.
+        options: options for reading; ``changes`` are its fields by name.
+        progress: called regularly with the amount done and the total.
 
     Example:
         >>> row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2}
@@ -65,7 +66,7 @@ def load_preferences(
 
 def _town_hall(size: str) -> PreferenceSet:
     if size and not size.isdecimal():
-        raise UsageError(f"demo:PAIRS needs a whole number of pairs, not {size!r}.")
+        raise UsageError(f"PAIRS in demo:PAIRS must be a whole number, not {size!r}.")
     return town_hall(int(size)).preferences if size else town_hall().preferences
 
 
@@ -77,16 +78,16 @@ def _from_records(records: Iterable[tuple[int, Record]], options: LoadOptions, n
 def _from_path(path: Path, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
     if not path.exists():
         known = ["demo", *KNOWN_SETS]
-        guess = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
-        raise DataError("there is no such file or known set", file=str(path), remedy=guess)
+        remedy = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
+        raise DataError("there is no such file or known set", file=str(path), remedy=remedy)
     if path.is_dir():
         raise DataError(
-            "this is a folder",
+            "it is a folder",
             file=str(path),
             remedy=f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}",
         )
     if is_saved_set(path):
-        saved = PreferenceSet.load(path)  # keeps the tie rule it was saved with, unless half is asked for
+        saved = PreferenceSet.load(path)  # with its own tie rule, unless the options say half
         return saved.with_ties("half") if options.ties == "half" else saved
     with path.open("rb") as stream:
         return _from_stream(stream, options, str(path), progress)
@@ -99,6 +100,6 @@ def _from_stream(stream: Any, options: LoadOptions, name: str, progress: Progres
 
 def _finish(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
     if options.rename:
-        theirs = {there: ours for ours, there in options.rename.items()}
-        records = ((row, {theirs.get(key, key): value for key, value in record.items()}) for row, record in records)
+        new_names = {old: new for new, old in options.rename.items()}
+        records = ((row, {new_names.get(key, key): value for key, value in record.items()}) for row, record in records)
     return read_comparisons(records, bad, options)

@@ -1,7 +1,7 @@
-"""The paper's four sets and two beside them, read as they are published: from a folder, or from the hub.
+"""The paper's four data sets and two related ones, read as published, from a folder or from the hub.
 
-Decided here: which files of a set are read, what in them is one vote, and what is left out, all of it counted in
-``PreferenceSet.dropped``. The reasons, and what is known about each set from where: docs/known_sets.md.
+Defined here: which files of a set are read, what counts as one vote, and which rows are dropped. Everything dropped is
+counted in ``PreferenceSet.dropped``. docs/known_sets.md gives the reasons and the sources.
 """
 
 import ast
@@ -32,24 +32,24 @@ RowReader: TypeAlias = Callable[[Path, int, Record, Comparisons, BadRows], None]
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A published set: where its files are and how they become votes."""
+    """A published set: its files, and how they become votes."""
 
     name: str
     hub: str
     layouts: tuple[str, ...]
-    """File patterns with spaces between, the hub's own first; the first layout with all its files there is read."""
+    """File patterns separated by spaces, that of the hub first. The first layout with all files present is read."""
     read: Reader
     also: str = ""
-    """Files that are read before those where they are there."""
+    """Optional files that are read before the others."""
     revision: str | None = None
     merge: bool = False
-    """Whether rows are single votes or may repeat a pair, to be brought together."""
+    """Whether rows are single votes or may repeat a pair, to be merged."""
     min_votes: int = 1
 
     def __call__(self, folder: str, options: LoadOptions, progress: Progress | None = None) -> PreferenceSet:
-        """Read the set from a folder, or from the hub where ``folder`` is empty."""
+        """Read the set from a folder, or from the hub if ``folder`` is empty."""
         if options.rename:
-            raise UsageError(f"--rename is for files of your own; the columns of {self.name} are known.")
+            raise UsageError(f"--rename does not apply to {self.name}: its columns are known.")
         wanted = f"{self.also} {self.layouts[0]}".split()
         root = (
             Path(folder).expanduser() if folder else _download(self.hub, wanted, f"{self.name}:FOLDER", self.revision)
@@ -63,12 +63,12 @@ class KnownSet:
 
 def _find(root: Path, hub: str, layouts: tuple[str, ...]) -> list[Path]:
     for layout in layouts:
-        found = [sorted(root.glob(pattern)) for pattern in layout.split()]
-        if all(found):
-            return list(itertools.chain(*found))
-    looked_for = ", or ".join(layout.replace(" ", " with ") for layout in layouts)
-    problem = f"the folder must hold {looked_for}" if root.is_dir() else "there is no such folder"
-    remedy = f"copy the files of the hub's dataset {hub} as they are there"
+        files = [sorted(root.glob(pattern)) for pattern in layout.split()]
+        if all(files):
+            return list(itertools.chain(*files))
+    expected = ", or ".join(layout.replace(" ", " with ") for layout in layouts)
+    problem = f"the folder must hold {expected}" if root.is_dir() else "there is no such folder"
+    remedy = f"copy the files of the dataset {hub} from the hub, with their names"
     raise DataError(problem, file=str(root), remedy=remedy)
 
 
@@ -78,7 +78,7 @@ def _download(hub: str, wanted: list[str], local: str, revision: str | None = No
 
 
 def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[Path, int, Record]]:
-    """Yield the records of all files; ``bad`` names the file at hand, progress is bytes of all files together."""
+    """Yield the records of all files. ``bad.file`` is the current file; progress counts the bytes of all files."""
     sizes = [path.stat().st_size for path in files]
     for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
         bad.file = str(path)
@@ -92,11 +92,11 @@ def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
     return lambda done, total: progress(before + (size * done // total if total else 0), whole)
 
 
-# --- what rows have in common ---------------------------------------------------------------------------------------
+# --- shared by all sets -----------------------------------------------------------------------------------------------
 
 
-def _leave_out(bad: BadRows, kind: str, count: int = 1) -> None:
-    """Count what the published data are known to hold and no user can mend: it never stops the reading."""
+def _count_dropped(bad: BadRows, kind: str, count: int = 1) -> None:
+    """Count rows or votes that the published data is known to contain and no user can fix. Reading continues."""
     if count:
         bad.counts[kind] = bad.counts.get(kind, 0) + count
 
@@ -107,7 +107,7 @@ def _reporting(row: int, bad: BadRows) -> Iterator[None]:
         yield
     except RowError as error:
         if error.kind == "identical responses":
-            _leave_out(bad, error.kind)
+            _count_dropped(bad, error.kind)
         else:
             bad.report(row, error)
 
@@ -121,29 +121,29 @@ def _each(read_row: RowReader) -> Reader:
     return read
 
 
-def _unusable(kind: str, problem: str) -> RowError:
-    return RowError(kind, problem, "fetch the file again, or use --skip-bad to leave such rows out")
+def _invalid(kind: str, problem: str) -> RowError:
+    return RowError(kind, problem, "fetch the file again, or use --skip-bad to drop such rows")
 
 
 def _text(record: Record, name: str) -> str:
     if not isinstance(value := record.get(name), str):
-        raise _unusable("missing value", f"there is no text in {name}")
+        raise _invalid("missing value", f"there is no text in {name}")
     return value
 
 
 def _entries(record: Record, name: str) -> list[Mapping[str, Any]]:
-    """Return a list of structs; null is an empty list, and one public copy has lists as Python text."""
+    """Return a list of structs. Null is an empty list; one public copy stores lists as Python source text."""
     if name not in record:
-        raise _unusable("missing value", f"there is no column {name}")
+        raise _invalid("missing value", f"there is no column {name}")
     entries = record[name]
     if isinstance(entries, str):
         try:
             entries = ast.literal_eval(entries)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            raise _unusable("wrong type", f"{name} is text that is not a Python list") from None
+            raise _invalid("wrong type", f"{name} is text that is not a Python list") from None
     entries = [] if entries is None else entries
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise _unusable("wrong type", f"{name} is not a list of objects")
+        raise _invalid("wrong type", f"{name} is not a list of objects")
     return entries
 
 
@@ -152,7 +152,7 @@ def _split(path: Path) -> str:
 
 
 def _chat(text: str) -> PromptLike:
-    """Return HelpSteer2's flattened conversations as messages, and other prompts as they are."""
+    """Return a flattened conversation of HelpSteer2 as messages, and any other prompt unchanged."""
     first, *turns = re.split(r"\n?<extra_id_1>(Assistant|User)(?:\n|$)", text)
     if not turns:
         return read_prompt(text)
@@ -160,7 +160,7 @@ def _chat(text: str) -> PromptLike:
     return (Message("user", first), *messages) if first else tuple(messages)
 
 
-# --- the sets -------------------------------------------------------------------------------------------------------
+# --- the sets ---------------------------------------------------------------------------------------------------------
 
 MULTIPREF_VOTES = {
     "A-is-clearly-better": (1, 0, 0),
@@ -179,7 +179,7 @@ def _multipref(_: Path, row: int, record: Record, into: Comparisons, _bad: BadRo
     votes = []
     for person in _entries(record, "normal_worker_annotations") + _entries(record, "expert_worker_annotations"):
         if (vote := MULTIPREF_VOTES.get(str(person.get("overall_pref")))) is None:
-            raise _unusable("unknown vote", f"overall_pref is {person.get('overall_pref')!r}")
+            raise _invalid("unknown vote", f"overall_pref is {person.get('overall_pref')!r}")
         votes.append((person.get("evaluator"), vote))
     columns = {name: record.get(name) for name in _MULTIPREF_COLUMNS}
     for evaluator, vote in votes or [(None, (0, 0, 0))]:
@@ -200,20 +200,20 @@ def _personalllm(path: Path, row: int, record: Record, into: Comparisons, bad: B
         scores = np.array([[record[name] for name in names] for names in _SCORES], dtype=np.float64)  # null is NaN
         texts = [record[name] for name in _RESPONSES]
     except KeyError as error:
-        raise _unusable("missing value", f"there is no column {error.args[0]}") from None
+        raise _invalid("missing value", f"there is no column {error.args[0]}") from None
     except (TypeError, ValueError):
-        raise _unusable("wrong type", "a score is not a number") from None
+        raise _invalid("wrong type", "a score is not a number") from None
     first = {text: i for i, text in reversed(list(enumerate(texts))) if isinstance(text, str)}
     kept = sorted(first.values())
     pairs, left = len(texts) * (len(texts) - 1) // 2, len(kept) * (len(kept) - 1) // 2
-    _leave_out(bad, "pairs with a missing or repeated response", pairs - left)
-    _leave_out(bad, "missing scores", int(np.isnan(scores[kept]).sum()))
+    _count_dropped(bad, "pairs with a missing or repeated response", pairs - left)
+    _count_dropped(bad, "missing scores", int(np.isnan(scores[kept]).sum()))
     columns = {"split": _split(path), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
     into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
 
 
 def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
-    """Pair the responses of a prompt in the order they come; the i-th ratings of both are one annotator's."""
+    """Pair the responses of a prompt in file order. The i-th ratings of both are from the same annotator."""
     split_of: dict[str, str] = {}
     rated: dict[str, dict[tuple[str, ...], tuple[int, str, list[float]]]] = {}
     for path, row, record in rows:
@@ -224,17 +224,17 @@ def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
                 continue
             ratings = record.get("helpfulness", 0)
             if not isinstance(ratings, list | None):
-                raise _unusable("wrong type", "helpfulness is not a list of ratings")
+                raise _invalid("wrong type", "helpfulness is not a list of ratings")
             numbers = [read_number(rating, "helpfulness") for rating in ratings or []]
             key, others = tuple(map(str, record.values())), rated.setdefault(prompt, {})
-            _leave_out(bad, "rows given twice", key in others)
+            _count_dropped(bad, "rows given twice", key in others)
             others.setdefault(key, (row, _text(record, "response"), numbers))
     for prompt, responses in rated.items():
         in_order = list(responses.values())
-        _leave_out(bad, "responses without a second one", len(in_order) % 2)
+        _count_dropped(bad, "responses without a second one", len(in_order) % 2)
         for (row, a, ratings_a), (_, b, ratings_b) in zip(in_order[::2], in_order[1::2], strict=False):
             if len(ratings_a) != len(ratings_b):
-                _leave_out(bad, "pairs whose responses have unequally many ratings")
+                _count_dropped(bad, "pairs whose responses have unequally many ratings")
                 continue
             with _reporting(row, bad):
                 columns = {"split": split_of.get(prompt)} if split_of else {}
@@ -242,15 +242,15 @@ def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
 
 
 NEITHER = -100
-"""The strength of "neither response is any good": no vote, though it is below zero."""
+"""The strength that means "neither response is good". It is no vote, although it is below zero."""
 
 
 def _count_strengths(record: Record, name: str, strength: str, bad: BadRows) -> tuple[int, int, int]:
     given: list[Any] = [entry.get(strength) for entry in _entries(record, name)]
     for value in given:
         if type(value) is not int or (abs(value) > 3 and value != NEITHER):
-            raise _unusable("unknown vote", f"a {strength} is {value!r}, not a whole number from -3 to 3")
-    _leave_out(bad, "votes for neither response", given.count(NEITHER))
+            raise _invalid("unknown vote", f"a {strength} is {value!r}, not a whole number from -3 to 3")
+    _count_dropped(bad, "votes for neither response", given.count(NEITHER))
     for_first = sum(value < 0 for value in given) - given.count(NEITHER)
     return for_first, sum(value > 0 for value in given), given.count(0)
 
@@ -269,15 +269,15 @@ def _helpsteer3(path: Path, row: int, record: Record, into: Comparisons, bad: Ba
 
 
 def _read_tldr(rows: Rows, into: Comparisons, bad: BadRows) -> None:
-    """Read one label a row; the same post has one prompt, whatever its spacing in another batch."""
+    """Read one label per row. Posts with the same id have one prompt, even if their spacing differs between batches."""
     prompts: dict[str, str] = {}
     for path, row, record in rows:
         with _reporting(row, bad):
             info, choice, summaries = record.get("info"), record.get("choice"), _entries(record, "summaries")
             if not isinstance(info, Mapping) or len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
-                raise _unusable("wrong type", "a label must have info, two summaries and the choice 0 or 1")
+                raise _invalid("wrong type", "a label must have info, two summaries and the choice 0 or 1")
             if info.get("post") is None and info.get("article") is not None:
-                _leave_out(bad, "labels on CNN/DM articles")
+                _count_dropped(bad, "labels on CNN/DM articles")
                 continue
             post, title = _text(info, "post").replace("\n\n", "\n"), info.get("title") or ""
             text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
@@ -338,15 +338,16 @@ _SETS = (
 KNOWN_SETS: Mapping[str, Callable[[str, LoadOptions, Progress | None], PreferenceSet]] = {
     known.name: known for known in _SETS
 }
-"""The sets by name, each called with a folder (``""`` for the hub), options and a progress callback."""
+"""The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
 
 
 def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "controversy guided")) -> list[str]:
-    """Return the opening prompts of PRISM's conversations of some kinds, stripped, each once, in their order.
+    """Return the distinct opening prompts of PRISM's conversations, stripped, in file order.
 
     Args:
-        folder: a copy of ``HannahRoseKirk/prism-alignment``; from the hub where empty.
-        kinds: ``values guided`` and ``controversy guided`` are what the paper uses; there is ``unguided`` too.
+        folder: a copy of ``HannahRoseKirk/prism-alignment``; if empty, the hub is used.
+        kinds: kinds of conversations. The paper uses ``values guided`` and ``controversy guided``; the third kind is
+            ``unguided``.
     """
     hub, layouts = "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl")
     root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
@@ -357,6 +358,6 @@ def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "
             if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
                 prompts.setdefault(text)
     if not prompts:
-        remedy = "known are values guided, controversy guided and unguided"
+        remedy = "known kinds are: values guided, controversy guided, unguided"
         raise DataError(f"there is no opening prompt of the kinds {', '.join(kinds)}", file=bad.file, remedy=remedy)
     return list(prompts)

@@ -1,4 +1,4 @@
-"""Prompts: a text, or the messages of a chat; and how each is read, hashed and shown."""
+"""Prompts: a text, or the messages of a chat. Both kinds are read, hashed and displayed through ``Prompt``."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ class Message(NamedTuple):
 
 
 PromptLike: TypeAlias = str | tuple[Message, ...]
-"""A prompt as callers write it and as votes store it: a text, or the messages of a chat."""
+"""A raw prompt, as callers pass it and votes store it: a text, or the messages of a chat."""
 Item: TypeAlias = tuple[PromptLike, str]
 """A prompt and one response to it."""
 
@@ -35,43 +35,43 @@ class Prompt:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a list of messages. A text is not, though it reads as one user message."""
+        """Whether the prompt is a list of messages."""
         return not isinstance(self.value, str)
 
     @property
     def turns(self) -> tuple[Message, ...]:
-        """The messages; a text is one message of the user."""
+        """The messages of a chat. A text counts as one user message."""
         return (Message("user", self.value),) if isinstance(self.value, str) else self.value
 
     @property
     def is_one_question(self) -> bool:
-        """Whether it is a chat of a single user message, which reads as a text."""
+        """Whether the prompt is a chat with a single user message."""
         return self.is_chat and len(self.turns) == 1 and self.turns[0].role == "user"
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The role/content list that chat templates take."""
+        """The list of role/content dicts that chat templates take."""
         return [turn._asdict() for turn in self.turns]
 
     @property
     def json(self) -> str | list[dict[str, str]]:
-        """The prompt as JSON files hold it: the text, or the list of messages."""
+        """The prompt as stored in JSON files: the text, or the list of messages."""
         return self.value if isinstance(self.value, str) else self.messages
 
     @property
     def text(self) -> str:
-        """The prompt as people read it: one line per turn of a chat."""
+        """The prompt for display: the text, or one line per turn of a chat."""
         return self.joined("\n")
 
     def joined(self, separator: str) -> str:
-        """Return the text, or the turns of a chat as ``role: content`` with a separator between them."""
+        """Return the text, or the turns of a chat as ``role: content``, joined by the separator."""
         if isinstance(self.value, str):
             return self.value
         return separator.join(f"{turn.role}: {turn.content}" for turn in self.value)
 
     @property
     def key(self) -> str:
-        """The text that stands for the prompt when it is hashed: itself, or its messages as JSON."""
+        """The text that is hashed: the text itself, or the messages as JSON."""
         if isinstance(self.value, str):
             return self.value
         return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
@@ -83,20 +83,21 @@ class Prompt:
 
 
 def text_key(prompt: PromptLike, response: str) -> str:
-    """Return the text under which an item is cached. A chat's key starts with a character that no prompt starts with,
-    because its JSON could also be somebody's plain prompt.
+    """Return the cache key of a prompt and a response.
+
+    The key of a chat starts with a control character, because the JSON of a chat could also be a text prompt.
     """
     read = Prompt(prompt)
     return f"{chr(30) if read.is_chat else ''}{read.key}\x1f{response}"
 
 
 def chat_messages(prompt: PromptLike, response: str) -> list[dict[str, Any]]:
-    """Return a prompt and the assistant's response as chat templates take them."""
+    """Return a prompt and the response of the assistant as a list of messages for chat templates."""
     return [*Prompt(prompt).messages, {"role": "assistant", "content": response}]
 
 
 def plain_text(prompt: PromptLike, response: str) -> str:
-    """Return prompt and response as one text, for models without a chat template.
+    """Return a prompt and a response as one text, for models without a chat template.
 
     Example:
         >>> plain_text("Tea?", "Yes.")
@@ -106,5 +107,5 @@ def plain_text(prompt: PromptLike, response: str) -> str:
 
 
 def plain_prompt(prompt: PromptLike) -> str:
-    """Return a prompt as one text, with an empty line between the turns of a chat."""
+    """Return a prompt as one text, with a blank line between the turns of a chat."""
     return Prompt(prompt).joined("\n\n")

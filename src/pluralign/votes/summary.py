@@ -1,4 +1,4 @@
-"""What votes hold before anything is learned: how much people disagree, and how much of that is sampling noise."""
+"""Summary of a set of votes: how much people disagree, how much of it is sampling noise, and the reference scores."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ HISTOGRAM_BINS = 10
 
 @dataclass(frozen=True)
 class Bar:
-    """Pairs whose majority share lies in [low, high); both ends are the share itself where it has a bar of its own."""
+    """Number of pairs with a majority share in [low, high), or of exactly that share if low equals high."""
 
     low: float
     high: float
@@ -25,7 +25,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The facts of a set of votes; ``inspect`` fills it."""
+    """Summary of a set of votes, from ``inspect``."""
 
     name: str
     pairs: int
@@ -35,39 +35,39 @@ class Inspection:
     votes_per_pair: float
     votes_per_pair_range: tuple[int, int]
     majority_share: float
-    """Mean share of votes on the side most chose: the paper's "avg p"."""
+    """Mean share of votes for the majority side: the paper's "avg p"."""
     majority_share_of_all: float
-    """The same with tie votes in the denominator whatever the tie rule: the other reading of MultiPref's table."""
+    """The same with ties in the denominator for every tie rule: the other interpretation of MultiPref's table."""
     floor: float
     constant_half: float
     noise: float
-    """NaN, like ``floor_corrected``, where no pair has two votes."""
+    """NaN, like ``floor_corrected``, if no pair has two votes."""
     floor_corrected: float
     constant_half_corrected: float
     intervals: dict[str, Interval]
     """95 % intervals over prompts for the five figures above."""
     histogram: list["Bar"]
-    """Pairs by majority share, as in the paper's figure: a bar a share where there are few, else equal bins."""
+    """Pairs by majority share, as in the paper's figure: one bar per share if there are few shares, else equal bins."""
     strata: dict[str, int]
-    """Pairs by how people split: unanimous, lopsided, contested, even."""
+    """Pairs by how divided people are: unanimous, lopsided, contested, even."""
     ties: int
     """Tie votes on these pairs, counted or not."""
     tie_rule: str
     single_vote_pairs: int
-    """Pairs with one vote: they have no measurable noise and stay out of the corrected figures."""
+    """Pairs with one vote. Their noise cannot be measured, so the corrected figures ignore them."""
     empty_responses: int
     """Pairs in which one response is empty text."""
     a_wins: float
-    """Share of decided pairs that response a wins; near 1 means the data were turned majority-first."""
+    """Share of decided pairs that response a wins; near 1 if the data lists the majority response first."""
     splits: dict[str, int]
-    """Pairs by official split, empty where there is none."""
+    """Pairs by official split; empty if there is none."""
     columns: list[str]
     dropped: dict[str, int]
     fingerprint: str
 
 
 def inspect(preferences: PreferenceSet) -> Inspection:
-    """Return what a set of votes holds.
+    """Summarise a set of votes.
 
     Example:
         >>> from pluralign import PreferenceSet
@@ -138,7 +138,7 @@ def _histogram(majority: FloatArray) -> list[Bar]:
 
 @dataclass(frozen=True)
 class Truth:
-    """What only a town hall can tell: the figures that ``Inspection`` estimates from few votes."""
+    """True values of figures that ``Inspection`` estimates from few votes; known only for a town hall."""
 
     noise: float
     """Lemma 1's C = E[(p − p*)²] = mean p*(1 − p*)/n."""

@@ -20,7 +20,6 @@ from pluralign.cli.arguments import (
 from pluralign.cli.console import emit, note, progress_bar, working
 from pluralign.cli.inputs import load_held_out_votes, needs_extra, saved_held_out_votes
 from pluralign.core.errors import UsageError
-from pluralign.publishing.figures import save_figures
 from pluralign.votes.options import LoadOptions
 
 
@@ -38,7 +37,7 @@ def prune(
     data: OtherVotesOption = None,
     as_json: Json = False,
 ) -> None:
-    """Remove the members farthest from the ensemble (Theorem 3), and report the cost.
+    """Remove the members furthest from the ensemble (Theorem 3), and report the cost.
 
     Examples:
         pluralign prune ensemble -o pruned
@@ -189,7 +188,9 @@ def report(
     from pluralign.votes.candidates import load_candidates
 
     with needs_extra("matplotlib", "report", "a report"):
-        from pluralign.publishing import report as publishing
+        from pluralign.publishing.figures import save_figures
+        from pluralign.publishing.report import draw_figures
+        from pluralign.publishing.report import report as write_report
 
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
@@ -209,8 +210,8 @@ def report(
         )
     with working("Drawing"):
         commands = command_history(loaded.record, ensemble, sys.argv[1:])
-        publishing.report(loaded, study, output, commands=commands)
-        drawn = save_figures(publishing.draw_figures(study), figures) if figures else []
+        write_report(loaded, study, output, commands=commands)
+        drawn = save_figures(draw_figures(study), figures) if figures else []
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
     emit(result, [written], as_json)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +76,7 @@ def compare(
     _print_lines(ensemble, file, compare_lines, as_json)
 
 
-def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[dict[str, Any]]], as_json: bool) -> None:
+def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[Mapping[str, Any]]], as_json: bool) -> None:
     """Print a JSON object for each line of a file as it is read, or all of them in one object."""
     from pluralign.ensemble.ensemble import RewardEnsemble
 
@@ -124,7 +124,7 @@ def generate(
         generation = generate_candidates(
             prompts, output, sampler, n, sampling_options, limit=limit, concurrency=concurrency, progress=progress
         )
-    emit(generation, generation_page(generation, n), as_json)
+    emit(generation.to_json(), generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
 

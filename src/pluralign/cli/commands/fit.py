@@ -77,7 +77,7 @@ def fit(
 
 @with_options(LoadOptions)
 def evaluate(
-    subject: Annotated[
+    predictor: Annotated[
         str,
         typer.Argument(
             metavar="PREDICTOR",
@@ -119,12 +119,12 @@ def evaluate(
     from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
     from pluralign.evaluation.sources import find_predictor
 
-    for name in (subject, *against):
+    for name in (predictor, *against):
         find_predictor(name)
     preferences = load_votes(data, load_options)
     with progress_bar("Encoding texts") as progress:
         evaluation = evaluate_predictor(
-            subject,
+            predictor,
             preferences,
             against=against,
             groups=group,
@@ -134,4 +134,4 @@ def evaluate(
             seed=seed,
             progress=progress,
         )
-    emit(evaluation, evaluation_page(evaluation, f"{subject} on {preferences.name}"), as_json)
+    emit(evaluation, evaluation_page(evaluation, f"{predictor} on {preferences.name}"), as_json)

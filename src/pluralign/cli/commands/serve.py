@@ -137,7 +137,7 @@ def serve(
     if not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     with needs_extra("fastapi", "server", "a server"):
-        from pluralign.server import app as server
+        from pluralign.server import run as server
         from pluralign.server.limits import Limits
 
     loaded = RewardEnsemble.load(ensemble)
@@ -148,7 +148,8 @@ def serve(
         def ready(address: str) -> None:
             until_ready.close()
             result = {"address": address, "name": served_as, "k": loaded.k, "model": model}
-            emit(result, [server.greeting(address, served_as, loaded.k, bool(model), bool(api_key))], as_json)
+            message = server.startup_message(address, served_as, loaded.k, generates=bool(model), has_key=bool(api_key))
+            emit(result, [message], as_json)
             sys.stdout.flush()
 
         server.serve(
@@ -158,7 +159,7 @@ def serve(
             port=port,
             api_key=api_key,
             ready=ready,
-            evidence=saved_held_out_votes(ensemble),
+            held_out=saved_held_out_votes(ensemble),
             name=served_as,
             limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),

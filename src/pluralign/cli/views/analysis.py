@@ -16,7 +16,7 @@ from pluralign.cli.views.tables import figure_table, heading, number, shortened,
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.guarantees import outlier_weight_bound
 
-# --- pruning and certificates ---------------------------------------------------------------------------------------
+# --- pruning and certificates -----------------------------------------------------------------------------------------
 
 
 def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> Iterator[RenderableType]:
@@ -28,7 +28,6 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
     else:
         outcome = f"Removed no member; all {k} are kept"
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
-    yield Text()
     yield _distance_table(pruning, before)
     yield _pruning_cost_table(pruning)
     if pruning.epsilon_clipped:
@@ -42,7 +41,7 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
 
 
 def _distance_table(pruning: Pruning, before: RewardEnsemble) -> Table:
-    table = figure_table("Members (farthest first)", "", "weight", "distance", "disagreement", "")
+    table = figure_table("Members (furthest first)", "", "weight", "distance", "disagreement", "")
     for j in sorted(range(before.k), key=lambda j: -pruning.distances[j]):
         cells = (before.weights[j], pruning.distances[j], pruning.disagreements[j])
         outcome = "removed" if j in pruning.removed else "kept"
@@ -83,17 +82,17 @@ def certificate_page(certificate: Certificate, title: str) -> Iterator[Renderabl
         yield Text(f"{part.here}\n")
 
 
-# --- diversity ------------------------------------------------------------------------------------------------------
+# --- diversity --------------------------------------------------------------------------------------------------------
 
 
 def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str) -> Iterator[RenderableType]:
     """Yield Kendall's tau between members as a heat map, and the members' choices side by side."""
     yield heading(title)
     count = len(diversity.tau)
-    yield Text(f"{diversity.candidates:,} responses to {diversity.prompts:,} prompts, ranked by {count} members\n")
+    yield Text(f"{diversity.candidates:,} responses to {diversity.prompts:,} prompts, ranked by {count} members")
     yield _heat_map(diversity)
     yield Text(
-        f"Mean τ between two members: {_signed(diversity.mean_off_diagonal)} "
+        f"\nMean τ between two members: {_signed(diversity.mean_off_diagonal)} "
         f"(standard error over prompts {number(diversity.mean_off_diagonal_standard_error)}); weighted mean: "
         f"{_signed(diversity.weighted_off_diagonal)}."
     )
@@ -119,11 +118,11 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
 
 def _heat_map(diversity: Diversity) -> Table:
     names = map(str, range(len(diversity.tau)))
-    table = figure_table("Kendall's τ between members, averaged over prompts", "", "weight", *names)
+    table = figure_table("Kendall's τ between members, averaged over prompts", "member", "weight", *names)
     for i, row in enumerate(diversity.tau):
         cells = [Text(_signed(tau), style=_heat(tau)) for tau in row]
         cells[i] = Text("·", style="dim")
-        table.add_row(f"member {i}", f"{diversity.weights[i]:.3f}", *cells)
+        table.add_row(str(i), f"{diversity.weights[i]:.3f}", *cells)
     table.caption = "1: identical rankings, 0: unrelated, −1: reversed; lower is more diverse"
     return table
 
@@ -149,7 +148,7 @@ def _case_panel(case: CaseStudy) -> Panel:
     return text_panel("\n\n".join(body), title)
 
 
-# --- profiles -------------------------------------------------------------------------------------------------------
+# --- profiles ---------------------------------------------------------------------------------------------------------
 
 
 def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[RenderableType]:
@@ -173,13 +172,10 @@ def _card(profile: Profile) -> Text:
     for pair in profile.distinguishing[:1]:
         text.append("\n\nA pair where it disagrees with most members: ", style="italic")
         text.append(f"“{shortened(pair.prompt)}”")
-        text.append("\nprefers ", style="italic")
+        text.append("\npreferred: ", style="italic")
         text.append(shortened(pair.preferred))
-        text.append("\nto ", style="italic")
+        text.append("\nrejected: ", style="italic")
         text.append(shortened(pair.other))
-        text.append(
-            f"\nShares that agree with it: {pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of "
-            f"{pair.votes} people.",
-            style="italic",
-        )
+        text.append("\nsame choice: ", style="italic")
+        text.append(f"{pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of {pair.votes} people")
     return text

@@ -33,10 +33,15 @@ def answer_page(answer: Answer, prompt: str, names: Mapping[int, str]) -> Iterat
 def _entry_panel(entry: SlateEntry, title: str, names: Mapping[int, str]) -> Panel:
     if entry.member is None:
         return text_panel(entry.text, "refused")
-    members = "; ".join(f"{j} {names[j]}" if j in names else f"member {j}" for j in entry.members)
+    members = "; ".join(_member_name(j, names.get(j, "")) for j in entry.members)
     bar = "█" * round(BAR_WIDTH / 2 * entry.weight)
     support = f"{bar} {entry.weight:.0%} of the weight · {members}\n\n"
     return text_panel(Text.assemble((support, "dim"), entry.text), title)
+
+
+def _member_name(member: int, name: str) -> str:
+    """Return a member's number, with its name if that says more than the number."""
+    return f"member {member}" if not name or name.endswith(f"(member {member})") else f"{member} {name}"
 
 
 def _consensus_panel(consensus: Consensus) -> Panel:

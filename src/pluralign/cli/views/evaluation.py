@@ -14,9 +14,9 @@ from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.results import FullEvaluation, PolicyLevel
 
 STANDING = {
-    "ahead of": "better than",
+    "ahead of": "significantly better than",
     "level with": "not significantly different from",
-    "behind": "worse than",
+    "behind": "significantly worse than",
 }
 """How a verdict words the result of ``standing``."""
 
@@ -28,7 +28,7 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield Text(f"{evaluation.pairs:,} pairs, {evaluation.prompts:,} prompts")
     if predictor.note:
         yield Text(f"· {predictor.note}", style="dim")
-    yield Text()
+    yield from verdict_line(evaluation)
     yield comparison_table(evaluation, "Scores on these votes (best first)")
     if predictor.k > 1:
         yield member_table(evaluation.members)
@@ -59,20 +59,21 @@ def comparison_table(evaluation: Evaluation, title: str) -> Table:
     table.caption = (
         f"noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in parentheses; worst = "
         "largest disagreement of a member; difference = Brier of the bold row − Brier of this row (below 0: bold is "
-        "better). " + _verdict(evaluation)
+        "better)"
     )
     return table
 
 
-def _verdict(evaluation: Evaluation) -> str:
+def verdict_line(evaluation: Evaluation) -> Iterator[RenderableType]:
+    """Yield how the predictor compares with the baseline that matters most; nothing if the votes have one prompt."""
     rival_key, rival_name, who = "soft_bt", "a single soft BT reward read as σ(Δr)", "The ensemble"
     if isinstance(evaluation, FullEvaluation) and evaluation.subject.kind != "ensemble":
-        rival_key, rival_name, who = "constant_half", "predicting one half for every pair", "The bold row"
+        rival_key, rival_name, who = "constant_half", "predicting one half for every pair", "This predictor"
     rival = evaluation.baselines.get(rival_key)
     if rival is None or math.isnan(rival.difference.low):
-        return ""
+        return
     ratio = evaluation.test.brier / rival.brier
-    return f"{who} is {STANDING[standing(rival.difference)]} {rival_name}: {ratio:.3f} × its Brier score."
+    yield Text(f"{who} is {STANDING[standing(rival.difference)]} {rival_name}: {ratio:.3f} × its Brier score.")
 
 
 def member_table(members: Sequence[MemberFigures]) -> Table:
@@ -140,8 +141,8 @@ def _group_table(grouping: str, groups: Sequence[Group]) -> Table:
 
 def _worst_group(worst: WorstGroup) -> Text:
     return Text(
-        f"Worst group: {worst.name} ({worst.grouping}). Corrected Brier {number(worst.brier_corrected)}, 95 % interval "
-        f"{span(worst.interval)}, corrected for choosing the worst of {worst.groups} groups.\n"
+        f"\nWorst group: {worst.name} ({worst.grouping}). Corrected Brier {number(worst.brier_corrected)}, 95 % "
+        f"interval {span(worst.interval)}, corrected for choosing the worst of {worst.groups} groups."
     )
 
 

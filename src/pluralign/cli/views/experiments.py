@@ -11,13 +11,13 @@ from pluralign.analysis.profiles import Profile
 from pluralign.cli.views.analysis import certificate_page, diversity_page, pruning_page
 from pluralign.cli.views.evaluation import DISAGREEMENT_CAPTION, bound_line, chance_warning
 from pluralign.cli.views.rankings import rankings_page
-from pluralign.cli.views.tables import figure_table, heading, number
+from pluralign.cli.views.tables import command_line, figure_table, heading, number
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.experiments.demo_story import DemoResult
 from pluralign.experiments.plan import Cost, Plan
 from pluralign.experiments.reproduce import Reproduction
 
-# --- demo -----------------------------------------------------------------------------------------------------------
+# --- demo -------------------------------------------------------------------------------------------------------------
 
 
 def story_page(story: DemoResult) -> Iterator[RenderableType]:
@@ -68,7 +68,7 @@ def _member_names(profiles: Sequence[Profile]) -> Table:
     return table
 
 
-# --- reproduce ------------------------------------------------------------------------------------------------------
+# --- reproduce --------------------------------------------------------------------------------------------------------
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:
@@ -76,11 +76,10 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield heading(f"{plan.recipe.title}: steps")
     for position, step in enumerate(plan.steps, 1):
         yield Text(f"{position}. {step.does}")
-        yield Text(f"   {shlex.join(step.command)}", style="dim")
+        yield command_line(f"   {shlex.join(step.command)}")
     yield heading("Requirements")
     for line in plan.needs:
         yield Text(f"· {line}")
-    yield Text()
     yield _cost_table(plan)
     for line in (*_cost_notes(plan), *plan.recipe.notes):
         yield Text(f"· {line}", style="dim")
@@ -121,8 +120,8 @@ def _training_note(cost: Cost) -> str:
     flops = cost.training_flops + cost.optimizer_flops
     share = cost.optimizer_flops / cost.training_flops
     return (
-        f"training takes {flops:.1e} operations, {cost.optimizer} adds {share:.1%} of them; scoring all texts takes "
-        f"{cost.scoring_flops:.1e}"
+        f"training takes {flops:.1e} operations, including {share:.1%} added by {cost.optimizer}; scoring all texts "
+        f"takes {cost.scoring_flops:.1e}"
     )
 
 

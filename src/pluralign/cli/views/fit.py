@@ -8,7 +8,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.views.evaluation import bound_line, chance_warning, comparison_table, member_table
+from pluralign.cli.views.evaluation import bound_line, chance_warning, comparison_table, member_table, verdict_line
 from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import HistoryRow
@@ -78,8 +78,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
             f"Trained on {data.train_pairs:,} pairs ({data.train_prompts:,} prompts); tested on {data.test_pairs:,} "
             f"pairs ({data.test_prompts:,} held-out prompts)."
         )
-    yield Text()
     if evaluation:
+        yield from verdict_line(evaluation)
         yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
     yield _history_table(record.history)
     if evaluation:
@@ -88,7 +88,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     yield from bound_line(record.bound)
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
-        yield Text(f"Encoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
+        yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
     yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign compare {folder} PAIRS\n")
 
 

@@ -31,7 +31,7 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
         )
     )
     for failure in generation.failed[:FAILURES_SHOWN]:
-        yield Text(f"  {failure['error']}", style="red")
+        yield Text(f"  {failure.error}", style="red")
     yield Text()
 
 

@@ -7,7 +7,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.views.tables import counted_notes, figure_table, heading, shortened, text_panel, visible
+from pluralign.cli.views.tables import (
+    command_line,
+    counted_notes,
+    figure_table,
+    heading,
+    shortened,
+    text_panel,
+    visible,
+)
 from pluralign.policies.tune import Tuning
 
 
@@ -25,7 +33,6 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
             (tuning.bad_rows, "rows were dropped: they hold no prompt"),
         )
     )
-    yield Text()
     yield _reward_table(tuning)
     for policy in tuning.members:
         if not policy.improved:
@@ -40,8 +47,8 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
         yield _cross_table(tuning)
     yield from _samples(tuning)
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
-    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving["weights"].items()))
-    yield Text(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving['command']}\n")
+    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
+    yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
 
 
 def _reward_table(tuning: Tuning) -> Table:
@@ -73,6 +80,6 @@ def _cross_table(tuning: Tuning) -> Table:
 def _samples(tuning: Tuning) -> Iterator[RenderableType]:
     for policy in tuning.members:
         for sample in policy.samples[:1]:
-            prompt = sample["prompt"] if isinstance(sample["prompt"], str) else sample["prompt"][-1]["content"]
-            texts = (f"“{prompt}”", f"before: {sample['before']}", f"after: {sample['after']}")
+            prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+            texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
             yield text_panel("\n".join(shortened(visible(text)) for text in texts), f"Policy {policy.member}")

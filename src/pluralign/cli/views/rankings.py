@@ -49,7 +49,7 @@ def rankings_page(result: RankingResult, title: str) -> Iterator[RenderableType]
 def _verdict(result: RankingResult) -> Iterator[RenderableType]:
     if result.realizable:
         yield Text("Realizable: the rankings below give every share.", style="bold green")
-        yield Text(f"Largest deviation of a share: {result.residual:.0e}.\n")
+        yield Text(f"Largest deviation of a share: {result.residual:.0e}.")
         return
     if result.realizable is None:
         yield Text("Not decided: the search found no rankings that give every share, and no proof against them.\n")
@@ -64,7 +64,7 @@ def _verdict(result: RankingResult) -> Iterator[RenderableType]:
     )
     yield Text(
         f"{nearest} has calibration error {result.distance:.6f} (mean squared difference over pairs); the largest "
-        f"difference is {result.residual:.4f}.\n"
+        f"difference is {result.residual:.4f}."
     )
 
 

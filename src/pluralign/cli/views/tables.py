@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.core import text as core_text
 from pluralign.theory.intervals import Interval
 
 EXAMPLE_TEXT_LENGTH = 400
@@ -19,9 +20,18 @@ PANEL_WIDTH = 100
 
 
 def figure_table(title: str, *headings: str, words: str = "") -> Table:
-    """Return an empty table: a first column of names, then columns of numbers, and a last one of ``words`` if named."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", caption_justify="left", title_style="italic",
-                  pad_edge=False)  # fmt: skip
+    """Return an empty table: a first column of names, then columns of numbers, and a last one of ``words`` if named.
+
+    An empty line separates it from the text above.
+    """
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title=f"\n{title}",
+        title_justify="left",
+        title_style="italic",
+        caption_justify="left",
+        pad_edge=False,
+    )
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="right" if position else "left")
     if words:
@@ -38,6 +48,11 @@ def text_panel(body: Text | str, title: Text | str) -> Panel:
 def heading(text: str) -> Text:
     """Return a bold line with an empty line above it."""
     return Text(f"\n{text}", style="bold")
+
+
+def command_line(command: str) -> Text:
+    """Return a command to copy, which is not wrapped."""
+    return Text(command, style="dim", no_wrap=True)
 
 
 def counted_notes(notes: Iterable[tuple[int, str]]) -> Iterator[Text]:
@@ -89,7 +104,7 @@ def short(value: float) -> str:
 
 def shortened(text: str) -> str:
     """Return a text cut to a length that fits a panel."""
-    return text if len(text) <= EXAMPLE_TEXT_LENGTH else text[: EXAMPLE_TEXT_LENGTH - 1].rstrip() + "…"
+    return core_text.shortened(text, EXAMPLE_TEXT_LENGTH)
 
 
 def visible(text: str) -> str:

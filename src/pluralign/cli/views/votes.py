@@ -26,7 +26,6 @@ def inspection_page(summary: Inspection) -> Iterator[RenderableType]:
     )
     for note in _notes(summary):
         yield Text(f"· {note}", style="dim")
-    yield Text()
     yield _reference_scores(summary)
     yield from _histogram(summary)
 
@@ -35,7 +34,7 @@ def _reference_scores(summary: Inspection) -> Table:
     title = "Reference scores: the squared error of simple predictions"
     table = figure_table(title, "", "Brier", "corrected", "95 % over prompts", words="prediction")
     rows = (
-        ("floor", summary.floor, summary.floor_corrected, "perfect single deterministic reward"),
+        ("floor", summary.floor, summary.floor_corrected, "perfect single reward"),
         ("constant_half", summary.constant_half, summary.constant_half_corrected, "one half for every pair"),
     )
     for key, value, corrected, prediction in rows:
@@ -68,7 +67,7 @@ def _notes(summary: Inspection) -> Iterator[str]:
 
 def _histogram(summary: Inspection) -> Iterator[RenderableType]:
     kinds = ", ".join(f"{count / summary.pairs:.0%} {name}" for name, count in summary.strata.items())
-    yield Text(f"Majority share per pair: mean {summary.majority_share:.3f} ({kinds})", style="italic")
+    yield Text(f"\nMajority share per pair: mean {summary.majority_share:.3f} ({kinds})", style="italic")
     tallest = max(bar.count for bar in summary.histogram)
     for bar in summary.histogram:
         label = f"{bar.low:.3f}" if bar.low == bar.high else f"{bar.low:.2f} – {bar.high:.2f}"

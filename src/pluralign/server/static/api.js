@@ -1,10 +1,10 @@
-// The server's side of the page. A key, where one is needed, is asked for once and kept in this tab.
+// Requests to the server. If it requires an API key, the user enters it once, and it is kept in this tab.
 
 const STORED = "pluralign-key";
-let key = remembered();
+let key = storedKey();
 let askForKey = null;
 
-function remembered() {
+function storedKey() {
   try {
     return sessionStorage.getItem(STORED) ?? "";
   } catch {
@@ -12,26 +12,26 @@ function remembered() {
   }
 }
 
-/** Give the function that asks for a key: it is told whether one was refused, and promises another. */
+/** Set the function that asks the user for a key. It gets whether a key was rejected, and returns a promise. */
 export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
-/** Call the server: POST where there is a body. Throws an Error whose message is a sentence for people. */
+/** Send a request: POST if there is a body. Throws an Error with a readable message. */
 export async function call(path, body = undefined) {
   for (;;) {
-    const response = await sent(path, body);
+    const response = await send(path, body);
     if (response.status !== 401) return read(response);
     key = await askForKey(Boolean(key));
     try {
       sessionStorage.setItem(STORED, key);
     } catch {
-      // then it is kept until the page is left
+      // without storage the key lasts until the page is closed
     }
   }
 }
 
-async function sent(path, body) {
+async function send(path, body) {
   const headers = { Accept: "application/json" };
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -39,17 +39,17 @@ async function sent(path, body) {
     const method = body === undefined ? "GET" : "POST";
     return await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   } catch {
-    throw new Error("The server does not answer. Is it still running?");
+    throw new Error("No response from the server. Is it still running?");
   }
 }
 
 async function read(response) {
-  let found = null;
+  let content = null;
   try {
-    found = await response.json();
+    content = await response.json();
   } catch {
-    throw new Error(`The server answered with something else than JSON (status ${response.status}).`);
+    throw new Error(`The response of the server is not JSON (status ${response.status}).`);
   }
-  if (!response.ok) throw new Error(found?.error?.message ?? `The server refused this (status ${response.status}).`);
-  return found;
+  if (response.ok) return content;
+  throw new Error(content?.error?.message ?? `The server rejected the request (status ${response.status}).`);
 }

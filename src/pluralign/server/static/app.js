@@ -1,4 +1,4 @@
-// The page of `pluralign serve`: what the ensemble is, and four views of it.
+// The page of `pluralign serve`: an introduction, and four tabs.
 
 import { call, onKeyNeeded } from "./api.js";
 import { ask } from "./ask.js";
@@ -11,14 +11,14 @@ const VIEWS = { ask, calibration, members, compare };
 const at = (id) => document.getElementById(id);
 
 onKeyNeeded(
-  (refused) =>
+  (rejected) =>
     new Promise((resolve) => {
       const form = at("key");
       const field = at("key-field");
       form.hidden = false;
-      form.querySelector("label").textContent = refused
-        ? "That key was not accepted. Please give another."
-        : "This server asks for a key.";
+      form.querySelector("label").textContent = rejected
+        ? "This key was rejected. Enter another one."
+        : "This server requires an API key.";
       field.value = "";
       field.focus();
       form.onsubmit = (event) => {
@@ -33,8 +33,8 @@ try {
   start(await call("v1/ensemble"));
 } catch (error) {
   at("lead").hidden = true;
-  at("trouble").textContent = error.message;
-  at("trouble").hidden = false;
+  at("alert").textContent = error.message;
+  at("alert").hidden = false;
 }
 
 function start(ensemble) {
@@ -48,22 +48,20 @@ function start(ensemble) {
 }
 
 function introduction({ k, data: source, votes }) {
-  const learned = source.train_pairs
-    ? ` They learned from ${count(source.train_pairs)} pairs of answers that people voted on`
-    : "";
-  const judged = votes ? `, and are judged here on ${count(votes.pairs)} pairs they have never seen` : "";
+  const trained = source.train_pairs ? ` Trained on ${count(source.train_pairs)} pairs of answers with votes` : "";
+  const tested = votes ? `; tested on ${count(votes.pairs)} pairs from held-out prompts` : "";
   return (
-    `${plural(k, "reward model stands", "reward models stand")} for people who disagree. Between two answers each of ` +
-    "them votes; the weight behind an answer says what share of people would prefer it." +
-    (learned && `${learned}${judged}.`)
+    `${plural(k, "reward model represents", "reward models represent")} people who disagree. Each of these members ` +
+    "votes between two answers; the weight of the votes for an answer is the predicted share of people who prefer it." +
+    (trained && `${trained}${tested}.`)
   );
 }
 
-/** Who there is, as one bar cut by weight; each part leads to its card. */
+/** All members as one bar, divided by weight; each part links to the member's card. */
 function crowd({ members: cards }) {
   const total = cards.reduce((sum, card) => sum + card.weight, 0);
   const parts = cards.map((card) => {
-    const label = `Member ${card.member}, ${percent(card.weight)} of the weight: ${card.name}`;
+    const label = `Member ${card.member}, weight ${percent(card.weight)}: ${card.name}`;
     const link = el("a", { href: `#members/${card.member}`, "aria-label": label, title: label }, String(card.member));
     return sized(el("li", { class: colour(card.member) }, link), card.weight / total);
   });
@@ -71,11 +69,11 @@ function crowd({ members: cards }) {
     "div",
     {},
     el("ul", { class: "strip", "aria-label": "Members by weight" }, parts),
-    el("p", { class: "muted small crowd-note" }, "The members by weight. Choose one to read its card."),
+    el("p", { class: "muted small crowd-note" }, "Members by weight. Select one to see its card."),
   );
 }
 
-// --- tabs: arrow keys move, the address tells where one is
+// --- tabs: arrow keys move between them, and the address holds the current one
 
 function tabs(shown) {
   const buttons = [...at("tabs").querySelectorAll("[role=tab]")];
@@ -108,7 +106,7 @@ function tabs(shown) {
   });
   const follow = () => {
     const [wanted, detail] = location.hash.slice(1).split("/");
-    if (wanted === "main") return; // the link that skips to the content
+    if (wanted === "main") return; // the link Skip to content
     select(wanted in VIEWS ? wanted : "ask", detail);
   };
   addEventListener("hashchange", follow);

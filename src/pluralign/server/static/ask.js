@@ -1,21 +1,22 @@
-// Ask: one question, three ways to answer it with members who disagree.
+// Ask: one question, answered in one of three modes.
 
 import { call } from "./api.js";
-import { button, clear, data, el, guarded, longText, memberRow, meter, note, percent, plural } from "./dom.js";
-import { sized, strip, troubleLine, who } from "./dom.js";
+import { alertLine, attempt, button, clear, data, el, longText, memberName, memberRow, meter, note } from "./dom.js";
+import { percent, plural, sized } from "./dom.js";
+import { slate } from "./slate.js";
 
 const EXAMPLES_FIRST = 4;
-const SEEN = 120; // pixels of the answer that must be in sight
+const VISIBLE = 120; // pixels of the answer that must be visible
 const MODES = {
-  balanced: ["Everyone’s answers", "Each member’s favourite, and one that most can live with."],
-  steerable: ["My kind of answer", "Show your taste by a few clicks; the member nearest to it answers."],
-  distributional: ["One by lot", "A member is drawn in proportion to its weight, and answers."],
+  balanced: ["Slate", "Each member’s favourite answer, and one consensus answer."],
+  steerable: ["Steered", "Choose between pairs of answers; the member that matches your choices answers."],
+  distributional: ["Random member", "Drawn with probability equal to its weight."],
 };
 const RULES = {
-  maximin: "strongest against its strongest rival (maximin)",
-  borda: "preferred most often on average (Borda)",
-  schulze: "unbeaten in a contest of all against all (Schulze)",
-  lottery: "drawn from the maximal lottery",
+  maximin: "Maximin: most support against the strongest rival",
+  borda: "Borda: most support on average",
+  schulze: "Schulze: unbeaten in pairwise comparisons",
+  lottery: "Maximal lottery: random draw",
 };
 
 export function ask(panel, ensemble) {
@@ -23,16 +24,16 @@ export function ask(panel, ensemble) {
   const names = cards.map((card) => card.name);
   const state = {
     mode: "balanced",
-    example: null, // its place in the list; null for a question of one's own
-    written: null, // what a language model wrote for which question
-    choices: [], // pairs that the user has chosen on …
-    pair: 0, // … and which of those on offer is next
-    taste: null, // a member or words to steer by instead
+    example: null, // its index; null for the user's own question
+    generated: null, // the question and the answers that a language model wrote for it
+    choices: [], // the user's choices so far
+    pair: 0, // index of the next pair to choose on
+    preference: null, // a member or words to steer by instead of choices
     seed: 0,
-    draws: [], // the members drawn so far
-    run: 0, // the latest request; older ones are not shown
+    draws: [], // members drawn so far
+    run: 0, // number of the latest request; results of older ones are dropped
   };
-  const trouble = troubleLine();
+  const alert = alertLine();
   const status = el("p", { class: "visually-hidden", role: "status" });
   const results = el("div", { class: "results" });
   const prompt = el("textarea", { id: "prompt", rows: "1", required: true });
@@ -43,36 +44,36 @@ export function ask(panel, ensemble) {
     { id: "rule" },
     Object.entries(RULES).map(([name, words]) => el("option", { value: name }, words)),
   );
-  const ruleLabel = el("label", { for: "rule" }, "The answer for all is the one");
+  const ruleLabel = el("label", { for: "rule" }, "Consensus rule");
   const ruleRow = el("div", { class: "row small" }, ruleLabel, rule);
   const form = el(
     "form",
     { class: "asking", novalidate: true },
-    el("div", {}, el("label", { for: "prompt" }, "The question"), prompt),
+    el("div", {}, el("label", { for: "prompt" }, "Question"), prompt),
     given,
     modeSwitch(),
     el("div", { class: "row" }, el("button", { class: "primary", type: "submit" }, "Ask"), ruleRow),
   );
-  panel.append(el("h2", {}, "Ask a question"), exampleList(), form, trouble, status, results);
+  panel.append(el("h2", {}, "Ask a question"), exampleList(), form, alert, status, results);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    state.written = null;
-    runInSight();
+    state.generated = null;
+    runAndScroll();
   });
   prompt.addEventListener("input", () => {
     if (state.example !== null) choose(null);
   });
   rule.addEventListener("change", run);
-  // --- the question and its answers
+  // --- the question and its candidates
 
   function exampleList() {
-    if (!examples.length) return el("p", {}, "Write a question, and the answers that the members shall choose from.");
+    if (!examples.length) return el("p", {}, "Write a question and the answers to choose from.");
     const items = examples.map((example, i) => {
-      const taking = button(data(example.prompt), () => take(i));
-      taking.dataset.example = i;
-      return el("li", { hidden: i >= EXAMPLES_FIRST }, taking);
+      const choice = button(data(example.prompt), () => take(i));
+      choice.dataset.example = i;
+      return el("li", { hidden: i >= EXAMPLES_FIRST }, choice);
     });
-    const more = button("More of these questions", showAll, "plain small");
+    const more = button("More questions", showAll, "plain small");
     function showAll() {
       items.forEach((item) => (item.hidden = false));
       items[EXAMPLES_FIRST].querySelector("button").focus();
@@ -81,18 +82,18 @@ export function ask(panel, ensemble) {
     return el(
       "div",
       {},
-      el("p", {}, "Take a question that people were asked, with the answers they voted on, or write your own."),
-      el("ul", { class: "examples", "aria-label": "Questions to try" }, items),
+      el("p", {}, "Select a held-out question with the answers that people voted on, or write your own."),
+      el("ul", { class: "examples", "aria-label": "Example questions" }, items),
       examples.length > EXAMPLES_FIRST && more,
     );
   }
 
   function take(i) {
     choose(i);
-    runInSight();
+    runAndScroll();
   }
 
-  /** Take an example, or with null the user's own question. */
+  /** Select an example, or with null the user's own question. */
   function choose(i) {
     state.example = i;
     state.draws = [];
@@ -101,21 +102,21 @@ export function ask(panel, ensemble) {
     if (i !== null) {
       prompt.value = examples[i].prompt;
       const list = el("ol", { class: "small" }, examples[i].responses.map((text) => el("li", {}, longText(text))));
-      const from = `The ${plural(examples[i].responses.length, "answer", "answers")} they choose from`;
-      clear(given, el("details", {}, el("summary", {}, from), list));
+      const title = plural(examples[i].responses.length, "candidate answer", "candidate answers");
+      clear(given, el("details", {}, el("summary", {}, title), list));
     } else clear(given, ownAnswers());
   }
 
   function ownAnswers() {
     pasted.setAttribute("aria-describedby", "candidates-hint");
     const hint = ensemble.can_generate
-      ? "Leave this empty and the language model behind this server writes some."
-      : "No language model is connected to this server, so it cannot write answers itself: paste a few here.";
+      ? "Leave this empty to let the language model of this server write answers."
+      : "This server has no language model to write answers; paste some here.";
     return el(
       "div",
       {},
-      el("label", { for: "candidates" }, "Answers to choose from"),
-      el("p", { class: "muted small", id: "candidates-hint" }, hint, " Put a blank line between them, or one a line."),
+      el("label", { for: "candidates" }, "Candidate answers"),
+      el("p", { class: "muted small", id: "candidates-hint" }, hint, " Separate them by blank lines, or one per line."),
       pasted,
     );
   }
@@ -123,7 +124,7 @@ export function ask(panel, ensemble) {
   function candidates() {
     if (state.example !== null) return examples[state.example].responses;
     const text = pasted.value.replaceAll("\r", "").trim();
-    if (!text && state.written?.question === prompt.value.trim()) return state.written.texts;
+    if (!text && state.generated?.question === prompt.value.trim()) return state.generated.texts;
     const parts = text.split(/\n\s*\n/);
     return (parts.length > 1 ? parts : text.split("\n")).map((part) => part.trim()).filter(Boolean);
   }
@@ -136,178 +137,113 @@ export function ask(panel, ensemble) {
       input.addEventListener("change", () => {
         state.mode = mode;
         ruleRow.hidden = mode !== "balanced";
-        if (mode === "steerable" || ready()) runInSight();
+        if (mode === "steerable" || ready()) runAndScroll();
         else clear(results);
       });
       return el("label", {}, input, el("b", {}, title), el("span", { class: "muted small" }, words));
     });
-    return el("fieldset", {}, el("legend", {}, "Who answers"), el("div", { class: "modes" }, options));
+    return el("fieldset", {}, el("legend", {}, "Mode"), el("div", { class: "modes" }, options));
   }
 
-  // --- asking
+  // --- requests
 
-  /** Run, and bring what it found into sight where that is below the edge of the window. */
-  async function runInSight() {
+  /** Run, and scroll to the results if they are below the edge of the window. */
+  async function runAndScroll() {
     await run();
-    if (results.getBoundingClientRect().top > innerHeight - SEEN) results.scrollIntoView({ block: "start" });
+    if (results.getBoundingClientRect().top > innerHeight - VISIBLE) results.scrollIntoView({ block: "start" });
   }
 
   async function run() {
     const mine = ++state.run;
     const question = prompt.value.trim();
     const texts = candidates();
-    if (state.mode === "steerable" && !state.taste && !state.choices.length) {
-      trouble.hidden = true;
-      clear(results, steering(null));
+    if (state.mode === "steerable" && !state.preference && !state.choices.length) {
+      alert.hidden = true;
+      clear(results, steeringView(null));
       return;
     }
     if (!ready()) {
-      trouble.textContent = question
-        ? "Paste the answers to choose from, or take one of the questions above."
-        : "Write a question first, or take one of those above.";
-      trouble.hidden = false;
+      alert.textContent = question
+        ? "Paste candidate answers, or select one of the questions above."
+        : "Write a question, or select one above.";
+      alert.hidden = false;
       return;
     }
     const body = { prompt: question, mode: state.mode, ...(texts.length ? { candidates: texts } : {}) };
     if (state.mode === "balanced") body.rule = rule.value;
     if (state.mode === "distributional") body.seed = state.seed++;
-    if (state.mode === "steerable") Object.assign(body, state.taste ?? { choices: recent() });
-    const found = await guarded(panel, trouble, () => call("v1/answer", body));
-    if (!found || mine !== state.run) return;
-    if (!texts.length) state.written = { question, texts: found.candidate_texts };
-    const draw = { balanced, steerable: steering, distributional }[state.mode];
-    clear(results, found.refused ? refusal(found) : draw(found), notes(found));
-    status.textContent = summary(found);
+    if (state.mode === "steerable") Object.assign(body, state.preference ?? { choices: recent() });
+    const result = await attempt(panel, alert, () => call("v1/answer", body));
+    if (!result || mine !== state.run) return;
+    if (!texts.length) state.generated = { question, texts: result.candidate_texts };
+    const draw = { balanced, steerable: steeringView, distributional }[state.mode];
+    clear(results, result.refused ? refusal(result) : draw(result), notes(result));
+    status.textContent = summary(result);
   }
 
-  /** What a screen reader says when an answer is there. */
+  /** The text that screen readers announce when an answer arrives. */
   function summary({ answers }) {
     const [first] = answers;
     if (state.mode !== "balanced") return first.member === null ? "Answered." : `Member ${first.member} answers.`;
     return `${plural(answers.length, "answer", "answers")}; the first has ${percent(first.weight)} of the weight.`;
   }
 
-  const notes = (found) => found.notes?.length > 0 && note(`Note: ${found.notes.join("; ")}.`);
+  const notes = (result) => result.notes?.length > 0 && note(`Note: ${result.notes.join("; ")}.`);
 
-  const refusal = (found) =>
-    el("article", { class: "card answer" }, el("h3", {}, "A refusal policy answered"), longText(found.answers[0].text));
+  const refusal = ({ answers: [one] }) =>
+    el("article", { class: "card answer" }, el("h3", {}, "A refusal policy answered"), longText(one.text));
 
   // --- balanced
 
-  function balanced({ consensus, distilled, answers, candidates: n }) {
-    const total = answers.reduce((sum, one) => sum + one.weight, 0);
-    return el(
-      "div",
-      {},
-      consensus && agreed(consensus),
-      distilled && written(distilled),
-      el("h2", {}, "What the members would say"),
-      el(
-        "p",
-        { class: "muted" },
-        answers.length === 1
-          ? `All of the weight is behind the same one of ${n} answers.`
-          : `Of ${n} answers, ${answers.length} are somebody’s favourite. The share is the weight behind each.`,
-      ),
-      el("div", { class: "slate" }, answers.map((one) => slateCard(one, answers, total))),
-    );
-  }
+  const balanced = (result) => slate(result, { names, weights }, moreLike);
 
-  function agreed(consensus) {
-    return el(
-      "article",
-      { class: "card answer consensus" },
-      el("h3", {}, "One answer for all"),
-      longText(consensus.text, 900),
-      note(
-        `${percent(consensus.least_support)} of the weight prefers it to its strongest rival, `,
-        `${percent(consensus.mean_support)} on average over all rivals; `,
-        `it is the favourite of ${percent(consensus.favourite_of)}.`,
-      ),
-    );
-  }
-
-  const written = (distilled) =>
-    el(
-      "article",
-      { class: "card answer" },
-      el("h3", {}, distilled.used ? "Written from all of these" : "Written from all of these, but not used"),
-      longText(distilled.text),
-      note(
-        `The best of ${distilled.drafts} drafts has ${percent(distilled.least_support)} of the weight against its `,
-        `strongest rival; ${percent(distilled.to_reach)} was needed.`,
-      ),
-    );
-
-  function slateCard(one, answers, total) {
-    const others = answers.filter((other) => other !== one);
-    return el(
-      "article",
-      { class: "card answer" },
-      el(
-        "header",
-        {},
-        el("span", { class: "share" }, percent(one.weight)),
-        others.length > 0 && button("More like this", () => moreLike(one.text, others), "small"),
-      ),
-      strip(one.members, weights, total, `${percent(one.weight)} of the weight`),
-      longText(one.text),
-      voices(one.members),
-    );
-  }
-
-  function voices(members) {
-    const weight = (j) => el("span", { class: "muted" }, ` · ${percent(weights[j])}`);
-    return el("ul", { class: "voices" }, members.map((j) => el("li", {}, who(j, names[j], weight(j)))));
-  }
-
-  /** The user likes one answer of the slate better than the others: that is so many choices. */
+  /** The user prefers one answer of the slate to the others: one choice per other answer. */
   function moreLike(text, others) {
     const question = prompt.value.trim();
     for (const other of others)
       state.choices.push({ prompt: question, response_a: text, response_b: other.text, chosen: "a" });
-    state.taste = null;
+    state.preference = null;
     panel.querySelector("input[value=steerable]").checked = true;
     state.mode = "steerable";
     ruleRow.hidden = true;
-    runInSight();
+    runAndScroll();
   }
 
   // --- steerable
 
-  function steering(found) {
-    return el("div", {}, steeringPanel(found?.steering), found && steered(found));
+  function steeringView(result) {
+    return el("div", {}, steeringPanel(result?.steering), result && steered(result));
   }
 
-  const steeringPanel = (told) =>
-    el("div", { class: "steer" }, pairCard(), el("div", { class: "card" }, tasteList(told), otherWays()));
+  const steeringPanel = (steering) =>
+    el("div", { class: "steer" }, pairCard(), el("div", { class: "card" }, posteriorList(steering), otherWays()));
 
-  function steered({ answers: [one], steering: told }) {
+  function steered({ answers: [one], steering: chosen }) {
     return el(
       "article",
       { class: "card answer consensus" },
       el("h3", {}, `Member ${one.member} answers`),
-      el("p", {}, who(one.member, names[one.member])),
+      el("p", {}, memberName(one.member, names[one.member])),
       longText(one.text, 900),
       note(
-        data(`Why this member: ${told.why}. `),
-        `How sure that is: ${percent(told.sure)}. ${percent(one.weight)} of the weight has this as its favourite.`,
+        data(`Reason: ${chosen.why}. `),
+        `Probability: ${percent(chosen.sure)}. This answer is the top choice of ${percent(one.weight)} of the weight.`,
       ),
     );
   }
 
   function pairCard() {
     const done = state.choices.length;
-    const again = (done > 0 || state.taste) && button("Start over", restart, "plain small");
+    const again = (done > 0 || state.preference) && button("Start over", restart, "plain small");
     const titled = (title, ...rest) => el("div", { class: "card" }, el("h3", {}, title), rest, again);
     if (!pairs.length) {
-      const none = "No held-out pairs are kept beside this ensemble; choose a member instead.";
-      return titled("Which do you like better?", el("p", {}, none));
+      const none = "This ensemble has no held-out pairs; select a member instead.";
+      return titled("Which answer do you prefer?", el("p", {}, none));
     }
     if (state.pair >= pairs.length) {
       const made = `You made ${plural(done, "choice", "choices")}.`;
-      const then = done ? " The answer below is from the member nearest to your taste." : "";
-      return titled("That was all of them", el("p", {}, made, then));
+      const then = done ? " The answer below is from the most probable member." : "";
+      return titled("No more pairs", el("p", {}, made, then));
     }
     const pair = pairs[state.pair];
     const side = (letter, text) =>
@@ -320,54 +256,55 @@ export function ask(panel, ensemble) {
     return el(
       "div",
       { class: "card" },
-      el("h3", {}, "Which do you like better?"),
-      note(`Pair ${state.pair + 1} of ${pairs.length}, from votes the members have not seen.`),
+      el("h3", {}, "Which answer do you prefer?"),
+      note(`Pair ${state.pair + 1} of ${pairs.length}, from the held-out votes.`),
       el("p", {}, data(pair.prompt)),
       el("div", { class: "duel" }, side("a", pair.response_a), side("b", pair.response_b)),
-      el("div", { class: "row" }, button("Neither, next pair", () => pick(pair, null), "plain small"), again),
+      el("div", { class: "row" }, button("Skip this pair", () => pick(pair, null), "plain small"), again),
     );
   }
 
-  /** As many choices as the server takes, the latest ones. */
+  /** The latest choices, as many as the server accepts. */
   const recent = () => state.choices.slice(-(ensemble.limits?.choices ?? state.choices.length));
 
   async function pick(pair, letter) {
     state.pair += 1;
-    state.taste = null;
+    state.preference = null;
     if (letter) {
       const { prompt: question, response_a, response_b } = pair;
       state.choices.push({ prompt: question, response_a, response_b, chosen: letter });
     }
     if (ready() || !state.choices.length) await run();
     else {
-      // no question yet: only the taste moves
-      const told = await guarded(panel, trouble, () => call("v1/steer", { choices: recent() }));
-      if (told) clear(results, steeringPanel(told));
+      // without a question, only the posterior is updated
+      const steering = await attempt(panel, alert, () => call("v1/steer", { choices: recent() }));
+      if (steering) clear(results, steeringPanel(steering));
     }
     (results.querySelector("[data-choice]") ?? results.querySelector("button"))?.focus({ preventScroll: true });
   }
 
   function restart() {
-    Object.assign(state, { choices: [], taste: null, pair: 0 });
+    Object.assign(state, { choices: [], preference: null, pair: 0 });
     run();
   }
 
-  /** The chance of each member, moving from where it was before the last choice. */
-  function tasteList(told) {
-    const posterior = told?.posterior ?? weights;
-    const choices = Math.max((told?.path?.length ?? 0) - 1, 0);
-    const before = choices ? told.path.at(-2) : weights;
+  /** The posterior of each member; bars move from their values before the last choice. */
+  function posteriorList(steering) {
+    const posterior = steering?.posterior ?? weights;
+    const choices = Math.max((steering?.path?.length ?? 0) - 1, 0);
+    const before = choices ? steering.path.at(-2) : weights;
     const items = posterior.map((share, j) => {
       const bar = meter(before[j], j);
       requestAnimationFrame(() => requestAnimationFrame(() => sized(bar.firstChild, share)));
-      return memberRow(j, names[j], bar, percent(share), j === told?.member);
+      return memberRow(j, names[j], bar, percent(share), j === steering?.member);
     });
-    const when = choices ? `, after ${plural(choices, "choice", "choices")}` : told ? "" : ", before your first choice";
+    const after = choices ? `, after ${plural(choices, "choice", "choices")}` : "";
+    const when = steering ? after : ", before your first choice";
     return el(
       "div",
       {},
-      el("h3", {}, "Whose taste is that?"),
-      note(`The chance that you are of each member’s taste${when}.`),
+      el("h3", {}, "Which member matches you?"),
+      note(`Probability that your preferences are those of each member${when}.`),
       el("ul", { class: "posterior" }, items),
     );
   }
@@ -377,22 +314,22 @@ export function ask(panel, ensemble) {
     const chooser = el("select", { id: "member" }, el("option", { value: "" }, "…"), options);
     chooser.addEventListener("change", () => chooser.value !== "" && steerBy({ member: Number(chooser.value) }));
     const words = el("input", { id: "like", placeholder: "short, warm, without lists", autocomplete: "off" });
-    const say = el("form", { class: "row" }, words, el("button", { type: "submit" }, "Match"));
-    say.addEventListener("submit", (event) => {
+    const wordsForm = el("form", { class: "row" }, words, el("button", { type: "submit" }, "Match"));
+    wordsForm.addEventListener("submit", (event) => {
       event.preventDefault();
       if (words.value.trim()) steerBy({ like: words.value.trim() });
     });
     return el(
       "details",
       {},
-      el("summary", {}, "Other ways to say it"),
-      el("p", {}, el("label", { for: "member" }, "By member"), el("br"), chooser),
-      el("div", {}, el("label", { for: "like" }, "In words"), say),
+      el("summary", {}, "Other ways to steer"),
+      el("p", {}, el("label", { for: "member" }, "Member"), el("br"), chooser),
+      el("div", {}, el("label", { for: "like" }, "Preference in words"), wordsForm),
     );
   }
 
-  function steerBy(taste) {
-    state.taste = taste;
+  function steerBy(preference) {
+    state.preference = preference;
     run();
   }
 
@@ -404,9 +341,9 @@ export function ask(panel, ensemble) {
     const counts = Array.from({ length: k }, (_, j) => state.draws.filter((drawn) => drawn === j).length);
     const top = Math.max(...weights, ...counts.map((drawn) => drawn / n));
     const rows = counts.map((drawn, j) => {
-      const heard = el("span", { class: "visually-hidden" }, ` of ${n}, weight ${percent(weights[j])}`);
+      const spoken = el("span", { class: "visually-hidden" }, ` of ${n}, weight ${percent(weights[j])}`);
       const bar = meter(drawn / n / top, j, weights[j] / top);
-      return memberRow(j, names[j], bar, [String(drawn), heard], j === one.member);
+      return memberRow(j, names[j], bar, [String(drawn), spoken], j === one.member);
     });
     return el(
       "div",
@@ -415,11 +352,11 @@ export function ask(panel, ensemble) {
         "article",
         { class: "card answer consensus" },
         el("h3", {}, `Member ${one.member} was drawn`),
-        el("p", {}, who(one.member, names[one.member])),
+        el("p", {}, memberName(one.member, names[one.member])),
         longText(one.text, 900),
         note(
-          `Its weight is ${percent(weights[one.member])}; `,
-          `${percent(one.weight)} of the weight has this answer as its favourite.`,
+          `Its weight is ${percent(weights[one.member])}. `,
+          `This answer is the top choice of ${percent(one.weight)} of the weight.`,
         ),
         el(
           "div",
@@ -431,19 +368,19 @@ export function ask(panel, ensemble) {
       el(
         "div",
         { class: "card" },
-        el("h3", {}, `${plural(n, "draw", "draws")} so far`),
-        note("How often each member was drawn; the line marks its weight, where the bar settles in time."),
+        el("h3", {}, plural(n, "draw", "draws")),
+        note("Number of draws of each member. The line marks the expected number, from its weight."),
         el("ul", { class: "posterior tally" }, rows),
       ),
     );
   }
 
   async function drawMore(n) {
-    for (let i = 0; i < n && state.mode === "distributional" && trouble.hidden; i += 1) await run();
+    for (let i = 0; i < n && state.mode === "distributional" && alert.hidden; i += 1) await run();
     results.querySelector("button.primary")?.focus({ preventScroll: true });
   }
 
-  // an answer is there before anything is asked
+  // show an answer when the page opens
   choose(examples.length ? 0 : null);
   if (examples.length) run();
 }

@@ -1,44 +1,44 @@
-// Calibration: do predicted shares come true, and what else would predict them as well?
+// Calibration: predicted against observed shares, and the baselines.
 
 import { between, clear, count, data, el, note, number, percent, plural, roving, signed, svg, versus } from "./dom.js";
 
 const LINES = { constant_half: "always ½", floor: "floor", soft_bt: "soft BT", noise: "noise" };
 const WHAT = {
-  floor: "a perfect judge that always takes the majority’s side",
-  "constant ½": "one half for every pair",
-  "soft BT as σ(Δr)": "one ordinary reward model, fitted to shares, read as a probability",
-  "soft BT, tempered": "the same with a temperature fitted",
-  "hard BT": "one reward model fitted to majorities, as is usual",
-  "{r, −r}": "one reward model and its opposite",
-  bootstrap: "reward models fitted to redrawn votes",
-  "mean–variance": "one reward model with an uncertainty of its own",
-  "mixture of BT": "reward models read as probabilities, fitted together",
-  "ensemble: votes": "the weight of the members that vote for it",
+  floor: "best possible single deterministic reward: always the majority’s side",
+  "constant ½": "½ for every pair",
+  "soft BT as σ(Δr)": "one reward model, fitted to shares, read as a probability",
+  "soft BT, tempered": "the same with a fitted temperature",
+  "hard BT": "one reward model, fitted to majorities: the usual method",
+  "{r, −r}": "one reward model and its negative",
+  bootstrap: "reward models fitted to resampled votes",
+  "mean–variance": "one reward model that predicts a mean and a variance",
+  "mixture of BT": "reward models read as probabilities, fitted jointly",
+  "ensemble: votes": "the weight of the members that vote for an answer",
   "ensemble: policies": "the same members, each read as a policy",
 };
 const STANDING = {
   "ahead of": ["ahead-text", "ensemble better"],
   behind: ["behind-text", "ensemble worse"],
-  "level with": ["muted", "no clear difference"],
+  "level with": ["muted", "no significant difference"],
 };
 const LABEL_GAP = 15;
 const EXPLAINED =
-  "The Brier score is the mean squared distance between the predicted share and the votes: lower is better. With few " +
-  "votes a pair even the true shares would not score 0; that part is the noise, which the corrected score leaves out. ";
+  "The Brier score is the mean squared difference between predicted and observed shares; lower is better. With few " +
+  "votes per pair, even the true shares do not score 0. This part is the noise; the corrected score excludes it. ";
 
 export function calibration(panel, ensemble) {
   const { reliability, history, verdicts, test } = ensemble;
   const redraws = [];
-  panel.append(el("h2", {}, "Do predictions come true?"));
+  panel.append(el("h2", {}, "Are the predictions calibrated?"));
   verdicts.forEach(({ kind, text }) => panel.append(el("p", { class: `verdict ${kind}` }, text)));
   if (!reliability.length && !history) {
-    panel.append(note("Nothing is known here: this ensemble was fitted without held-out votes."));
+    panel.append(note("No data: this ensemble was fitted without held-out votes."));
     return {};
   }
   if (test) {
-    const own = `Here: ${number(test.brier)}, of which ${number(test.noise)} is noise; `;
-    const corrected = `corrected ${number(test.brier_corrected)} (95 % over prompts: ${between(test.interval)}).`;
-    panel.append(el("p", {}, EXPLAINED, own, corrected));
+    const own = `This ensemble: ${number(test.brier)}, of which ${number(test.noise)} is noise; `;
+    const corrected = `corrected ${number(test.brier_corrected)} `;
+    panel.append(el("p", {}, EXPLAINED, own, corrected, `(95 % interval over prompts: ${between(test.interval)}).`));
   }
   const heading = el("h3", { "aria-live": "polite" });
   const behind = el("div");
@@ -68,7 +68,7 @@ export function calibration(panel, ensemble) {
     },
   };
 
-  // --- predicted against observed
+  // --- reliability curve
 
   function curveFigure() {
     const place = el("div");
@@ -83,13 +83,13 @@ export function calibration(panel, ensemble) {
     return el(
       "figure",
       {},
-      el("h3", {}, "Predicted against observed"),
+      el("h3", {}, "Predicted and observed shares"),
       place,
       el(
         "figcaption",
         {},
-        "Each point is a group of pairs with like predictions. On the dashed line predictions come true; bars are ",
-        "95 % intervals over prompts. Choose a point to read the pairs behind it.",
+        "Each point is a group of pairs with similar predictions. On the dashed line predictions equal observations; ",
+        "bars are 95 % intervals over prompts. Select a point to see some of its pairs.",
       ),
       asTable(["predicted", "observed", "95 %", "pairs"], rows),
     );
@@ -127,7 +127,7 @@ export function calibration(panel, ensemble) {
     );
   }
 
-  /** A point that was clicked stays while the pointer moves on; another click lets it go. */
+  /** A clicked point stays selected when the pointer moves; a second click releases it. */
   function pin(i) {
     pinned = !(pinned && chosen === i);
     choose(i);
@@ -143,13 +143,13 @@ export function calibration(panel, ensemble) {
   function showPairs() {
     const one = reliability[chosen];
     const many = one.pairs.length;
-    const told = many
-      ? `${many} of its ${pairsOf(one)}, drawn by lot.`
-      : `It holds ${pairsOf(one)}; their texts are not kept beside this ensemble.`;
-    heading.textContent = `Behind this point: predicted ${percent(one.predicted)}, observed ${percent(one.observed)}`;
+    const sample = many
+      ? `Random sample of ${many} of its ${pairsOf(one)}.`
+      : `It has ${pairsOf(one)}; their texts are not stored with this ensemble.`;
+    heading.textContent = `Selected point: predicted ${percent(one.predicted)}, observed ${percent(one.observed)}`;
     clear(
       behind,
-      el("p", { class: "muted" }, told),
+      el("p", { class: "muted" }, sample),
       el("div", { class: "pairs" }, one.pairs.map(pairCard)),
     );
   }
@@ -168,14 +168,13 @@ export function calibration(panel, ensemble) {
     return el(
       "figure",
       {},
-      el("h3", {}, "How many members it takes"),
+      el("h3", {}, "Brier score by number of members"),
       place,
       el(
         "figcaption",
         {},
-        "Held-out Brier score against the number of members. No single judge that always takes one side can come ",
-        "below the floor; soft BT is one ordinary reward model read as a probability; the noise is what even the true ",
-        "shares would score.",
+        "Held-out Brier score of ensembles of each size. Floor: the best possible score of a single deterministic ",
+        "reward. Soft BT: one reward model read as a probability. Noise: the score of the true shares.",
       ),
       asTable(["", "Brier", "corrected"], rows),
     );
@@ -190,7 +189,7 @@ export function calibration(panel, ensemble) {
     const margins = { left: 44, right: 130, top: 30, bottom: 42, inset: 10 };
     const at = scales(width, Math.min(width * 0.72, 396), [1, Math.max(largest, 2)], [0, most * 1.08], margins);
     const [first, last] = [history.points[0], history.points.at(-1)];
-    const heard = `Brier score ${number(first.brier)} with ${first.k}, ${number(last.brier)} with ${last.k} members`;
+    const spoken = `Brier score ${number(first.brier)} with ${first.k}, ${number(last.brier)} with ${last.k} members`;
     const ks = history.points.map((one) => one.k);
     const labels = spaced([
       ...lines.map((key) => ({ y: at.y(history[key]), class: key, text: `${LINES[key]} ${number(history[key])}` })),
@@ -198,7 +197,7 @@ export function calibration(panel, ensemble) {
     ]);
     return svg(
       "svg",
-      { ...frame(at, width), role: "img", "aria-label": heard },
+      { ...frame(at, width), role: "img", "aria-label": spoken },
       known(history.floor) && band(at, at.y(history.floor)),
       axes(at, ks, ticks, String, (value) => number(value, 2), "members", "Brier score"),
       lines.map((key) => line(`mark ${key}`, at.left, at.y(history[key]), at.right, at.y(history[key]))),
@@ -212,7 +211,7 @@ export function calibration(panel, ensemble) {
 const pairsOf = (one) => plural(one.count, "pair", "pairs");
 const known = (value) => value !== null && value !== undefined;
 
-/** The point furthest from the diagonal: where it errs most. */
+/** The point furthest from the diagonal, with the largest error. */
 function furthest(points) {
   const gap = (one) => Math.abs(one.predicted - one.observed);
   return points.reduce((best, one, i) => (gap(one) > gap(points[best]) ? i : best), 0);
@@ -249,7 +248,7 @@ function table(heads, bodies, label) {
 
 function asTable(heads, rows) {
   const body = el("tbody", {}, rows.map((cells) => row(cells)));
-  return el("details", {}, el("summary", {}, "The same as a table"), table(heads, body, "Table of the figure"));
+  return el("details", {}, el("summary", {}, "Show as table"), table(heads, body, "Table of the figure"));
 }
 
 function comparisonTable({ comparison }) {
@@ -272,12 +271,12 @@ function comparisonTable({ comparison }) {
   return el(
     "div",
     {},
-    el("h2", {}, "What else predicts the votes"),
+    el("h2", {}, "Comparison with baselines"),
     el(
       "p",
       {},
-      "Every way we know to predict the same votes, best first. The difference is the ensemble’s score less that of ",
-      "the row: below 0 the ensemble is better.",
+      "Predictions of the same votes, best first. The difference is the ensemble’s Brier score minus the row’s; ",
+      "below 0 the ensemble is better.",
     ),
     table(heads, el("tbody", {}, rows), "Comparison of predictions"),
   );
@@ -304,21 +303,21 @@ function groupTable({ groups, worst_group: worst }) {
   return el(
     "div",
     {},
-    el("h2", {}, "For whom is it worst?"),
+    el("h2", {}, "Worst group"),
     worst
       ? el(
           "p",
           {},
-          `Of ${plural(worst.groups, "group", "groups")} the worst is `,
+          `The worst of ${plural(worst.groups, "group", "groups")} is `,
           el("b", {}, data(worst.name)),
           ` (by ${worst.grouping}): corrected Brier score ${number(worst.brier_corrected)}, `,
-          `${between(worst.interval)} with an interval widened for having been picked.`,
+          `interval ${between(worst.interval)} (95 %, corrected for the number of groups).`,
         )
-      : el("p", {}, "No group has enough prompts to be called the worst."),
+      : el("p", {}, "No group has enough prompts to determine the worst one."),
     table(heads, bodies, "Calibration by group"),
     note(
-      "Predicted − observed share: by length, of the longer answer; in other groups, of the answer that the ensemble ",
-      "favours, so that above 0 it is too sure.",
+      "Predicted − observed: the share of the longer answer in groups by length, and of the answer that the ensemble ",
+      "favours in all other groups, where values above 0 mean overconfidence.",
     ),
   );
 }
@@ -348,7 +347,7 @@ function axes(at, xs, ys, xText, yText, xTitle, yTitle) {
   ].flat(2);
 }
 
-/** Labels beside a figure, moved apart where they would touch. */
+/** Move labels beside a figure apart if they would overlap. */
 function spaced(labels) {
   const sorted = labels.sort((one, two) => one.y - two.y);
   for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + LABEL_GAP);

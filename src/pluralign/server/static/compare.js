@@ -1,7 +1,7 @@
-// Compare: two responses, who votes for which, and why.
+// Compare: the members' votes on two responses, with reasons.
 
 import { call } from "./api.js";
-import { button, clear, colour, data, el, guarded, percent, plural, sized, troubleLine, who } from "./dom.js";
+import { button, clear, colour, data, el, attempt, percent, plural, sized, alertLine, memberName } from "./dom.js";
 
 export function compare(panel, ensemble) {
   const pairs = ensemble.steering_pairs;
@@ -9,7 +9,7 @@ export function compare(panel, ensemble) {
   let known = null;
   let seen = false;
   const another = button("Another example", fill);
-  const trouble = troubleLine();
+  const alert = alertLine();
   const status = el("p", { class: "visually-hidden", role: "status" });
   const results = el("div", { class: "results" });
   const fields = {
@@ -25,7 +25,7 @@ export function compare(panel, ensemble) {
     el(
       "div",
       { class: "fields" },
-      labelled(fields.prompt, "The question", true),
+      labelled(fields.prompt, "Question", true),
       labelled(fields.response_a, "Response A"),
       labelled(fields.response_b, "Response B"),
     ),
@@ -38,9 +38,9 @@ export function compare(panel, ensemble) {
   );
   panel.append(
     el("h2", {}, "Compare two responses"),
-    el("p", {}, "Paste a question and two answers to it: every member votes, and its measured habits say why."),
+    el("p", {}, "Paste a question and two answers. Every member votes, with reasons from its measured preferences."),
     form,
-    trouble,
+    alert,
     status,
     results,
   );
@@ -60,28 +60,28 @@ export function compare(panel, ensemble) {
   async function run() {
     const body = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.value]));
     if (!body.response_a.trim() || !body.response_b.trim()) {
-      trouble.textContent = "Paste two responses first, or take an example.";
-      trouble.hidden = false;
+      alert.textContent = "Paste two responses, or use an example.";
+      alert.hidden = false;
       return;
     }
-    const asked = known;
-    const found = await guarded(panel, trouble, () => call("v1/explain", body));
-    if (!found) return;
-    clear(results, outcome(found, asked));
+    const shown = known;
+    const result = await attempt(panel, alert, () => call("v1/explain", body));
+    if (!result) return;
+    clear(results, outcome(result, shown));
     status.textContent = results.querySelector("h2").textContent;
   }
 
   function outcome({ members, prob_hat: hard, prob_policy: soft }, pair) {
     const camps = { a: members.filter((one) => one.vote > 0.5), b: members.filter((one) => one.vote < 0.5) };
-    const torn = members.filter((one) => one.vote === 0.5);
+    const ties = members.filter((one) => one.vote === 0.5);
     const reading = ensemble.level === "policy" ? soft : hard;
     const how =
       ensemble.level === "policy"
-        ? `Votes count by how sure each member is; as plain votes they would say ${percent(hard)}.`
-        : `That is the weight of the ${plural(camps.a.length, "member", "members")} voting for A; ` +
-          `counted by how sure each member is, it would be ${percent(soft)}.`;
+        ? `Each member counts with its probability of preferring A. With hard votes the share is ${percent(hard)}.`
+        : `This is the weight of the ${plural(camps.a.length, "member", "members")} voting for A. ` +
+          `With each member’s probability of preferring A instead of its vote, the share is ${percent(soft)}.`;
     const people = pair ? pair.votes_a + pair.votes_b : 0;
-    const heard = `A ${percent(hard)}, B ${percent(1 - hard)} of the weight`;
+    const spoken = `A ${percent(hard)}, B ${percent(1 - hard)} of the weight`;
     const ends = [el("span", {}, `A ${percent(hard)}`), el("span", {}, `${percent(1 - hard)} B`)];
     return el(
       "div",
@@ -94,14 +94,14 @@ export function compare(panel, ensemble) {
         people > 0 && ` In the data ${pair.votes_a} of ${plural(people, "person", "people")} preferred A.`,
       ),
       el("div", { class: "verdict-bar" }, ends),
-      el("div", { class: "split", role: "img", "aria-label": heard }, side(camps.a), side(torn), side(camps.b)),
+      el("div", { class: "split", role: "img", "aria-label": spoken }, side(camps.a), side(ties), side(camps.b)),
       el(
         "div",
         { class: "camps" },
         camp("For A", camps.a, "No member votes for A."),
         camp("For B", camps.b, "No member votes for B."),
       ),
-      torn.length > 0 && camp("Undecided", torn, ""),
+      ties.length > 0 && camp("Ties", ties, ""),
     );
   }
 
@@ -120,28 +120,28 @@ export function compare(panel, ensemble) {
       "section",
       { class: "camp" },
       el("h3", {}, title),
-      ordered.length ? ordered.map(voice) : el("p", { class: "muted" }, none),
+      ordered.length ? ordered.map(voter) : el("p", { class: "muted" }, none),
     );
   }
 
-  function voice(one) {
-    const sure = one.vote >= 0.5 ? one.prob_a : 1 - one.prob_a;
+  function voter(one) {
+    const probability = one.vote >= 0.5 ? one.prob_a : 1 - one.prob_a;
     return el(
       "article",
       { class: "card" },
-      el("h3", {}, who(one.member, one.name)),
+      el("h3", {}, memberName(one.member, one.name)),
       el(
         "p",
         { class: "muted small" },
-        `${percent(one.weight)} of the weight`,
-        one.vote !== 0.5 && `, ${percent(sure)} sure`,
+        `Weight ${percent(one.weight)}`,
+        one.vote !== 0.5 && `; prefers this response with probability ${percent(probability)}`,
       ),
       el("ul", { class: "reasons" }, one.why.map((sentence) => el("li", {}, data(sentence)))),
       one.against?.length > 0 &&
         el(
           "details",
           {},
-          el("summary", {}, "What speaks against it"),
+          el("summary", {}, "Reasons against"),
           el("ul", { class: "reasons against" }, one.against.map((sentence) => el("li", {}, data(sentence)))),
         ),
     );
@@ -149,7 +149,7 @@ export function compare(panel, ensemble) {
 
   return {
     show() {
-      if (!seen && pairs.length) fill(); // something to read when the tab is first opened
+      if (!seen && pairs.length) fill(); // the first time the tab opens
       seen = true;
     },
   };

@@ -1,10 +1,10 @@
-// Elements, numbers and the marks of members. Every text goes in as text: nothing here reads markup.
+// Elements, numbers and members. Every text is inserted as a text node: nothing here parses markup.
 
 const LONG = 420;
 const COLOURS = 10;
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Make an element: attributes by name, `on` for listeners, children as nodes or text. */
+/** Create an element: attributes by name, `on` for listeners, children as nodes or text. */
 export function el(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -25,19 +25,19 @@ function filled(node, { on = {}, ...attributes }, children) {
 export const button = (label, click, look = "") => el("button", { class: look, type: "button", on: { click } }, label);
 export const note = (...children) => el("p", { class: "muted small" }, ...children);
 
-/** Text from data: its direction is its own and does not reach out of the element. */
+/** Text from data, with its own direction, which does not affect other elements. */
 export const data = (text, tag = "span") => el(tag, { class: "data", dir: "auto" }, text);
 
-/** A text from data; long ones are folded, with a button to unfold them. */
+/** Text from data; long texts are collapsed, with a button to expand them. */
 export function longText(text, limit = LONG) {
   const body = el("p", { class: "data", dir: "auto" }, text);
   if (text.length <= limit) return el("div", { class: "text" }, body);
   body.classList.add("clamp");
-  const more = el("button", { class: "plain small", type: "button", "aria-expanded": "false" }, "Show all of it");
+  const more = el("button", { class: "plain small", type: "button", "aria-expanded": "false" }, "Show all");
   more.addEventListener("click", () => {
     const folded = body.classList.toggle("clamp");
     more.setAttribute("aria-expanded", String(!folded));
-    more.textContent = folded ? "Show all of it" : "Show less";
+    more.textContent = folded ? "Show all" : "Show less";
   });
   return el("div", { class: "text" }, body, more);
 }
@@ -47,7 +47,7 @@ export function clear(node, ...children) {
   return node;
 }
 
-/** A part of a bar; set through the CSSOM, which the content policy allows. */
+/** Set the width of a part of a bar, through the CSSOM, which the content policy allows. */
 export function sized(node, share) {
   node.style.width = `${(100 * Math.min(Math.max(share, 0), 1)).toFixed(2)}%`;
   return node;
@@ -76,11 +76,11 @@ export function percent(share) {
 export const colour = (member) => `m${member % COLOURS}`;
 export const badge = (member) => el("span", { class: `badge ${colour(member)}` }, String(member));
 
-/** A member by number and name. */
-export const who = (member, name, ...more) =>
+/** The number and the name of a member. */
+export const memberName = (member, name, ...more) =>
   el("span", { class: "who" }, badge(member), el("span", {}, data(name), ...more));
 
-/** The share of some members in all the weight, one part a member. */
+/** The weights of some members as one bar, one part per member. */
 export function strip(members, weights, total, label) {
   const parts = members.map((j) => sized(el("div", { class: colour(j) }, el("span")), weights[j] / total));
   return el("div", { class: "strip thin", role: "img", "aria-label": label }, parts);
@@ -96,16 +96,16 @@ export function meter(share, member = null, mark = null) {
   return bar;
 }
 
-/** A member as a row of a list: a bar for a share of the widest, a mark to hold it against, and what it comes to. */
+/** A member as a row of a list: number, name, bar and value. */
 export function memberRow(member, name, bar, value, first = false) {
-  const called = data(name);
-  called.classList.add("name");
-  const row = el("li", { class: first ? "first" : "" }, badge(member), called, bar);
+  const label = data(name);
+  label.classList.add("name");
+  const row = el("li", { class: first ? "first" : "" }, badge(member), label, bar);
   row.append(el("span", { class: "percent" }, ...[value].flat()));
   return row;
 }
 
-/** Two responses side by side, each with what is said above it. */
+/** Two responses side by side, each with a heading. */
 export function versus(left, leftText, right, rightText) {
   return el(
     "div",
@@ -115,9 +115,9 @@ export function versus(left, leftText, right, rightText) {
   );
 }
 
-// --- keys and work under way
+// --- keys and requests
 
-/** Move focus among elements by arrow keys; only one of them is a tab stop. */
+/** Move the focus among elements with arrow keys; only one of them is a tab stop. */
 export function roving(nodes, onMove = () => {}, columns = 1) {
   nodes.forEach((node, i) => {
     node.setAttribute("tabindex", i === 0 ? "0" : "-1");
@@ -134,19 +134,19 @@ export function roving(nodes, onMove = () => {}, columns = 1) {
   });
 }
 
-/** Run something that may fail; the panel is busy meanwhile, and says what went wrong. */
-export async function guarded(panel, trouble, work) {
+/** Run a request: the panel is busy meanwhile, and `alert` shows the error if it fails. */
+export async function attempt(panel, alert, work) {
   panel.setAttribute("aria-busy", "true");
-  trouble.hidden = true;
+  alert.hidden = true;
   try {
     return await work();
   } catch (error) {
-    trouble.textContent = error.message;
-    trouble.hidden = false;
+    alert.textContent = error.message;
+    alert.hidden = false;
     return undefined;
   } finally {
     panel.setAttribute("aria-busy", "false");
   }
 }
 
-export const troubleLine = () => el("p", { class: "trouble", role: "alert", hidden: true });
+export const alertLine = () => el("p", { class: "alert", role: "alert", hidden: true });

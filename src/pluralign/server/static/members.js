@@ -1,33 +1,33 @@
-// Members: what sets each apart, how differently they rank, how far each is from people.
+// Members: how they differ, how differently they rank answers, and their disagreement with people.
 
 import { badge, clear, colour, count, data, el, longText, memberRow, meter, note, number, percent } from "./dom.js";
-import { plural, roving, signed, versus, who } from "./dom.js";
+import { memberName, plural, roving, signed, versus } from "./dom.js";
 
-const COIN = 0.5;
-const STRONG = 0.95; // from this |τ| on white ink is easier to read than black
+const CHANCE = 0.5;
+const STRONG = 0.95; // white text is more readable than black from this |τ| on
 
 export function members(panel, ensemble) {
   const { members: cards, tau, warnings, read } = ensemble;
   const sampled = read && read.prompts < read.of;
   const ranked = tau ? heatMap(tau, cards) : unknown("no held-out prompt has enough answers to rank");
   panel.append(
-    el("h2", {}, "What sets each member apart"),
+    el("h2", {}, "How the members differ"),
     el(
       "p",
       {},
-      "Measured on votes the members have not seen. A card claims only what chance would hardly produce; where it ",
-      "claims nothing, the member is close to the average of all. Bars say how often a member sides with that where ",
-      "two answers differ in it; the line marks all members together.",
-      sampled && ` What is said of traits, words and ranks is from ${count(read.prompts)} of the ${count(read.of)} `,
-      sampled && "prompts, drawn by lot.",
+      "Measured on held-out votes. Cards list only significant differences (5 %, corrected for multiple tests); a ",
+      "member without any is close to the average of all. Bars show how often a member prefers the trait if two ",
+      "answers differ in it; the line marks all members together.",
+      sampled && ` Traits, words and rankings use a random sample of ${count(read.prompts)} of the `,
+      sampled && `${count(read.of)} prompts.`,
     ),
     ...warnings.map((text) => el("p", { class: "verdict warn" }, data(text))),
     el("div", { class: "members" }, cards.map(card)),
     el(
       "div",
       { class: "side" },
-      el("div", {}, el("h2", {}, "How differently they rank answers"), ranked),
-      el("div", {}, el("h2", {}, "How far each is from people"), distances(cards)),
+      el("div", {}, el("h2", {}, "How differently the members rank answers"), ranked),
+      el("div", {}, el("h2", {}, "Disagreement with people"), distances(cards)),
     ),
   );
   return {
@@ -41,7 +41,7 @@ export function members(panel, ensemble) {
 }
 
 function unknown(why) {
-  return el("p", { class: "muted" }, `Nothing is known here: ${why}.`);
+  return el("p", { class: "muted" }, `No data: ${why}.`);
 }
 
 function card(one) {
@@ -56,35 +56,36 @@ function card(one) {
     },
     el("header", {}, badge(one.member), el("h3", {}, data(one.name)), weight),
     one.leans.length > 0 && leans(one),
-    words("Drawn to", one.likes),
-    words("Turns from", one.dislikes),
-    one.far && el("p", { class: "flag" }, "Further from people than a coin."),
-    one.description && folded("In numbers", [el("p", { class: "small" }, data(one.description))], ""),
-    one.distinguishing.length > 0 && folded("Where it stands nearly alone", one.distinguishing.map(alone)),
-    one.typical.length > 0 && folded("What it likes most", one.typical.map(liked)),
+    words("Likes mentions of", one.likes),
+    words("Dislikes mentions of", one.dislikes),
+    one.far && el("p", { class: "flag" }, "Disagrees with people more than chance."),
+    folded("Details", one.description ? [el("p", { class: "small" }, data(one.description))] : [], ""),
+    folded("Pairs where it disagrees with most members", one.distinguishing.map(minority)),
+    folded("Answers that it rates highest", one.typical.map(liked)),
   );
 }
 
 const folded = (title, content, look = "examples-of") =>
-  el("details", { class: look }, el("summary", {}, title), content);
-const asked = (prompt) => el("p", {}, el("b", {}, data(prompt)));
-const liked = ({ prompt, response }) => el("div", { class: "example" }, asked(prompt), longText(response));
+  content.length > 0 && el("details", { class: look }, el("summary", {}, title), content);
+const question = (prompt) => el("p", {}, el("b", {}, data(prompt)));
+const liked = ({ prompt, response }) => el("div", { class: "example" }, question(prompt), longText(response));
 
-function alone(pair) {
+function minority(pair) {
   const people = `${percent(pair.people_with_it)} of ${plural(pair.votes, "person", "people")}`;
-  const title = `It prefers this, with ${percent(pair.weight_with_it)} of the weight and ${people}`;
-  return el("div", { class: "example" }, asked(pair.prompt), versus(title, pair.preferred, "to this", pair.other));
+  const title = `Preferred, with ${percent(pair.weight_with_it)} of the weight and ${people}`;
+  const responses = versus(title, pair.preferred, "Not preferred", pair.other);
+  return el("div", { class: "example" }, question(pair.prompt), responses);
 }
 
 function leans(one) {
   const rows = one.leans.map((lean) => {
     const others = `all members ${percent(lean.share_of_all)}, people ${percent(lean.share_of_people)}`;
-    const heard = el("span", { class: "visually-hidden" }, ` of ${count(lean.pairs)} pairs, ${others}`);
+    const spoken = el("span", { class: "visually-hidden" }, ` of ${count(lean.pairs)} pairs, ${others}`);
     return el(
       "li",
       {},
       el("span", {}, `${lean.claim[0].toUpperCase()}${lean.claim.slice(1)}`),
-      el("span", { class: "number" }, percent(lean.share), heard),
+      el("span", { class: "number" }, percent(lean.share), spoken),
       meter(lean.share, one.member, lean.share_of_all),
     );
   });
@@ -93,19 +94,19 @@ function leans(one) {
 
 function words(title, list) {
   const chips = list.map((word) => el("li", {}, data(word)));
-  return list.length > 0 && el("div", {}, note(`${title} the words`), el("ul", { class: "words" }, chips));
+  return list.length > 0 && el("div", {}, note(title), el("ul", { class: "words" }, chips));
 }
 
 // --- Kendall's tau
 
-function heatMap(found, cards) {
+function heatMap(diversity, cards) {
   const sentence = el("p", { class: "pairing", "aria-live": "polite" });
   const cells = [];
   const say = (i, j) => {
     cells.forEach((cell) => cell.classList.toggle("chosen", cell.dataset.at === `${i} ${j}`));
-    clear(sentence, ...described(found, cards, i, j));
+    clear(sentence, ...described(diversity, cards, i, j));
   };
-  const rows = found.tau.map((values, i) =>
+  const rows = diversity.tau.map((values, i) =>
     el("tr", {}, el("th", { scope: "row" }, badge(i)), values.map((value, j) => cell(value, i, j))),
   );
   function cell(value, i, j) {
@@ -121,32 +122,32 @@ function heatMap(found, cards) {
   const attributes = { class: "heat", role: "grid", "aria-label": "Kendall’s τ between members" };
   const heads = el("tr", {}, el("td"), cards.map((one) => el("th", { scope: "col" }, badge(one.member))));
   roving(cells, undefined, cards.length);
-  const furthest = extreme(found.tau);
-  if (furthest) say(...furthest);
+  const lowest = lowestPair(diversity.tau);
+  if (lowest) say(...lowest);
   return el(
     "div",
     {},
     el(
       "p",
       {},
-      "τ is 1 where two members rank answers alike, 0 where their rankings have nothing to do with each other, −1 where ",
-      `one is the other upside down. Mean between different members: ${signed(found.mean_off_diagonal, 2)}, `,
-      `over ${plural(found.prompts, "prompt", "prompts")}.`,
+      "Kendall’s τ is 1 if two members rank answers identically, 0 if their rankings are unrelated, and −1 if they ",
+      `are reversed. Mean over all pairs of members: ${signed(diversity.mean_off_diagonal, 2)}, `,
+      `from ${plural(diversity.prompts, "prompt", "prompts")}.`,
     ),
     el("div", { class: "scroll" }, el("table", attributes, el("thead", {}, heads), el("tbody", {}, rows))),
-    el("p", { class: "scale" }, "opposite", el("i"), "alike"),
+    el("p", { class: "scale" }, "reversed", el("i"), "identical"),
     sentence,
   );
 }
 
-function extreme(tau) {
-  let found = null;
+function lowestPair(tau) {
+  let lowest = null;
   tau.forEach((row, i) =>
     row.forEach((value, j) => {
-      if (i < j && value !== null && (!found || value < tau[found[0]][found[1]])) found = [i, j];
+      if (i < j && value !== null && (!lowest || value < tau[lowest[0]][lowest[1]])) lowest = [i, j];
     }),
   );
-  return found;
+  return lowest;
 }
 
 function paint(cell, value) {
@@ -156,18 +157,18 @@ function paint(cell, value) {
   cell.classList.toggle("strong", value !== null && Math.abs(value) >= STRONG);
 }
 
-function described(found, cards, i, j) {
-  const value = found.tau[i][j];
-  if (i === j) return [who(i, cards[i].name, " with itself.")];
-  if (value === null) return [`Members ${i} and ${j}: not known, one of them tells no answers apart.`];
+function described(diversity, cards, i, j) {
+  const value = diversity.tau[i][j];
+  if (i === j) return [memberName(i, cards[i].name, " with itself.")];
+  if (value === null) return [`Members ${i} and ${j}: undefined, as one of them gives all answers the same reward.`];
   const differ = percent((1 - value) / 2);
-  const error = found.standard_error[i][j];
-  const give = error === null ? "" : ` ± ${number(2 * error, 2)}`;
+  const error = diversity.standard_error[i][j];
+  const margin = error === null ? "" : ` ± ${number(2 * error, 2)}`;
   return [
-    who(i, cards[i].name),
+    memberName(i, cards[i].name),
     " and ",
-    who(j, cards[j].name),
-    ` order ${differ} of all pairs of answers differently (τ ${number(value, 2)}${give}).`,
+    memberName(j, cards[j].name),
+    ` order ${differ} of all pairs of answers differently (τ ${number(value, 2)}${margin}).`,
   ];
 }
 
@@ -175,9 +176,9 @@ function described(found, cards, i, j) {
 
 function distances(cards) {
   if (cards.some((one) => one.disagreement === null)) return unknown("there are no held-out votes");
-  const top = Math.max(COIN * 1.1, ...cards.map((one) => one.disagreement));
+  const top = Math.max(CHANCE * 1.1, ...cards.map((one) => one.disagreement));
   const rows = cards.map((one) => {
-    const bar = meter(one.disagreement / top, one.member, COIN / top);
+    const bar = meter(one.disagreement / top, one.member, CHANCE / top);
     return memberRow(one.member, one.name, bar, percent(one.disagreement));
   });
   return el(
@@ -186,8 +187,8 @@ function distances(cards) {
     el(
       "p",
       {},
-      "How often a member and a random person prefer different answers. The line marks 50 %, where a coin would be. ",
-      "Members that stand for a minority are further out; beyond the line nobody should tune a policy to one.",
+      "How often a member and a random person prefer different answers. The line marks 50 %, the level of chance. ",
+      "Members that represent a minority have higher values. Do not tune a policy to a member above the line.",
     ),
     el("ul", { class: "posterior distances" }, rows),
   );

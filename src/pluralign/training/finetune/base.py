@@ -15,7 +15,7 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.features.finetuned import backbone_folder
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head, classifier_tokens
-from pluralign.models.loading import longest_text, quiet_transformers
+from pluralign.models.loading import context_length, not_loadable, quiet_transformers
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.prompts import Item, Prompt
 
@@ -104,7 +104,7 @@ class BaseModel:
                 output_loading_info=True,
             )  # fmt: skip
         except (OSError, ValueError, KeyError) as error:
-            raise _not_loadable(self.name, error) from error
+            raise not_loadable(self.name, error) from error
         return model, info["missing_keys"]
 
 
@@ -125,7 +125,7 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
             config: Any = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
-        raise _not_loadable(name, error) from error
+        raise not_loadable(name, error) from error
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     notes: list[str] = []
     if tokenizer.pad_token is None:
@@ -136,14 +136,8 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         notes.append(f"{name} has no padding token, so its end token is used")
     if tokenizer.chat_template is None and any(Prompt(prompt).is_chat for prompt, _ in items):
         notes.append(f"{name} has no chat template, so messages are joined as plain text")
-    limit = min(max_length, longest_text(SimpleNamespace(config=config), tokenizer))
+    limit = min(max_length, context_length(SimpleNamespace(config=config), tokenizer))
     return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
-
-
-def _not_loadable(name: str, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:200]
-    remedy = "name a folder with config.json, safetensors weights and a tokenizer"
-    return DataError(f"transformers cannot load it ({reason})", file=name, remedy=remedy)
 
 
 def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:

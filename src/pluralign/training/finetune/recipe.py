@@ -82,6 +82,7 @@ class Recipe:
             save_steps=math.ceil(self.steps / (CHECKPOINTS + 1)),
             save_total_limit=2,
             logging_strategy="no",
+            log_level_replica="passive",  # else it resets transformers' log level in all processes but the first
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,

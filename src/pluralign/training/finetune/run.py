@@ -1,4 +1,4 @@
-"""Fine-tuning of reward models on votes, with transformers' ``Trainer``: what each member is fitted to.
+"""Fine-tuning of reward models on votes: the target, the loss and the first head of each member.
 
 Every process of a launch must call ``fine_tune``; the first one writes. ``train_model`` trains and resumes one model.
 """
@@ -15,7 +15,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.distributed import Processes, join_launch
 from pluralign.core.types import Method, Progress
-from pluralign.features.finetuned import TunedFeatures, forget_models, model_folders, model_identity
+from pluralign.features.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
@@ -35,7 +35,7 @@ Watch = Callable[[str, Any], None]
 class Tuned:
     """Fine-tuned models, and how they were trained."""
 
-    features: TunedFeatures
+    features: FinetunedFeatures
     steps: int
     batch_size: int
     learning_rate: float
@@ -102,7 +102,7 @@ def finetune_processes() -> Processes:
 
 def _joint(
     run: FinetuneRun, k: int, options: FitOptions, bound: float, watch: Watch
-) -> tuple[TunedFeatures, list[float]]:
+) -> tuple[FinetunedFeatures, list[float]]:
     watch("train", "all members")
 
     def heads(pairs: Pairs, teacher: Teacher) -> FloatArray:
@@ -118,14 +118,14 @@ def _joint(
     (folder,) = model_folders(features)
     labels = PairLabels(prob_a, prob_a, np.ones(len(prob_a)))
     seconds = run.train(Training("joint", k + 1, loss, labels, heads), folder)
-    features = features.identified()
+    features = features.with_current_hashes()
     _outputs(run, features)  # fills the cache of vectors
     return features, [seconds]
 
 
 def _stagewise(
     run: FinetuneRun, k: int, options: FitOptions, bound: float, watch: Watch
-) -> tuple[TunedFeatures, list[float]]:
+) -> tuple[FinetunedFeatures, list[float]]:
     pairs = run.pairs
     prob_hat = np.full(len(pairs.prob_a), 0.5)
     seconds: list[float] = []
@@ -153,15 +153,15 @@ def _stagewise(
     return features, seconds
 
 
-def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> TunedFeatures:
+def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
     """Return the models as features."""
-    return TunedFeatures(
+    return FinetunedFeatures(
         base=run.base.name, method=method, lora=run.recipe.tuning.lora, outputs=outputs,
         max_length=run.base.max_length, identity=identity, folder=run.folder,
     )  # fmt: skip
 
 
-def _outputs(run: FinetuneRun, features: TunedFeatures) -> npt.NDArray[np.float32]:
+def _outputs(run: FinetuneRun, features: FinetunedFeatures) -> npt.NDArray[np.float32]:
     """Return the outputs for all texts, ``(n_items, outputs)``.
 
     Each process computes a part; the cache of vectors then gives all of them to every process.

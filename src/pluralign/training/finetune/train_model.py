@@ -20,11 +20,11 @@ import transformers
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError
+from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
-from pluralign.training import streams
 from pluralign.training.finetune.base import BaseModel, load_base
 from pluralign.training.finetune.head import HeadFitter, Heads
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
@@ -100,7 +100,7 @@ class FinetuneRun:
         """
         while True:
             try:
-                with _disk_full_as_data_error(self.folder), _random_states_restored(), quiet_transformers():
+                with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
                     self._train(training, unfinished).save_model(str(folder))
                 break
             except RuntimeError as error:  # running out of memory is one
@@ -125,7 +125,7 @@ class FinetuneRun:
     def trainer(self, training: Training, unfinished: Path, fit_head: bool) -> PairTrainer:
         """Return a trainer with a fresh model, whose head is fitted or random."""
         recipe, pairs = self.recipe, self.pairs
-        seed = [recipe.seed, streams.FINETUNE, *training.name.encode()]
+        seed = [recipe.seed, FINETUNE, *training.name.encode()]
         arguments = recipe.arguments(unfinished, self.micro_batch)
 
         def head(model: Any) -> FloatArray:
@@ -201,7 +201,7 @@ def prepare_run(
     return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, micro_batch, progress)
 
 
-# --- memory, disk and random states ---------------------------------------------------------------------------------
+# --- memory, disk and random states -----------------------------------------------------------------------------------
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -228,7 +228,7 @@ def _disk_full_as_data_error(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _random_states_restored() -> Iterator[None]:
+def random_states_restored() -> Iterator[None]:
     """Restore the random states of Python, numpy and torch, which ``Trainer`` seeds for the whole process."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:

@@ -1,33 +1,38 @@
-"""A synthetic town hall: questions, answers in English, and a population whose true preferences are known.
+"""A synthetic town hall: questions, answers in English, and a population with known preferences.
 
-Every response has numeric features that its text shows (`FEATURES`): its position on four value axes, which depends on
-stance *and* issue, and its manner, such as length, tone and what it argues with. Every annotator i has a taste over the
-same features, and the reward u_i(x, y) = taste_i · features(x, y) decides each vote. So annotators are
-reward-inducible, as the paper assumes (§2), and the true share p* of any pair is counted, not estimated.
+Every response has numeric features that its text expresses. Every annotator i has a taste over the same features, and
+the reward u_i(x, y) = taste_i · features(x, y) decides each vote. So annotators are reward-inducible, as the paper
+assumes (§2), and the true share p* of any pair is counted, not estimated. Features and tastes are in ``population``,
+the wording is in ``writing``; prompts, pairs and votes are drawn here.
 
-Nobody is indifferent: tastes are drawn from a continuous distribution and no two responses to a prompt have the same
-features, so a tie has probability zero (below 1e-10 a vote after the rounding described at `TASTE_GRID`).
-
-Decided here: the features, the camps, how pairs and votes are drawn. The wording is in `writing.py`.
+There are no ties: tastes are drawn from a continuous distribution and no two responses to a prompt have the same
+features, so a tie has probability zero (below 1e-10 per vote after the rounding described at ``TASTE_GRID``).
 """
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import phrases
-from pluralign.votes.town_hall.issues import ISSUES
-from pluralign.votes.town_hall.writing import N_DRAWS, NUMBERED, PROSE, Attributes, write_prompt, write_response
+from pluralign.votes.town_hall import names, phrases
+from pluralign.votes.town_hall.issues import load_issues
+from pluralign.votes.town_hall.population import (
+    CAMPS,
+    FEATURES,
+    Stream,
+    check_at_least,
+    draw_population,
+    features_of,
+    random_stream,
+)
+from pluralign.votes.town_hall.writing import N_DRAWS, PROSE, Attributes, write_prompt, write_response
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
-
-# How often each level of an attribute is drawn, in the order of `Attributes`.
+# Probability of each level of an attribute, in the order of ``Attributes``.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
     (0.3, 0.3, 0.22, 0.18),  # stance: for, against, compromise, undecided
     (0.14, 0.2, 0.22, 0.22, 0.22),  # length
@@ -38,64 +43,13 @@ LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
     (0.6, 0.4),  # call to action
     (0.6, 0.4),  # question back
 )
-# Answers to one question lean one way, for or against, as samples of one writer do; so many pairs share a stance and
-# differ in manner. This share of the answers follows the leaning, the rest are drawn from LEVEL_SHARES.
+# Answers to one question lean for or against, as samples of one writer do, so many pairs share a stance and differ in
+# manner. This share of the answers follows the leaning; the rest are drawn from LEVEL_SHARES.
 LEANING_SHARE = 0.4
-
-# The numbers behind the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
-_POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise goes a quarter of the way
-_STRENGTH = np.array([1.0, 0.875, 0.75])  # by hedging: who hedges holds the position less strongly
-_LENGTH = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
-_WARMTH = np.array([1.0, 0.0, 0.0, -1.0])
-_FORMALITY = np.array([-0.5, 0.0, 1.0, -0.5])
-_HEDGING = np.array([-1.0, 0.0, 1.0])
-
-TASTE_GRID = 2.0**-38
-"""Tastes are multiples of this and features of 2^-7, so a reward below 2^8 is exact in 53 bits, whatever the order of
-summation: p* and `annotator_votes` agree to the last vote and depend neither on block sizes nor on the BLAS."""
-
-CAMP_SHARES = {
-    "gardeners": 0.24,
-    "ratepayers": 0.20,
-    "keepers of custom": 0.18,
-    "bridge builders": 0.15,
-    "planners": 0.13,
-    "free spirits": 0.10,
-}
-# For each feature: its mean taste in each camp, in the order above, and the standard deviation within a camp.
-# What an answer stands for divides people far more than how it is said, and weighs more. One reward cannot express
-# that: the charm that decides between two answers of one stance moves almost nobody from one stance to another.
-# Mean squared distance from p* on 20,000 pairs: constant ½ .074, one soft Bradley-Terry reward on true features .016,
-# the six camp means voting with their shares .006, eight random annotators .022.
-TASTES: dict[str, tuple[tuple[float, float, float, float, float, float], float]] = {
-    "public_spending": ((1.65, -3.85, 0.9, 1.15, 2.65, -0.6), 0.9),
-    "change": ((1.1, -0.4, -4.15, 0.1, 3.1, 1.35), 0.9),
-    "environment": ((4.0, -1.25, 0.75, 0.5, 1.25, 0.5), 0.9),
-    "rules": ((1.25, -0.25, 1.5, 0.25, 2.75, -4.25), 0.9),
-    "compromise": ((0.0, 0.0, 0.0, 3.75, 0.0, 0.0), 0.9),
-    "undecided": ((-0.85, -0.85, -0.85, -0.35, -0.85, -0.85), 0.2),
-    "length": ((0.8, -0.1, 0.65, 0.65, 1.0, -0.1), 0.12),
-    "warmth": ((0.2, 0.05, 0.15, 0.3, 0.1, 0.1), 0.12),
-    "formality": ((0.0, 0.0, 0.5, 0.0, 0.35, -0.35), 0.08),
-    "hedging": ((-0.05, -0.05, -0.05, 0.0, -0.05, -0.1), 0.03),
-    "list": ((0.1, 0.6, -0.6, 0.25, 0.95, 0.25), 0.12),
-    "numbered": ((0.0, 0.05, 0.0, 0.0, 0.25, 0.0), 0.05),
-    "figures": ((0.85, 1.1, 0.6, 0.85, 1.3, 0.85), 0.1),
-    "story": ((1.2, 0.6, 1.2, 0.85, 0.5, 0.85), 0.1),
-    "fairness": ((0.7, 0.7, 0.7, 1.2, 0.7, 0.7), 0.1),
-    "cost": ((0.6, 1.3, 0.85, 0.85, 0.85, 0.85), 0.1),
-    "call_to_action": ((-0.35, -0.85, -0.85, -0.85, -0.85, -1.1), 0.1),
-    "question_back": ((0.7, 0.5, 0.7, 1.2, 0.7, 0.7), 0.1),
-}
-FEATURES = tuple(TASTES)
-CAMPS = tuple(CAMP_SHARES)
 
 DEFAULT_PAIRS_PER_PROMPT = 8
 MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
-
-# Independent random streams, so that more pairs do not change the people, nor more people the texts.
-_TOPICS, _ATTRIBUTES, _WORDING, _PAIRS, _VOTES, _PEOPLE, _CANDIDATES = range(7)
 
 
 class Candidates(TypedDict):
@@ -107,40 +61,40 @@ class Candidates(TypedDict):
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts with as many responses each, all texts distinct, and the features of every response."""
+    """Prompts with the same number of responses each, and the features of every response. All texts are distinct."""
 
     prompts: list[str]
     """``(n_prompts,)``"""
     responses: list[list[str]]
     """``(n_prompts, n_responses)``"""
     features: FloatArray
-    """``(n_prompts, n_responses, n_features)``; times ``tastes.T`` they are the true rewards."""
+    """``(n_prompts, n_responses, n_features)``; the product with ``tastes.T`` is the true rewards."""
     attributes: IntArray
-    """``(n_prompts, n_responses, n_attributes)``: the levels behind the features, see `Attributes`."""
+    """``(n_prompts, n_responses, n_attributes)``: the levels of each response, see ``Attributes``."""
 
 
 @dataclass(frozen=True)
 class TownHall:
-    """Votes, and everything that is usually hidden behind votes."""
+    """Votes, and the true preferences of the population behind them."""
 
     preferences: PreferenceSet
-    """The votes. Pairs of one prompt are neighbours, and every response text belongs to one prompt, so item i of
+    """The votes. Pairs of one prompt are adjacent, and every response text belongs to one prompt, so item i of
     ``preferences.items()`` is ``preferences.responses[i]``."""
     true_prob: FloatArray
     """p*, the exact share of the population that prefers response a, ``(n_pairs,)``."""
     tastes: FloatArray
-    """What each annotator likes, ``(n_annotators, n_features)``."""
+    """Taste of each annotator, ``(n_annotators, n_features)``."""
     features: FloatArray
-    """What each response is like, in the order of ``preferences.responses``, ``(n_items, n_features)``."""
+    """Features of each response, in the order of ``preferences.responses``, ``(n_items, n_features)``."""
     attributes: IntArray
-    """The levels behind the features, ``(n_items, n_attributes)``, see `Attributes`."""
+    """Levels of each response, ``(n_items, n_attributes)``, see ``Attributes``."""
     camps: IntArray
     """Camp of each annotator, ``(n_annotators,)``, an index into ``camp_names``."""
     feature_names: tuple[str, ...] = FEATURES
     camp_names: tuple[str, ...] = CAMPS
 
     def annotator_rewards(self, annotators: npt.ArrayLike) -> FloatArray:
-        """Return the true rewards of chosen annotators for every response, ``(n_items, n_chosen)``."""
+        """Return the true rewards of the given annotators for every response, ``(n_items, n_chosen)``."""
         chosen = np.atleast_1d(np.asarray(annotators))
         if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
             raise UsageError("annotators must be one index or a list of indices.")
@@ -149,7 +103,7 @@ class TownHall:
         return np.asarray(self.features @ self.tastes[chosen].T)
 
     def annotator_votes(self, annotators: npt.ArrayLike) -> FloatArray:
-        """Return the votes of chosen annotators on every pair: 1 where they prefer a, else 0, ``(n_pairs, n_chosen)``.
+        """Return the votes of the given annotators on every pair: 1 if they prefer a, else 0, ``(n_pairs, n_chosen)``.
 
         With k annotators drawn at random and equal weights this is the ensemble of Theorem 2's proof, whose expected
         calibration error is the mean of p*(1 - p*) / k.
@@ -176,17 +130,17 @@ def town_hall(
 ) -> TownHall:
     """Draw prompts, responses, pairs and votes from a population with known tastes.
 
-    Each vote is that of an annotator drawn uniformly from the population, with replacement, as Lemma 1 assumes: of n
+    For each vote an annotator is drawn uniformly from the population, with replacement, as Lemma 1 assumes: with n
     votes on a pair, votes_a ~ Binomial(n, p*). The same arguments give the same texts and votes.
 
     Args:
-        n_pairs: Comparisons to draw, in random orientation.
-        seed: Chooses prompts, responses, pairs and votes. Another seed is another sample from the same population.
-        votes_per_pair: Votes on each pair, or (low, high) for a number drawn uniformly from that range, both included.
-        n_annotators: People in the population.
-        n_responses_per_prompt: Responses to choose pairs from; those in no pair are left out.
-        pairs_per_prompt: Distinct pairs of each prompt's responses; by default 8, or all where there are fewer.
-        population_seed: Chooses the people.
+        n_pairs: number of pairs, in random orientation.
+        seed: random seed of prompts, responses, pairs and votes. Another seed is another sample of the same population.
+        votes_per_pair: number of votes per pair, or (low, high) for a uniform draw from that range, both included.
+        n_annotators: number of people in the population.
+        n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped.
+        pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer.
+        population_seed: random seed of the people.
 
     Example:
         >>> hall = town_hall(80, seed=1)
@@ -194,37 +148,37 @@ def town_hall(
         (80, np.int64(5), (1000, 18))
     """
     low, high = _range("votes_per_pair", votes_per_pair)
-    _check_at_least("n_pairs", n_pairs, 1)
-    _check_at_least("n_annotators", n_annotators, 1)
+    check_at_least("n_pairs", n_pairs, 1)
+    check_at_least("n_annotators", n_annotators, 1)
     _check_responses("n_responses_per_prompt", n_responses_per_prompt)
     all_pairs = math.comb(n_responses_per_prompt, 2)
     if pairs_per_prompt is None:
         pairs_per_prompt = min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
-    _check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
+    check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
     if pairs_per_prompt > all_pairs:
         raise UsageError(
             f"pairs_per_prompt must be at most {all_pairs}, the pairs among {n_responses_per_prompt} responses, "
             f"not {pairs_per_prompt}: ask for more responses per prompt."
         )
-    camps, tastes = _draw_population(n_annotators, population_seed)
+    camps, tastes = draw_population(n_annotators, population_seed)
     n_prompts = -(-n_pairs // pairs_per_prompt)
-    topics = _draw_topics(n_prompts, _stream(seed, _TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, _stream(seed, _ATTRIBUTES))
+    topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
+    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
     prompt_index, items = _draw_pairs(
-        n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, _stream(seed, _PAIRS)
+        n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, random_stream(seed, Stream.PAIRS)
     )
     used, items = _number_by_first_appearance(items)
     topic_of_item = used // n_responses_per_prompt
     attributes = attributes.reshape(-1, attributes.shape[-1])[used]
-    features = _features(topics[topic_of_item, 0], attributes)
+    features = features_of(topics[topic_of_item, 0], attributes)
     prob = _share_preferring_first(features, items, tastes)
 
-    random = _stream(seed, _VOTES)
+    random = random_stream(seed, Stream.VOTES)
     n_votes = random.integers(low, high + 1, size=n_pairs)
     votes_a = random.binomial(n_votes, prob)
     preferences = PreferenceSet.from_indices(
         [write_prompt(*topic) for topic in topics.tolist()],
-        _write_distinct(topics[topic_of_item], attributes, _stream(seed, _WORDING)),
+        _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING)),
         prompt_index,
         items[:, 0],
         items[:, 1],
@@ -236,9 +190,9 @@ def town_hall(
 
 
 def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
-    """Draw prompts with candidate responses in the style of `town_hall`, and their features.
+    """Draw prompts with candidate responses in the style of ``town_hall``, and their features.
 
-    The draw is independent of that of `town_hall` with the same seed, so a prompt in common would be a rare chance.
+    The draw is independent of that of ``town_hall`` with the same seed, so common prompts are rare.
 
     Example:
         >>> hall, lists = town_hall(80), answers(3, 5)
@@ -246,23 +200,23 @@ def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
         >>> rewards.shape
         (3, 5, 1000)
     """
-    _check_at_least("n_prompts", n_prompts, 1)
+    check_at_least("n_prompts", n_prompts, 1)
     _check_responses("n_responses", n_responses)
-    topics = _draw_topics(n_prompts, _stream(seed, _CANDIDATES, _TOPICS))
-    attributes = _draw_attributes(n_prompts, n_responses, _stream(seed, _CANDIDATES, _ATTRIBUTES))
+    topics = _draw_topics(n_prompts, random_stream(seed, Stream.CANDIDATES, Stream.TOPICS))
+    attributes = _draw_attributes(n_prompts, n_responses, random_stream(seed, Stream.CANDIDATES, Stream.ATTRIBUTES))
     flat = attributes.reshape(-1, attributes.shape[-1])
     repeated = np.repeat(topics, n_responses, axis=0)
-    texts = _write_distinct(repeated, flat, _stream(seed, _CANDIDATES, _WORDING))
+    texts = _write_distinct(repeated, flat, random_stream(seed, Stream.CANDIDATES, Stream.WORDING))
     return Answers(
         prompts=[write_prompt(*topic) for topic in topics.tolist()],
         responses=[texts[start : start + n_responses] for start in range(0, len(texts), n_responses)],
-        features=_features(repeated[:, 0], flat).reshape(n_prompts, n_responses, -1),
+        features=features_of(repeated[:, 0], flat).reshape(n_prompts, n_responses, -1),
         attributes=attributes,
     )
 
 
 def candidates(n_prompts: int, n_responses: int, seed: int = 0) -> list[Candidates]:
-    """Return the texts of `answers` as lines of a candidates file.
+    """Return the texts of ``answers`` as lines of a candidates file.
 
     Example:
         >>> line = candidates(1, 3)[0]
@@ -276,49 +230,32 @@ def candidates(n_prompts: int, n_responses: int, seed: int = 0) -> list[Candidat
     ]
 
 
-def _stream(seed: int, *key: int) -> np.random.Generator:
-    _check_at_least("seed", seed, 0)
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
-def _draw_population(n_annotators: int, seed: int) -> tuple[IntArray, FloatArray]:
-    """Return each annotator's camp and taste; camps have their shares as exactly as whole people allow."""
-    random = _stream(seed, _PEOPLE)
-    edges = np.cumsum(list(CAMP_SHARES.values()))
-    camps = np.searchsorted(edges, (np.arange(n_annotators) + 0.5) / n_annotators * edges[-1]).astype(np.int64)
-    camps = random.permutation(camps)
-    mean = np.array([camp_means for camp_means, _ in TASTES.values()]).T
-    spread = np.array([spread for _, spread in TASTES.values()])
-    tastes = mean[camps] + spread * random.standard_normal((n_annotators, len(FEATURES)))
-    return camps, np.round(tastes / TASTE_GRID) * TASTE_GRID
-
-
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
-    """Draw distinct (issue, town, place, question, day) rows, ``(n_prompts, 5)``, every issue equally often."""
-    n_places = np.array([len(phrases.PLACES[issue.kind]) for issue in ISSUES])
-    n_towns, n_questions = len(phrases.TOWNS), len(phrases.QUESTIONS)
+    """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
+    n_places = np.array([len(names.PLACES[issue.kind]) for issue in load_issues()])
+    n_towns, n_questions = len(names.TOWNS), len(phrases.QUESTIONS)
     n_distinct = n_towns * n_questions * n_places
-    most = len(ISSUES) * int(n_distinct.min())
+    most = len(load_issues()) * int(n_distinct.min())
     if n_prompts > most:
         raise UsageError(
-            f"at most {most:,} distinct prompts can be asked, not {n_prompts:,}: use more pairs per prompt."
+            f"at most {most:,} distinct prompts are possible, not {n_prompts:,}: use more pairs per prompt."
         )
-    rounds = -(-n_prompts // len(ISSUES))
-    issue = random.permuted(np.tile(np.arange(len(ISSUES)), (rounds, 1)), axis=1).ravel()[:n_prompts]
+    rounds = -(-n_prompts // len(load_issues()))
+    issue = random.permuted(np.tile(np.arange(len(load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
     code = np.empty(n_prompts, dtype=np.int64)
     for index, size in enumerate(n_distinct.tolist()):
         rows = np.flatnonzero(issue == index)
         code[rows] = random.choice(size, size=len(rows), replace=False)
     code, question = np.divmod(code, n_questions)
     place, town = np.divmod(code, n_towns)
-    return np.stack([issue, town, place, question, random.integers(0, len(phrases.DAYS), n_prompts)], axis=1)
+    return np.stack([issue, town, place, question, random.integers(0, len(names.DAYS), n_prompts)], axis=1)
 
 
 def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:
     """Draw attribute levels, ``(n_prompts, n_responses, n_attributes)``, distinct within each prompt."""
     stance, length, structure = (Attributes._fields.index(name) for name in ("stance", "length", "structure"))
     sizes = [len(shares) for shares in LEVEL_SHARES]
-    leaning = random.integers(0, 2, size=n_prompts)  # 0 is for, 1 is against
+    leaning = random.integers(0, 2, size=n_prompts)  # 0: for, 1: against
 
     def draw(prompt: IntArray) -> IntArray:
         levels = np.stack([random.choice(len(p), size=len(prompt), p=p) for p in LEVEL_SHARES], axis=1)
@@ -350,7 +287,7 @@ def _draw_pairs(
 
 
 def _number_by_first_appearance(items: IntArray) -> tuple[IntArray, IntArray]:
-    """Return which items are used, in order of first use, and the pairs in terms of that order."""
+    """Return the items that pairs use, in order of first use, and the pairs renumbered in that order."""
     used, first, position = np.unique(items.ravel(), return_index=True, return_inverse=True)
     order = np.argsort(first)
     number = np.empty_like(order)
@@ -358,30 +295,8 @@ def _number_by_first_appearance(items: IntArray) -> tuple[IntArray, IntArray]:
     return used[order], number[position].reshape(items.shape)
 
 
-def _features(issue: IntArray, attributes: IntArray) -> FloatArray:
-    """Turn attribute levels into features, ``(n_items, n_features)`` in the order of `FEATURES`, all in [-1, 1]."""
-    levels = Attributes(*attributes.T)
-    loadings = np.array([topic.loadings for topic in ISSUES])
-    position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
-    is_stance = [levels.stance == phrases.STANCES.index(name) for name in ("compromise", "undecided")]
-    is_support = [levels.support == phrases.SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
-    manner = [
-        *is_stance,
-        _LENGTH[levels.length],
-        _WARMTH[levels.tone],
-        _FORMALITY[levels.tone],
-        _HEDGING[levels.hedging],
-        levels.structure != PROSE,
-        levels.structure == NUMBERED,
-        *is_support,
-        levels.call,
-        levels.question,
-    ]
-    return np.column_stack([position[:, None] * loadings[issue], *manner]).astype(np.float64)
-
-
 def _share_preferring_first(features: FloatArray, items: IntArray, tastes: FloatArray) -> FloatArray:
-    """Return p* of each pair, ``(n_pairs,)``: the share of annotators whose reward is higher for the first item."""
+    """Return p* of each pair, ``(n_pairs,)``: the share of annotators with a higher reward for the first item."""
     share = np.empty(len(items))
     for start in range(0, len(items), _PAIRS_PER_BLOCK):
         block = items[start : start + _PAIRS_PER_BLOCK]
@@ -391,7 +306,7 @@ def _share_preferring_first(features: FloatArray, items: IntArray, tastes: Float
 
 
 def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Generator) -> list[str]:
-    """Write a response for every row, choosing other words where the very same text has been written before."""
+    """Write a response for every row. A text that was written before is replaced by one with other words."""
     texts: dict[str, None] = {}
     for start in range(0, len(topics), 8192):
         rows = slice(start, start + 8192)
@@ -404,26 +319,21 @@ def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Ge
                     texts[text] = None
                     break
             else:
-                raise RuntimeError(f"no new words were left for {text!r}")
+                raise RuntimeError(f"no other wording is left for {text!r}")
     return list(texts)
 
 
 def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """Return a number as the range of itself, and a range as it is, both checked."""
+    """Return a checked range; a number n is the range (n, n)."""
     if isinstance(value, tuple) and len(value) != 2:
         raise UsageError(f"{name} must be a number or a (low, high) pair, not {value!r}.")
     low, high = value if isinstance(value, tuple) else (value, value)
-    _check_at_least(name, low, 1)
-    _check_at_least(f"the upper end of {name}", high, low)
+    check_at_least(name, low, 1)
+    check_at_least(f"the upper end of {name}", high, low)
     return low, high
 
 
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}.")
-
-
 def _check_responses(name: str, value: int) -> None:
-    _check_at_least(name, value, 2)
+    check_at_least(name, value, 2)
     if value > MAX_RESPONSES_PER_PROMPT:
         raise UsageError(f"{name} must be at most {MAX_RESPONSES_PER_PROMPT}, not {value}.")

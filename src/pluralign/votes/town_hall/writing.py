@@ -1,8 +1,7 @@
-"""From attributes to English: how a response of a given stance, length, tone, … is worded.
+"""The wording of prompts and responses: from attributes such as stance, length and tone to English text.
 
-Decided here: the order of the sentences, what each length contains, and that every attribute shows in the text. The
-words themselves are in `issues.py` and `phrases.py`; which attributes a response has, and who likes them, is decided in
-`townhall.py`.
+Defined here: the order of the sentences and the contents of each length. Every attribute is visible in the text. The
+words are in ``issues``, ``phrases``, ``arguments`` and ``names``; ``townhall`` draws the attributes.
 """
 
 import itertools
@@ -10,18 +9,18 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from pluralign.votes.town_hall import phrases
-from pluralign.votes.town_hall.issues import ISSUES, VALUE_AXES, Issue
+from pluralign.votes.town_hall import arguments, names, phrases
+from pluralign.votes.town_hall.issues import VALUE_AXES, Issue, load_issues
 
 Choice = TypeVar("Choice")
 
 PROSE, BULLETS, NUMBERED = range(3)
 N_DRAWS = 40
-"""Random integers one response may use up; the longest uses 37."""
+"""Random integers per response; the longest response uses 37."""
 
 N_REASONS = (0, 1, 2, 3, 3)
 N_VALUES = (0, 1, 2, 3, 3)
-"""Reasons and sentences about values in a response, by its length level; a list has at least two reasons."""
+"""Numbers of reasons and of sentences about values, by length level; a list has at least two reasons."""
 
 _ORDERS = tuple(itertools.permutations(range(4)))
 _CONTRACTIONS = {
@@ -39,25 +38,25 @@ _CONTRACTIONS = {
     "would not": "wouldn't",
 }
 _CONTRACTIONS |= {full[0].upper() + full[1:]: short[0].upper() + short[1:] for full, short in _CONTRACTIONS.items()}
-# Only before another word: "more than I am." keeps its verb.
+# Only before another word: "more than I am." is not contracted.
 _CONTRACTIBLE = re.compile(r"\b(" + "|".join(_CONTRACTIONS) + r")(?= [a-z])")
 
 
 class Attributes(NamedTuple):
-    """What a response is like; every field is an index into the levels named beside it."""
+    """Attributes of a response. Every field is an index into the levels named in its description."""
 
     stance: int
-    """for, against, compromise, undecided (`phrases.STANCES`)."""
+    """for, against, compromise, undecided (``phrases.STANCES``)."""
     length: int
     """0: one sentence; 1: a few; 2: a paragraph; 3: two paragraphs; 4: three."""
     tone: int
-    """warm, plain, formal, blunt (`phrases.TONES`)."""
+    """warm, plain, formal, blunt (``phrases.TONES``)."""
     hedging: int
-    """firm, even, hedged (`phrases.HEDGES`)."""
+    """firm, even, hedged (``phrases.HEDGES``)."""
     structure: int
     """0: prose; 1: bullets; 2: a numbered list. One sentence is always prose."""
     support: int
-    """none, figures, story, fairness, cost (`phrases.SUPPORTS`)."""
+    """none, figures, story, fairness, cost (``phrases.SUPPORTS``)."""
     call: int
     """1 if it ends in a call to action."""
     question: int
@@ -65,7 +64,7 @@ class Attributes(NamedTuple):
 
 
 class _Chooser:
-    """Picks among words with integers drawn beforehand, so that one numpy call serves many texts."""
+    """Selects words with integers that were drawn before, so that one numpy call is enough for many texts."""
 
     def __init__(self, draws: Sequence[int]) -> None:
         self._draws = iter(draws)
@@ -82,33 +81,33 @@ class _Chooser:
 
 
 def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> str:
-    """Ask the town's question about an issue; all arguments are indices into the word material.
+    """Write the question about an issue. All arguments are indices into the word material.
 
     Example:
         >>> write_prompt(0, 0, 32, 0, 0)
         'Should Alderbridge turn one lane of Mill Street into a bus lane?'
     """
-    topic = ISSUES[issue]
+    topic = load_issues()[issue]
     verb, doing = topic.verb.split("/")
     text = phrases.QUESTIONS[question].format(
-        town=phrases.TOWNS[town],
+        town=names.TOWNS[town],
         do=f"{verb} {topic.rest}",
         doing=f"{doing} {topic.rest}",
         thing=topic.thing,
-        day=phrases.DAYS[day],
+        day=names.DAYS[day],
     )
-    return text.replace("{place}", phrases.PLACES[topic.kind][place])
+    return text.replace("{place}", names.PLACES[topic.kind][place])
 
 
 def write_response(issue: int, town: int, place: int, attributes: Attributes, draws: Sequence[int]) -> str:
-    """Write one response with the given attributes; `draws` (at least `N_DRAWS` integers) choose the words.
+    """Write one response with the given attributes; ``draws`` (at least ``N_DRAWS`` integers) choose the words.
 
     Example:
         >>> one_sentence_for = Attributes(0, 0, 1, 1, 0, 0, 0, 0)
         >>> write_response(1, 0, 0, one_sentence_for, [1] * N_DRAWS)
         'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
-    topic = ISSUES[issue]
+    topic = load_issues()[issue]
     chooser = _Chooser(draws)
     pick = chooser.pick
     stance, tone = phrases.STANCES[attributes.stance], phrases.TONES[attributes.tone]
@@ -143,7 +142,7 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
     text = "\n\n".join(filter(None, blocks))
     if tone in ("warm", "blunt"):
         text = _CONTRACTIBLE.sub(lambda match: _CONTRACTIONS[match[0]], text)
-    return text.replace("{place}", phrases.PLACES[topic.kind][place])
+    return text.replace("{place}", names.PLACES[topic.kind][place])
 
 
 def _sentence(clause: str, blanks: dict[str, str]) -> str:
@@ -164,15 +163,15 @@ def _list(title: str, clauses: Sequence[str], blanks: dict[str, str], *, numbere
 
 
 def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
-    """Choose what goes into the braces of one response; `{place}` is filled in last."""
+    """Choose the words for the braces of one response; {place} is filled in last."""
     verb, doing = topic.verb.split("/")
     unknown = chooser.between(0, 1)
-    who, she, her = chooser.pick(phrases.PEOPLE)
+    who, she, her = chooser.pick(names.PEOPLE)
     thousands = abs(topic.money) * chooser.between(80, 125) / 100
     step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
     return {
         "place": "{place}",
-        "town": phrases.TOWNS[town],
+        "town": names.TOWNS[town],
         "do": f"{verb} {topic.rest}",
         "doing": f"{doing} {topic.rest}",
         "thing": topic.thing,
@@ -192,17 +191,17 @@ def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
         "count": f"{chooser.between(12, 290) * 10 + chooser.between(0, 9):,}",
         "weeks": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
         "years": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "day": chooser.pick(phrases.DAYS),
+        "day": chooser.pick(names.DAYS),
         # Never the town itself: between 1 and all but one steps further on in the table.
-        "other": phrases.TOWNS[(town + chooser.between(1, len(phrases.TOWNS) - 1)) % len(phrases.TOWNS)],
+        "other": names.TOWNS[(town + chooser.between(1, len(names.TOWNS) - 1)) % len(names.TOWNS)],
     }
 
 
 def _values(topic: Issue, stance: str, n_sentences: int, chooser: _Chooser) -> tuple[str, list[str]]:
-    """Say what the position is held for: a "because" with each value at stake, and sentences that take turns."""
-    if stance in phrases.BALANCE:
-        tags = [chooser.pick(phrases.BALANCE_TAGS[stance])]
-        sentences = chooser.several(phrases.BALANCE[stance], n_sentences)
+    """Return a "because" clause with each value of the position, and sentences that alternate between the values."""
+    if stance in arguments.BALANCE:
+        tags = [chooser.pick(arguments.BALANCE_TAGS[stance])]
+        sentences = chooser.several(arguments.BALANCE[stance], n_sentences)
     else:
         direction = 1 if stance == "for" else -1
         signs = {
@@ -210,57 +209,60 @@ def _values(topic: Issue, stance: str, n_sentences: int, chooser: _Chooser) -> t
             for axis, load in zip(VALUE_AXES, topic.loadings, strict=True)
             if load
         }
-        tags = [chooser.pick(phrases.VALUE_TAGS[value]) for value in signs.items()]
-        by_value = [chooser.several(phrases.VALUES[value], n_sentences) for value in signs.items()]
+        tags = [chooser.pick(arguments.VALUE_TAGS[value]) for value in signs.items()]
+        by_value = [chooser.several(arguments.VALUES[value], n_sentences) for value in signs.items()]
         sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
     return ", because " + ", and because ".join(tags), sentences
 
 
 def _support(topic: Issue, stance: str, support: str, chooser: _Chooser) -> list[str]:
-    """Back the position with figures, a story, fairness or the cost, or with nothing."""
+    """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
     if support == "none":
         return []
-    frame = chooser.pick(phrases.SUPPORT_FRAMES[support])
+    frame = chooser.pick(arguments.SUPPORT_FRAMES[support])
     if support == "cost":
-        return [frame + chooser.pick(phrases.COST[stance, topic.money < 0])]
+        return [frame + chooser.pick(arguments.COST[stance, topic.money < 0])]
     if support == "story" and stance in ("for", "against"):
         return [frame + chooser.pick(topic.story_for if stance == "for" else topic.story_against)]
-    return [frame + chooser.pick(phrases.SUPPORT[support, stance])]
+    return [frame + chooser.pick(arguments.SUPPORT[support, stance])]
 
 
 def _trimmings(
     tone: str, hedge: str, stance: str, chooser: _Chooser, *, length: int
 ) -> tuple[list[str], list[str], list[str]]:
-    """Return what longer responses add at the start, after the argument, and at the end."""
+    """Return the additions of longer responses at the start, after the argument, and at the end."""
 
     def maybe(options: Sequence[str], shortest: int) -> list[str]:
         return [chooser.pick(options)] if options and length >= shortest else []
 
     assurances = phrases.FIRM_DOUBTS if (stance, hedge) == ("undecided", "firm") else phrases.ASSURANCES[hedge]
     opening = maybe(phrases.OPENERS[tone], 2)
-    assurance = maybe(phrases.CONCESSIONS[stance], 4) + maybe(assurances, 1)
+    assurance = maybe(arguments.CONCESSIONS[stance], 4) + maybe(assurances, 1)
     closing = maybe(phrases.NEXT_STEPS[stance], 4) + maybe(phrases.CLOSERS[tone], 1)
     return opening, assurance, closing
 
 
 def _reasons(topic: Issue, stance: str, hedge: str, n_reasons: int, chooser: _Chooser, *, as_list: bool) -> list[str]:
-    """Return the argument as sentences: reasons of one side, or both sides weighed against each other."""
+    """Return the argument as sentences: reasons of one side, or of both sides in turn."""
     pros = [topic.pros[index] for index in chooser.pick(_ORDERS)]
     cons = [topic.cons[index] for index in chooser.pick(_ORDERS)]
-    if stance in phrases.BALANCE:
+    if stance in arguments.BALANCE:
         if as_list:
             return [
-                phrases.ONE_SIDE[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2]) for turn in range(n_reasons)
+                arguments.ONE_SIDE[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2])
+                for turn in range(n_reasons)
             ]
-        first = chooser.between(0, len(phrases.BOTH_SIDES) - 1)
+        first = chooser.between(0, len(arguments.BOTH_SIDES) - 1)
         return [
-            phrases.BOTH_SIDES[(first + turn) % len(phrases.BOTH_SIDES)].format(pro=pros[turn], con=cons[turn])
+            arguments.BOTH_SIDES[(first + turn) % len(arguments.BOTH_SIDES)].format(pro=pros[turn], con=cons[turn])
             for turn in range((n_reasons + 1) // 2)
         ]
     reasons = (pros if stance == "for" else cons)[:n_reasons]
     if as_list:
         return reasons
-    opened = chooser.pick(phrases.REASON_OPENINGS[hedge]) + reasons[0]
-    start = chooser.between(0, len(phrases.LINKS) - 1)
-    linked = [phrases.LINKS[(start + turn) % len(phrases.LINKS)] + reason for turn, reason in enumerate(reasons[1:])]
+    opened = chooser.pick(arguments.REASON_OPENINGS[hedge]) + reasons[0]
+    start = chooser.between(0, len(arguments.LINKS) - 1)
+    linked = [
+        arguments.LINKS[(start + turn) % len(arguments.LINKS)] + reason for turn, reason in enumerate(reasons[1:])
+    ]
     return [opened, *linked]

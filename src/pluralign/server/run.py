@@ -1,0 +1,137 @@
+"""Start and stop the server: the socket, uvicorn, and the signals."""
+
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from pluralign.answering.generate import Sampler
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.server.app import create_app
+from pluralign.server.middleware import LOGGER, LOOPBACK
+
+
+def serve(
+    ensemble: RewardEnsemble,
+    generator: Sampler | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    api_key: str | None = None,
+    ready: Callable[[str], None] | None = None,
+    **options: Any,
+) -> None:
+    """Serve an ensemble until the process gets SIGINT or SIGTERM.
+
+    Running requests are finished first; a second SIGINT exits at once.
+
+    Args:
+        ensemble: the one to serve.
+        generator: writes candidates if a request sends none.
+        host: address to listen on; an address that others can reach requires an API key.
+        port: port to listen on; 0 chooses a free one.
+        api_key: API key required from clients.
+        ready: called with the server's address once it listens.
+        options: those of ``create_app``.
+    """
+    if not api_key and not _is_loopback(host):
+        raise UsageError(
+            f"{host} can be reached from other machines and requires an API key: give --api-key or set "
+            "PLURALIGN_API_KEY, or use 127.0.0.1."
+        )
+    listening = _listen(host, port)
+    try:
+        app = create_app(ensemble, generator, api_key=api_key or None, **options)
+        app.state.service.score([("Are you awake?", "Yes.")])  # loads the encoder, or raises its error
+        if generator:
+            generator.prepare()
+        address = f"[{host}]" if ":" in host else host
+        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+        with _handle_signals(server), _request_log():
+            if ready:
+                ready(f"http://{address}:{listening.getsockname()[1]}")
+            server.run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+class _Server(uvicorn.Server):
+    """Exits with status 0 after a signal; a second SIGINT exits at once."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Do nothing: ``serve`` handles signals, and uvicorn would raise them again after the end."""
+        yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Finish running requests, or exit at once."""
+        if self.should_exit and sig == signal.SIGINT:
+            os._exit(128 + sig)  # otherwise every cancelled request would print a traceback
+        super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _handle_signals(server: _Server) -> Iterator[None]:
+    before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+@contextmanager
+def _request_log() -> Iterator[None]:
+    """Log requests while the server runs."""
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def startup_message(address: str, name: str, k: int, *, generates: bool, has_key: bool) -> str:
+    """Return the message that the command line prints once the server listens."""
+    body: dict[str, Any] = {
+        "model": f"{name}:consensus",
+        "messages": [{"role": "user", "content": "Plant more trees?"}],
+    }
+    if not generates:
+        body["candidates"] = ["Yes, many.", "No, they cost too much."]
+    key = "\n       -H 'Authorization: Bearer '\"$PLURALIGN_API_KEY\" \\" if has_key else ""
+    return (
+        f"Serving {name} ({k} members) at {address}/v1\n"
+        f"Page: {address}/   API: {address}/docs   Stop: Ctrl-C\n"
+        f"Try: curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\{key}\n"
+        f"       -d '{json.dumps(body)}'"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        code = isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno
+        # create_server adds the address to the message; strerror has the reason alone.
+        reason = os.strerror(code) if code else str(getattr(error, "strerror", error))
+        message = f"cannot listen on port {port} of {host} ({reason.lower()}); choose another port with --port."
+        raise UsageError(message) from None

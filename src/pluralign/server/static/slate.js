@@ -1,0 +1,76 @@
+// The slate: every member's favourite answer with its weight, and the consensus.
+
+import { button, el, longText, memberName, note, percent, strip } from "./dom.js";
+
+/**
+ * The view of a balanced answer.
+ *
+ * `members` has the names and weights of all members; `moreLike(text, others)` is called for "More like this".
+ */
+export function slate({ consensus, distilled, answers, candidates: n }, members, moreLike) {
+  const total = answers.reduce((sum, one) => sum + one.weight, 0);
+  return el(
+    "div",
+    {},
+    consensus && consensusCard(consensus),
+    distilled && statementCard(distilled),
+    el("h2", {}, "Slate"),
+    el(
+      "p",
+      { class: "muted" },
+      answers.length === 1
+        ? `1 of ${n} answers is the top choice of all members.`
+        : `${answers.length} of ${n} answers are the top choice of at least one member. ` +
+          "Percentages are the weight of these members.",
+    ),
+    el("div", { class: "slate" }, answers.map((one) => slateCard(one, answers, total, members, moreLike))),
+  );
+}
+
+function consensusCard(consensus) {
+  return el(
+    "article",
+    { class: "card answer consensus" },
+    el("h3", {}, "Consensus"),
+    longText(consensus.text, 900),
+    note(
+      `${percent(consensus.least_support)} of the weight prefers it to its strongest rival; `,
+      `average over all rivals: ${percent(consensus.mean_support)}. `,
+      `Top choice of ${percent(consensus.favourite_of)} of the weight.`,
+    ),
+  );
+}
+
+const statementCard = (distilled) =>
+  el(
+    "article",
+    { class: "card answer" },
+    el("h3", {}, distilled.used ? "Generated statement" : "Generated statement (not used)"),
+    longText(distilled.text),
+    note(
+      `Best of ${distilled.drafts} drafts. ${percent(distilled.least_support)} of the weight prefers it to its `,
+      `strongest rival; ${percent(distilled.to_reach)} is required.`,
+    ),
+  );
+
+function slateCard(one, answers, total, { names, weights }, moreLike) {
+  const others = answers.filter((other) => other !== one);
+  return el(
+    "article",
+    { class: "card answer" },
+    el(
+      "header",
+      {},
+      el("span", { class: "share" }, percent(one.weight)),
+      others.length > 0 && button("More like this", () => moreLike(one.text, others), "small"),
+    ),
+    strip(one.members, weights, total, `${percent(one.weight)} of the weight`),
+    longText(one.text),
+    memberList(one.members, names, weights),
+  );
+}
+
+function memberList(members, names, weights) {
+  const weight = (j) => el("span", { class: "muted" }, ` · ${percent(weights[j])}`);
+  return el("ul", { class: "voices" }, members.map((j) => el("li", {}, memberName(j, names[j], weight(j)))));
+}

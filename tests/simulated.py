@@ -1,0 +1,36 @@
+"""Pairs with simulated votes, and numerical gradients, for tests of training."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pluralign.training.pairs import Pairs
+
+
+def paired(difference: np.ndarray, prob_a: np.ndarray, per_prompt: int = 3) -> Pairs:
+    """Return pairs with these differences: the inputs of b are 0."""
+    n = len(prob_a)
+    inputs = np.vstack([difference, np.zeros_like(difference[:1])])
+    prompt = (np.arange(n) // per_prompt).astype(np.int32)
+    return Pairs(inputs, np.arange(n, dtype=np.int32), np.full(n, n, np.int32), prob_a, prompt)
+
+
+def swapped(pairs: Pairs, rows: np.ndarray) -> Pairs:
+    """Return the same votes with the responses of some pairs swapped."""
+    a, b = np.where(rows, pairs.b, pairs.a), np.where(rows, pairs.a, pairs.b)
+    return Pairs(pairs.inputs, a, b, np.where(rows, 1 - pairs.prob_a, pairs.prob_a), pairs.prompt)
+
+
+def random_pairs(seed: int, n: int = 50, d: int = 4, n_items: int = 30) -> Pairs:
+    """Pairs with random inputs and shares of five votes."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(0, n_items, n).astype(np.int32)
+    b = ((a + rng.integers(1, n_items, n)) % n_items).astype(np.int32)
+    inputs = rng.standard_normal((n_items, d))
+    return Pairs(inputs, a, b, rng.integers(0, 6, n) / 5, rng.integers(0, 20, n).astype(np.int32))
+
+
+def numeric_gradient(value: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+    """Return the gradient of a function by central differences."""
+    steps = 1e-6 * np.eye(len(at))
+    return np.array([(value(at + step) - value(at - step)) / 2e-6 for step in steps])

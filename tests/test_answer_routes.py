@@ -1,0 +1,179 @@
+"""Answers over HTTP: OpenAI's chat completions, the three modes, steering, and seeds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import TEXTS, Client, Writer, pair, running
+
+from pluralign import RewardEnsemble
+from pluralign.votes.prompts import Message, PromptLike
+
+
+@pytest.fixture(scope="module")
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
+
+
+@pytest.fixture(scope="module")
+def client(ensemble: RewardEnsemble) -> Iterator[Client]:
+    with running(ensemble) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def writer() -> Writer:
+    return Writer()
+
+
+@pytest.fixture(scope="module")
+def generating(ensemble: RewardEnsemble, writer: Writer) -> Iterator[Client]:
+    """A server with a language model."""
+    with running(ensemble, writer) as client:
+        yield client
+
+
+def test_the_openai_client_lists_the_models(client: Client) -> None:
+    ids = [model.id for model in client.openai.models.list()]
+    assert ids[:4] == ["town", "town:distributional", "town:balanced", "town:consensus"]
+    assert ids[4:] == ["town:member-0", "town:member-1", "town:member-2"]
+
+
+def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer, ensemble: RewardEnsemble) -> None:
+    answer = generating.openai.chat.completions.create(
+        model="town:consensus",
+        messages=[{"role": "user", "content": "Plant trees?"}],
+        temperature=0,
+        max_tokens=7,
+        seed=5,
+        user="unknown fields are ignored",
+    )
+    facts = answer.pluralign  # type: ignore[attr-defined]
+    message = answer.choices[0]
+    assert (answer.object, answer.model, message.finish_reason) == ("chat.completion", "town:consensus", "stop")
+    assert message.message.content == facts["consensus"]["text"]
+    assert message.message.content in TEXTS
+    assert sum(one["weight"] for one in facts["answers"]) == pytest.approx(1)
+    assert (facts["seed"], facts["generator"], facts["candidates"]) == (5, "writer", 3)
+    assert answer.usage
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    prompt, n, options = writer.requests[0]
+    assert (prompt, n) == ("Plant trees?", 8)
+    assert (options.temperature, options.max_new_tokens, options.seed) == (0.01, 7, 5)
+
+
+def test_a_streamed_answer_equals_the_whole_answer(generating: Client) -> None:
+    body: dict[str, Any] = {
+        "model": "town:balanced",
+        "messages": [{"role": "user", "content": "Plant trees?"}],
+        "seed": 1,
+    }
+    create = generating.openai.chat.completions.create
+    whole = create(**body)
+    chunks = list(create(**body, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert text.count("%: ") == len(whole.pluralign["answers"]) > 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-2].pluralign == whole.pluralign
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+    _, headers, raw = generating.send("/v1/chat/completions", body | {"stream": True})
+    assert headers["content-type"].startswith("text/event-stream")
+    assert raw.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_member_answers_with_its_favourite(generating: Client, ensemble: RewardEnsemble) -> None:
+    rewards = ensemble.rewards([("Plant trees?", text) for text in TEXTS])
+    for j in range(3):
+        body = {"model": f"town:member-{j}", "messages": [{"role": "user", "content": "Plant trees?"}]}
+        reply = generating.json("/v1/chat/completions", body)
+        assert reply["choices"][0]["message"]["content"] == TEXTS[rewards[:, j].argmax()]
+        assert reply["pluralign"]["steering"]["member"] == j
+
+
+def test_draws_follow_the_weights_and_repeat_with_a_seed(client: Client, ensemble: RewardEnsemble) -> None:
+    body: dict[str, Any] = {"model": "town", "messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS}
+    draws = [client.json("/v1/chat/completions", body | {"n": 64}) for _ in range(6)]
+    drawn = [one["member"] for draw in draws for one in draw["pluralign"]["answers"]]
+    assert len(drawn) == len(draws) * 64 == sum(len(draw["choices"]) for draw in draws)
+    shares = np.bincount(drawn, minlength=3) / len(drawn)
+    assert np.abs(shares - ensemble.weights).max() < 4.5 * 0.5 / np.sqrt(len(drawn))  # standard errors
+    assert len({draw["pluralign"]["seed"] for draw in draws}) == 6
+    again = client.json("/v1/chat/completions", body | {"n": 64, "seed": draws[0]["pluralign"]["seed"]})
+    assert again["pluralign"] == draws[0]["pluralign"]
+
+
+def test_system_and_earlier_turns_form_the_prompt(generating: Client, writer: Writer) -> None:
+    messages = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "Te"}, {"type": "text", "text": "a?"}]},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "Why?"},
+    ]
+    generating.json("/v1/chat/completions", {"model": "town", "messages": messages})
+    turns = [("system", "Be kind."), ("user", "Tea?"), ("assistant", "No."), ("user", "Why?")]
+    assert writer.requests[-1][0] == tuple(Message(*turn) for turn in turns)
+
+
+def test_answer_supports_three_modes(client: Client) -> None:
+    body = {"prompt": "Tea?", "candidates": TEXTS, "seed": 3}
+    balanced = client.json("/v1/answer", body | {"mode": "balanced", "rule": "borda"})
+    assert balanced["consensus"]["rule"] == "borda"
+    assert balanced["candidate_texts"] == TEXTS
+    assert [one["name"] for one in balanced["answers"]] == [
+        balanced["members"][one["member"]] for one in balanced["answers"]
+    ]
+    assert client.json("/v1/answer", body | {"mode": "distributional"})["answers"][0]["text"] in TEXTS
+    steered = client.json("/v1/answer", body | {"mode": "steerable", "member": 2})
+    assert steered["steering"]["name"] == steered["members"][2]
+    choices = [pair(chosen="b"), pair(response_b=TEXTS[2], chosen="a")]
+    by_choices = client.json("/v1/answer", body | {"mode": "steerable", "choices": choices})["steering"]
+    steering = client.json("/v1/steer", {"choices": choices})
+    assert by_choices == steering
+    assert len(steering["path"]) == 3
+    assert sum(steering["posterior"]) == pytest.approx(1)
+    assert client.error("/v1/answer", body | {"mode": "steerable"})[:2] == (400, "unusable")
+    assert client.error("/v1/answer", body | {"rule": "dictator"})[0] == 400
+
+
+def test_steering_without_choices_returns_the_weights(client: Client, ensemble: RewardEnsemble) -> None:
+    steering = client.json("/v1/steer", {"choices": []})
+    assert steering["posterior"] == pytest.approx(ensemble.weights.tolist())
+    assert steering["member"] == ensemble.weights.argmax()
+
+
+def test_the_refusal_policy_runs_first(ensemble: RewardEnsemble) -> None:
+    writer = Writer()
+
+    def refusal(prompt: PromptLike) -> str | None:
+        return "We do not talk about rum." if "rum" in str(prompt) else None
+
+    with running(ensemble, writer, refusal=refusal) as client:
+        for model in ("town", "town:balanced", "town:consensus", "town:member-1"):
+            body = {"model": model, "messages": [{"role": "user", "content": "Why rum?"}]}
+            reply = client.json("/v1/chat/completions", body)
+            assert reply["choices"][0]["message"]["content"] == "We do not talk about rum."
+            assert reply["pluralign"]["refused"]
+        assert writer.requests == []
+
+
+def test_a_base_seed_determines_the_seeds_of_requests(ensemble: RewardEnsemble) -> None:
+    def drawn(seed: int | None) -> list[int]:
+        with running(ensemble, seed=seed) as client:
+            chat = {"model": "town", "messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS}
+            body = [
+                client.json("/v1/answer", {"prompt": "Tea?", "mode": "distributional", "candidates": TEXTS})["seed"]
+            ]
+            body.append(client.json("/v1/chat/completions", chat)["pluralign"]["seed"])
+            assert client.json("/v1/chat/completions", chat | {"seed": 3})["pluralign"]["seed"] == 3
+            return [*body, client.json("/v1/chat/completions", chat)["pluralign"]["seed"]]
+
+    first = drawn(7)
+    assert len(set(first)) == 3
+    assert drawn(7) == first
+    assert not set(drawn(8)) & set(first)
+    assert not set(drawn(None)) & set(drawn(None))

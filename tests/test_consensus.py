@@ -1,0 +1,46 @@
+"""Slates, consensus answers and statements, from rewards alone."""
+
+import numpy as np
+
+from pluralign.answering.consensus import consensus, similarity, slate, write_statement
+
+
+def test_near_duplicates_share_one_slate_entry() -> None:
+    texts = ["We should plant many trees in town this year.", "We should plant many trees in town this year!", "No."]
+    entries = slate(texts, np.array([0, 1, 2]), np.array([0.3, 0.4, 0.3]))
+    assert [(entry.text, entry.members) for entry in entries] == [(texts[1], (0, 1)), ("No.", (2,))]
+    assert similarity(texts[0], texts[2]) == 0
+
+
+def test_members_of_negligible_weight_are_left_out_of_the_slate() -> None:
+    (entry,) = slate(["Yes.", "No."], np.array([0, 1]), np.array([1.0, 1e-9]))
+    assert (entry.text, entry.weight, entry.members) == ("Yes.", 1.0, (0,))
+
+
+def test_the_consensus_of_a_single_candidate_has_full_support() -> None:
+    found = consensus(["Yes."], np.zeros((1, 2)), np.array([0.5, 0.5]), "maximin", np.random.default_rng(0))
+    assert (found.text, found.least_support, found.mean_support, found.favourite_of) == ("Yes.", 1.0, 1.0, 1.0)
+
+
+def test_the_statement_with_the_most_support_is_compared_with_the_best_candidate() -> None:
+    weights, rewards = np.array([0.6, 0.4]), np.array([[1.0, 0.0], [0.0, 1.0]])
+    drafted = {"Both.": [0.5, 2.0], "Neither.": [-1.0, -1.0]}
+    entries = slate(["Tea.", "Rum."], np.array([0, 1]), weights)
+    instructions: list[str] = []
+
+    def writer(instruction: str, count: int) -> list[str]:
+        instructions.append(instruction)
+        return list(drafted)[:count]
+
+    found = write_statement(
+        "Tea or rum?",
+        ["Tea.", "Rum."],
+        rewards,
+        weights,
+        entries,
+        writer,
+        lambda drafts: np.array([drafted[d] for d in drafts]),
+    )
+    assert found is not None
+    assert (found.text, found.least_support, found.to_reach, found.used, found.drafts) == ("Both.", 0.4, 0.6, False, 2)
+    assert "- (60%) Tea.\n- (40%) Rum." in instructions[0]

@@ -1,0 +1,173 @@
+"""Access to the server: bodies, hosts, API keys, concurrency, disconnects, logs and headers."""
+
+import base64
+import http.client
+import json
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from served import HELLO, SECRET, Client, Counting, Writer, pair, running, wait_until
+
+from pluralign import RewardEnsemble
+from pluralign.server.limits import Limits
+from pluralign.server.middleware import SECURITY_HEADERS
+from pluralign.votes.prompts import Item
+
+
+@pytest.fixture(scope="module")
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
+
+
+@pytest.fixture(scope="module")
+def client(ensemble: RewardEnsemble) -> Iterator[Client]:
+    with running(ensemble) as client:
+        yield client
+
+
+def test_a_body_without_content_length_is_cut_off_at_the_limit(ensemble: RewardEnsemble) -> None:
+    with (
+        running(ensemble, limits=Limits(body_bytes=2000)) as client,
+        socket.create_connection((client.host, client.port), timeout=10) as connection,
+    ):
+        head = "POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        answer = b""
+        for _ in range(100):
+            connection.sendall(b"3e8\r\n" + b" " * 1000 + b"\r\n")
+            connection.settimeout(0.05)
+            try:
+                answer = connection.recv(4096)
+                break
+            except TimeoutError:
+                continue
+        assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_a_slow_body_gets_408(ensemble: RewardEnsemble) -> None:
+    with (
+        running(ensemble, limits=Limits(body_seconds=0.1)) as client,
+        socket.create_connection((client.host, client.port), timeout=10) as connection,
+    ):
+        head = "POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_other_content_types_and_hosts_are_rejected(client: Client) -> None:
+    body = json.dumps({"pairs": [pair()]}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        assert client.error("/v1/compare", body, Content_Type=kind)[:2] == (415, "not_json")
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
+        assert client.error("/v1/models", Host=host)[:2] == (403, "unknown_host")
+    for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000"):
+        assert client.send("/v1/models", Host=host)[0] == 200
+
+
+def test_cross_origin_requests_are_rejected(client: Client) -> None:
+    headers = {"Origin": "https://evil.example", "Access_Control_Request_Method": "POST"}
+    status, answer, _ = client.send("/v1/compare", method="OPTIONS", **headers)
+    assert status == 405
+    assert not any(name.startswith("access-control") for name in answer)
+    assert not any(name.startswith("access-control") for name in client.send("/v1/models", **headers)[1])
+
+
+def test_an_api_key_protects_everything_but_the_page_and_health(ensemble: RewardEnsemble) -> None:
+    with running(ensemble, Writer(), api_key=SECRET) as client:
+        for path in ("/", "/docs", "/openapi.json", "/healthz"):
+            assert client.send(path, Host="any.example")[0] == 200
+        guarded = ("/v1/models", "/v1/ensemble", "/metrics", "/rerank", "/get_reward", "/v1/compare", "/v2/rerank")
+        for path in (*guarded, "/v1", "/v1/nothing"):
+            for header in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": SECRET},
+                {"Authorization": "Basic !"},
+            ):
+                assert client.error(path, **header)[:2] == (401, "invalid_api_key"), path
+        assert client.send("/metrics", Authorization=f"Bearer {SECRET}")[0] == 200
+        with_key = openai.OpenAI(base_url=f"{client.address}/v1", api_key=SECRET)
+        assert len(list(with_key.models.list())) == 7
+        with pytest.raises(openai.AuthenticationError, match="Bearer KEY"):
+            client.openai.models.list()
+
+
+def test_the_api_key_can_be_the_password_of_a_url(ensemble: RewardEnsemble) -> None:
+
+    with running(ensemble, api_key=SECRET) as client:
+        basic = base64.b64encode(f"any:{SECRET}".encode()).decode()
+        assert client.json("/get_reward", {"query": ["a"]}, Authorization=f"Basic {basic}")["rewards"]
+
+
+def test_requests_of_disconnected_clients_are_not_scored(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
+        wait_until(lambda: counting.sizes)
+        leaving = http.client.HTTPConnection(client.host, client.port)
+        body = json.dumps({"pairs": [pair(prompt="Nobody?")]})
+        leaving.request("POST", "/v1/compare", body, {"Content-Type": "application/json"})
+        wait_until(lambda: "pluralign_queue_texts 2.0" in client.send("/metrics")[2].decode())
+        leaving.close()
+        wait_until(lambda: "pluralign_queue_texts 0.0" in client.send("/metrics")[2].decode())
+        counting.go.set()
+        first.result()
+        assert counting.sizes == [2]
+
+
+def test_excess_concurrent_requests_get_503(ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble, limits=Limits(requests=1)) as client, ThreadPoolExecutor(1) as threads:
+        first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
+        wait_until(lambda: counting.sizes)
+        assert client.error("/v1/models")[:2] == (503, "busy")
+        assert client.json("/healthz")["status"] == "ok"
+        counting.go.set()
+        first.result()
+        assert client.json("/v1/models")["data"]
+
+
+def test_the_log_contains_no_text_unless_enabled(ensemble: RewardEnsemble, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    writer = Writer(error=RuntimeError(SECRET))
+    with running(ensemble, writer) as client:
+        client.json("/v1/compare", {"pairs": [pair(prompt=SECRET)]})
+        client.error("/v1/compare", {"pairs": [pair(prompt=SECRET, response_a=1)]})
+        client.error("/v1/chat/completions", {"model": SECRET, "messages": HELLO})
+        client.error("/v1/chat/completions", {"model": "town", "messages": [{"role": "user", "content": SECRET}]})
+        client.error(f"/v1/compare?prompt={SECRET}", b"{")
+    assert "POST /v1/compare 200" in caplog.text
+    assert SECRET not in caplog.text
+    with running(ensemble, log_prompts=True) as client:
+        client.json("/v1/compare", {"pairs": [pair(prompt=SECRET)]})
+    assert SECRET in caplog.text
+
+
+def test_an_internal_error_is_logged_without_the_text(
+    ensemble: RewardEnsemble, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def score(items: Sequence[Item]) -> Any:
+        raise KeyError(items[0])
+
+    monkeypatch.setattr(RewardEnsemble, "scorer", lambda _: score)
+    with running(ensemble) as client:
+        assert client.error("/v1/compare", {"pairs": [pair(prompt=SECRET)]})[:2] == (500, "internal_error")
+        assert client.json("/healthz")["status"] == "ok"
+    assert "KeyError in score" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/v1/models", "/v1/nothing", "/metrics"])
+def test_every_response_has_the_security_headers(client: Client, path: str) -> None:
+    headers = client.send(path)[1]
+    for name, value in SECURITY_HEADERS.items():
+        assert headers[name.lower()] == value
+    assert "'unsafe" not in headers["content-security-policy"]

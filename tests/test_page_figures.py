@@ -1,0 +1,187 @@
+"""The tabs Calibration, Members and Compare show the data of the server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from page_browser import Tab, new_tab, page_data, percent, plain
+from served import running
+
+from pluralign.analysis.profiles import member_profiles
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import load_held_out
+from pluralign.server.explain import explain_votes
+
+
+@pytest.fixture(scope="module")
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
+
+
+@pytest.fixture(scope="module")
+def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
+    with running(ensemble, held_out=load_held_out(town_folder)) as client:
+        yield f"{client.address}/"
+
+
+@pytest.fixture(scope="module")
+def shown(address: str) -> dict[str, Any]:
+    """The data of the page; ``tests/test_page_data.py`` checks it."""
+    return page_data(address)
+
+
+@pytest.fixture(scope="module")
+def one_tab(browser: Any) -> Iterator[Tab]:
+    with new_tab(browser) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(one_tab: Tab) -> Iterator[Tab]:
+    with one_tab.checked():
+        yield one_tab
+
+
+def test_points_show_their_pairs(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    curve = shown["reliability"]
+    page.wait_for_selector("svg .point")
+    points = page.query_selector_all("svg .point")
+    assert len(points) == len(curve)
+    where = [
+        (float(dot.get_attribute("cx")), float(dot.get_attribute("cy")))
+        for dot in page.query_selector_all(".point .dot")
+    ]
+    x, y = np.array(where).T
+    for drawn, key in ((x, "predicted"), (-y, "observed")):
+        values = [point[key] for point in curve]
+        slope, offset = np.polyfit(values, drawn, 1)
+        assert drawn == pytest.approx(np.array(values) * slope + offset, abs=0.1)
+    worst = max(range(len(curve)), key=lambda i: abs(curve[i]["predicted"] - curve[i]["observed"]))
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[worst]["pairs"][0]["prompt"]
+    points[0].hover()
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[0]["pairs"][0]["prompt"]
+    shares = page.inner_text(".behind .pair h4 >> nth=0")
+    pair = curve[0]["pairs"][0]
+    assert f"chosen by {pair['votes_a']} of {pair['votes_a'] + pair['votes_b']}" in shares
+    points[0].focus()
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[1]["pairs"][0]["prompt"]
+    points[2].click()
+    points[0].hover()
+    assert page.inner_text(".behind .pair b >> nth=0") == curve[2]["pairs"][0]["prompt"], (
+        "a click keeps the point selected"
+    )
+
+
+def test_a_point_has_an_address(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration/1")
+    assert page.inner_text(".behind .pair b >> nth=0") == shown["reliability"][1]["pairs"][0]["prompt"]
+
+
+def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    for summary in page.query_selector_all("figure summary"):
+        summary.click()
+    curve, sizes = page.query_selector_all("figure table")
+    rows = [row.inner_text().split("\t")[0::3] for row in curve.query_selector_all("tbody tr")]
+    assert rows == [[f"{point['predicted']:.3f}", f"{point['count']}"] for point in shown["reliability"]]
+    text = sizes.inner_text()
+    history = shown["history"]
+    for value in [*(one["brier"] for one in history["points"]), history["floor"], history["soft_bt"], history["noise"]]:
+        assert f"{value:.4f}" in text
+
+
+def test_the_comparison_and_the_worst_group_are_shown(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    rows = page.query_selector_all("[aria-label='Comparison of predictions'] tbody tr")
+    words = {"ahead of": "ensemble better", "behind": "ensemble worse", "level with": "no significant difference"}
+    assert len(rows) == len(shown["comparison"])
+    for row, expected in zip(rows, shown["comparison"], strict=True):
+        assert expected["name"] in row.inner_text()
+        assert f"{expected['brier']:.4f}" in row.inner_text()
+        if expected["standing"]:
+            assert words[expected["standing"]] in row.inner_text()
+    for verdict in shown["verdicts"]:
+        assert verdict["text"] in page.inner_text("#calibration")
+    worst = page.query_selector_all("tr.worst")
+    assert [row.inner_text().split("\t")[0] for row in worst] == (
+        [shown["worst_group"]["name"]] if shown["worst_group"] else []
+    )
+
+
+def test_cards_show_leans_and_examples(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#members")
+    cards = page.query_selector_all(".member")
+    for card, expected in zip(cards, shown["members"], strict=True):
+        assert expected["name"] in card.inner_text()
+        assert percent(expected["weight"]) in card.inner_text()
+        for lean in expected["leans"]:
+            assert lean["claim"][1:] in card.inner_text()
+    with_examples = next(card for card in shown["members"] if card["distinguishing"])
+    card = cards[with_examples["member"]]
+    card.query_selector("text=Pairs where it disagrees with most members").click()
+    assert with_examples["distinguishing"][0]["preferred"] in card.text_content()
+    distances = [row.inner_text() for row in page.query_selector_all(".distances .percent")]
+    assert distances == [percent(value) for value in shown["disagreement"]]
+
+
+def test_the_page_reports_a_sample(tab: Tab, address: str) -> None:
+    sentence = "Traits, words and rankings use a random sample of 250 of the 9,375 prompts."
+    page = tab.open(address + "#members", rewrite=lambda data: data | {"read": {"prompts": 250, "of": 9375}})
+    assert sentence in plain(page.inner_text("#members"))
+    assert "random sample" not in tab.open(address + "#members").inner_text("#members")
+
+
+def test_the_heat_map_works_with_the_keyboard(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#members")
+    cells = page.query_selector_all(".heat tbody td")
+    labels = [float(cell.get_attribute("aria-label").split("τ ")[1].replace("−", "-")) for cell in cells]
+    assert labels == pytest.approx(np.array(shown["tau"]["tau"]).ravel(), abs=0.006)
+    cells[0].focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    tau = shown["tau"]["tau"][1][2]
+    sentence = page.inner_text(".pairing")
+    assert shown["members"][1]["name"] in sentence
+    assert shown["members"][2]["name"] in sentence
+    assert f"order {percent((1 - tau) / 2)} of all pairs of answers differently" in sentence
+
+
+def test_compare_shows_votes_and_reasons(
+    tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble, town_folder: Path
+) -> None:
+    page = tab.open(address + "#compare")
+    pair = shown["steering_pairs"][0]
+    texts = pair["prompt"], pair["response_a"], pair["response_b"]
+    rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
+    cards = member_profiles(ensemble.weights, load_held_out(town_folder))
+    expected = explain_votes(ensemble, cards, texts[0], texts[1:], rewards)
+    share = sum(one.weight * one.vote for one in expected)
+    assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")
+    assert f"In the data {pair['votes_a']} of" in page.inner_text("#compare")
+    camps = page.query_selector_all(".camp")
+    for one in expected:
+        camp = camps[0 if one.vote > 0.5 else 1].text_content()
+        assert one.name in camp
+        for sentence in (*one.why, *one.against):
+            assert sentence in camp
+    page.fill("#response-b", "Something else.")
+    page.focus("#compare button[type=submit]")
+    page.keyboard.press("Enter")
+    tab.rest()
+    assert "In the data" not in page.inner_text("#compare"), "people have not voted on this pair"
+    page.click("text=Another example")
+    tab.rest()
+    assert page.input_value("#response-a") == shown["steering_pairs"][1]["response_a"]
+    assert "In the data" in page.inner_text("#compare")
+
+
+def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#compare")
+    page.fill("#response-a", " ")
+    page.click("#compare button[type=submit]")
+    assert "Paste two responses" in page.inner_text("#compare [role=alert]")

@@ -1,0 +1,59 @@
+"""Prompts from files, data sets and ensembles."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from conftest import WriteLines, wide
+
+from pluralign.answering.prompt_sources import load_prompts
+from pluralign.core.errors import DataError
+from pluralign.experiments.rehearsal import write_prism
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Message
+
+CHAT = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
+
+
+def test_prompts_are_read_from_prompts_candidates_and_votes(write_jsonl: WriteLines, tmp_path: Path) -> None:
+    messages = [turn._asdict() for turn in CHAT]
+    records = [
+        {"prompt": "tea ?"},
+        {"prompt": "rum ?", "responses": ["no"]},
+        wide(prompt=messages),
+        {"prompt": "tea ?"},
+    ]
+    assert load_prompts(write_jsonl(records)) == (["tea ?", "rum ?", CHAT], [])
+    (tmp_path / "p.csv").write_text("prompt,other\ntea ?,1\n")
+    assert load_prompts(tmp_path / "p.csv") == (["tea ?"], [])
+    conversations = (write_prism(tmp_path / "prism") / "conversations.jsonl").read_text().splitlines()
+    prism = [json.loads(line)["opening_prompt"] for line in conversations]
+    assert load_prompts(f"prism:{tmp_path / 'prism'}") == (prism, [])
+    assert len(load_prompts("demo:300")[0]) == 38
+
+
+def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
+    (tmp_path / "ensemble.json").write_text("{}")
+    with pytest.raises(DataError, match="the ensemble has no held-out votes"):
+        load_prompts(tmp_path)
+    PreferenceSet.from_columns(["tea ?"], ["yes"], ["no"], [1], [2]).save(tmp_path / "held_out.parquet")
+    assert load_prompts(tmp_path) == (["tea ?"], [])
+
+
+def test_rows_without_a_prompt_are_failures_and_the_others_are_read() -> None:
+    text = b'{"prompt": "tea ?"}\n{"prompt": " "}\n{not json\n{"other": 1}\n{"prompt": "rum ?"}\n'
+    prompts, failures = load_prompts(io.BytesIO(text))
+    assert prompts == ["tea ?", "rum ?"]
+    assert [failure.row for failure in failures] == [2, 3, 4]
+    assert "row 2: the prompt is empty" in failures[0].error
+
+
+def test_a_limit_draws_the_same_prompts_in_any_order() -> None:
+    many = [f"prompt {i} ?" for i in range(40)]
+    text = "\n".join(json.dumps({"prompt": prompt}) for prompt in many)
+    back = "\n".join(json.dumps({"prompt": prompt}) for prompt in reversed(many))
+    drawn = [load_prompts(io.BytesIO(part.encode()), limit=7)[0] for part in (text, back)]
+    assert len(drawn[0]) == 7
+    assert drawn[0] == drawn[1][::-1] == [prompt for prompt in many if prompt in drawn[0]]
+    assert load_prompts(io.BytesIO(text.encode()), limit=7, seed=1)[0] != drawn[0]

@@ -1,0 +1,97 @@
+"""Scores, comparisons and rankings over HTTP equal those of the library, in the formats of existing clients."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+from served import TEXTS, Client, pair, running
+
+from pluralign import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.theory.social_choice import borda, pairwise_support
+
+
+@pytest.fixture(scope="module")
+def ensemble(town_folder: Path) -> RewardEnsemble:
+    return RewardEnsemble.load(town_folder)
+
+
+@pytest.fixture(scope="module")
+def held_out(town_folder: Path) -> HeldOutVotes:
+    return load_held_out(town_folder)
+
+
+@pytest.fixture(scope="module")
+def client(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator[Client]:
+    with running(ensemble, held_out=held_out) as client:
+        yield client
+
+
+def test_compare_and_score_match_the_command_line(client: Client, town_folder: Path, write_jsonl: Any) -> None:
+    chat = [
+        {"role": "user", "content": "Tea?"},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": "Why?"},
+    ]
+    pairs = [pair(), pair(response_b=TEXTS[2]), pair(prompt=chat), pair(response_b=TEXTS[0])]
+    offline = [json.loads(line) for line in run("compare", town_folder, write_jsonl(pairs)).stdout.splitlines()]
+    online = client.json("/v1/compare", {"pairs": pairs})["results"]
+    assert [set(one) for one in online] == [{"votes", "prob_hat", "prob_policy"}] * 4
+    for ours, theirs in zip(online, offline, strict=True):
+        assert ours["votes"] == theirs["votes"]
+        assert ours["prob_policy"] == pytest.approx(theirs["prob_policy"])
+    assert online[3]["votes"] == [0.5, 0.5, 0.5]
+    texts = [{"prompt": "Tea?", "response": text} for text in TEXTS]
+    offline = [json.loads(line) for line in run("score", town_folder, write_jsonl(texts)).stdout.splitlines()]
+    for ours, theirs in zip(client.json("/v1/score", {"texts": texts})["results"], offline, strict=True):
+        assert ours["rewards"] == pytest.approx(theirs["rewards"])
+
+
+def test_rerank_scores_by_weighted_pairwise_support(client: Client, ensemble: RewardEnsemble) -> None:
+    rewards = ensemble.rewards([("Tea?", text) for text in [*TEXTS, "Never!"]])
+    body = {"query": "Tea?", "texts": [*TEXTS, "Never!"]}
+    reply = client.json("/rerank", body | {"return_text": True})
+    expected = borda(pairwise_support(rewards, ensemble.weights))
+    assert {one["index"]: one["score"] for one in reply} == pytest.approx(dict(enumerate(expected)))
+    assert [one["score"] for one in reply] == sorted((one["score"] for one in reply), reverse=True)
+    assert all(one["text"] == body["texts"][one["index"]] for one in reply)
+    raw = {one["index"]: one["score"] for one in client.json("/rerank?member=1", body | {"raw_scores": True})}
+    assert raw == pytest.approx(dict(enumerate(rewards[:, 1])))
+    assert client.json("/rerank", {"query": "Tea?", "texts": ["Yes"]}) == [{"index": 0, "score": 0.5}]
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_cohere_rerank_accepts_a_member_as_model_id(client: Client, ensemble: RewardEnsemble, path: str) -> None:
+    documents = [TEXTS[0], {"text": TEXTS[1]}, TEXTS[2]]
+    body = {"model": "town:member-2", "query": "Tea?", "documents": documents, "top_n": 2, "return_documents": True}
+    reply = client.json(path, body)["results"]
+    order = np.argsort(-ensemble.rewards([("Tea?", text) for text in TEXTS])[:, 2])
+    assert [one["index"] for one in reply] == order[:2].tolist()
+    assert [one["relevance_score"] for one in reply] == [1.0, 0.5]
+    assert [one["document"]["text"] for one in reply] == [TEXTS[i] for i in order[:2]]
+
+
+def test_get_reward_has_openrlhfs_format(client: Client, ensemble: RewardEnsemble) -> None:
+    queries = [f"user: Tea?\n{TEXTS[0]}<|im_end|>\n", f"user: Tea?\n{TEXTS[1]}</s><pad>"]
+    body = {"query": queries, "prompts": ["user: Tea?\n"] * 2, "labels": [None, "x"]}
+    rewards = ensemble.rewards([("user: Tea?\n", text) for text in TEXTS[:2]])
+    reply = client.json("/get_reward", body)
+    assert set(reply) == {"rewards", "scores", "extra_logs"}
+    assert reply["rewards"] == pytest.approx((rewards @ ensemble.weights).tolist())
+    assert reply["extra_logs"]["member_2"] == pytest.approx(rewards[:, 2].tolist())
+    assert client.json("/get_reward?member=1", body)["rewards"] == pytest.approx(rewards[:, 1].tolist())
+    whole = client.json("/get_reward", {"query": [TEXTS[0]]})["rewards"]
+    assert whole == pytest.approx(ensemble.rewards([("", TEXTS[0])]) @ ensemble.weights)
+    assert client.error("/get_reward", body | {"prompts": ["one"]})[0] == 422
+
+
+def test_explain_has_every_members_vote(client: Client) -> None:
+    reply = client.json("/v1/explain", pair())
+    assert [member["vote"] for member in reply["members"]] == reply["votes"]
+    assert all(member["why"] for member in reply["members"])
+    difference = np.subtract(reply["rewards"]["a"], reply["rewards"]["b"])
+    assert ((difference > 0) == (np.array(reply["votes"]) > 0.5)).all()

@@ -1,0 +1,321 @@
+"""Encoders that are transformers models, against the models themselves."""
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import CHAT_TEMPLATE, word_tokenizer
+
+from pluralign.core.errors import DataError, UsageError
+from pluralign.features import cores, transformer_encoder
+from pluralign.features.encoder import load_encoder
+from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.votes.prompts import Item, Message, chat_messages, plain_text
+
+ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
+LAYERS = 4
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder that transformers wrote, without anything of sentence-transformers."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
+    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=32, max_position_embeddings=32, **sizes)
+    model = transformers.BertModel(config)
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):  # they would all be zero
+            torch.nn.init.normal_(weight, std=0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with a chat template and no padding token."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = word_tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=64, num_key_value_heads=2, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def decoder_states(folder: Path, depth: int, text: str) -> Any:
+    """Hidden states after ``depth`` layers and the final norm, ``(n_tokens, hidden)``, one text at a time."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=depth)
+    model = transformers.AutoModel.from_pretrained(folder, config=config).eval()
+    with torch.no_grad():
+        return model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).last_hidden_state[0].numpy()
+
+
+def chat_text(prompt: str, response: str) -> str:
+    return f"<s>user {prompt} </s>assistant {response} </s>"
+
+
+@pytest.mark.slow
+def test_any_encoder_folder_is_mean_pooled_over_its_real_tokens(bert_folder: Path) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folder)
+    model = transformers.AutoModel.from_pretrained(bert_folder).eval()
+    batch = tokenizer([f"{prompt}\n\n{response}" for prompt, response in ITEMS], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state.numpy()
+    mask = batch["attention_mask"].numpy()[:, :, None]
+    assert mask.min() == 0, "some text is padded"
+    vectors = load_encoder(str(bert_folder), pooling="mean")
+    assert vectors is not None
+    np.testing.assert_allclose(vectors.encode(ITEMS), (states * mask).sum(axis=1) / mask.sum(axis=1), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder: Path) -> None:
+    encoder = load_encoder(str(llama_folder))
+    assert encoder is not None
+    vectors = encoder.encode(ITEMS)
+    for vector, (prompt, response) in zip(vectors, ITEMS, strict=True):
+        assert isinstance(prompt, str)
+        expected = decoder_states(llama_folder, round(2 / 3 * LAYERS), chat_text(prompt, response)).mean(axis=0)
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+    as_chat = [((Message("user", "tea ?"),), "yes .")]
+    np.testing.assert_allclose(encoder.encode(as_chat), vectors[:1], atol=1e-6)
+    turns = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
+    longer = decoder_states(
+        llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>")
+    )
+    np.testing.assert_allclose(encoder.encode([(turns, "yes .")])[0], longer.mean(axis=0), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_layer_and_pooling_change_the_vectors_of_a_decoder(llama_folder: Path) -> None:
+    text = chat_text("tea ?", "no , never , thank you .")
+    identities = set()
+    for layer in (None, 1, LAYERS):
+        states = decoder_states(llama_folder, layer or 3, text)
+        for pooling, expected in (("mean", states.mean(axis=0)), ("last", states[-1])):
+            encoder: Any = load_encoder(str(llama_folder), layer=layer, pooling=pooling)  # type: ignore[arg-type]
+            np.testing.assert_allclose(encoder.encode(ITEMS)[1], expected, atol=1e-5, err_msg=f"{layer} {pooling}")
+            identities.add(encoder.identity)
+    assert len(identities) == 6, "each setting has its own vectors in the cache"
+
+
+@pytest.mark.slow
+def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(llama_folder, folder)
+    (folder / "chat_template.jinja").unlink()
+    encoder = load_encoder(str(folder))
+    assert encoder is not None
+    expected = decoder_states(folder, 3, "tea ?\n\nyes .").mean(axis=0)
+    np.testing.assert_allclose(encoder.encode(ITEMS)[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS + 1, -1])
+@pytest.mark.slow
+def test_a_layer_out_of_range_raises_usage_error(llama_folder: Path, layer: int) -> None:
+    encoder = load_encoder(str(llama_folder), layer=layer)
+    assert encoder is not None
+    with pytest.raises(UsageError, match=f"between 1 and {LAYERS} for tiny-llama, not {layer}"):
+        encoder.encode(ITEMS)
+
+
+@pytest.mark.slow
+def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
+    encoder = load_encoder(str(bert_folder))
+    assert encoder is not None
+    yes, no = encoder.encode([("tea ? " * 40, "yes ."), ("tea ? " * 40, "no , never .")])
+    assert np.abs(yes - no).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 100])
+def test_missing_or_truncated_weights_raise_data_error(
+    llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
+) -> None:
+    whole: Any = load_encoder(str(bert_folder))
+    saved = tmp_path / "saved"
+    importlib.import_module("sentence_transformers").SentenceTransformer(modules=list(whole.load_model())).save(
+        str(saved), create_model_card=False
+    )
+    for name, source in (("plain", bert_folder), ("decoder", llama_folder), ("sentence-transformers", saved)):
+        folder = tmp_path / name
+        shutil.copytree(source, folder)
+        weights = folder / "model.safetensors"
+        if kept:
+            weights.write_bytes(weights.read_bytes()[:kept])
+        else:
+            weights.unlink()
+        encoder = load_encoder(str(folder))
+        assert encoder is not None
+        with pytest.raises(DataError, match=r"it cannot be read .*; copy or download the model again") as caught:
+            encoder.encode(ITEMS)
+        assert str(folder) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# --- batches on several cores -----------------------------------------------------------------------------------------
+
+
+@given(lengths=st.lists(st.integers(1, 8000), min_size=1, max_size=60), n_cores=st.integers(1, 8))
+def test_every_text_is_in_one_batch_and_no_batch_is_too_large_for_a_core(lengths: list[int], n_cores: int) -> None:
+    batches = cores.core_batches(lengths, n_cores)
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    for rows in batches:
+        padded = len(rows) * max(lengths[row] for row in rows)
+        assert len(rows) == 1 or padded <= min(cores.CORE_CHARACTERS, sum(lengths) / n_cores + 1)
+    in_order = [lengths[row] for rows in batches for row in rows]
+    assert in_order == sorted(lengths, reverse=True), "similar lengths together, the longest first"
+
+
+def test_few_texts_are_spread_over_the_cores() -> None:
+    assert cores.core_batches([100, 100], cores=2) == [[0], [1]]
+    assert cores.core_batches([100], cores=8) == [[0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("characters", [20, 160, 40_000])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_batches_of_any_size_give_the_vectors_of_sentence_transformers(
+    bert_folder: Path, llama_folder: Path, characters: int, padding_side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "CORE_CHARACTERS", characters)
+    items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
+    for folder, pooling in [
+        (llama_folder, "mean"),
+        (llama_folder, "last"),
+        (bert_folder, "mean"),
+        (bert_folder, "last"),
+    ]:
+        if folder == bert_folder and padding_side == "left":
+            continue  # BERT counts positions from the first column, so only decoders can be padded there
+        encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
+        monkeypatch.setattr(encoder._model.tokenizer, "padding_side", padding_side)
+        decoder = folder == llama_folder
+        inputs = [(chat_messages if decoder else plain_text)(*item) for item in items]
+        np.testing.assert_allclose(encoder.encode(items), encoder._model.encode(inputs), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_sentence_transformers_encodes_a_model_with_a_default_prompt(
+    bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder: Any = load_encoder(str(bert_folder))
+    without = encoder.encode(ITEMS)
+    monkeypatch.setattr(encoder._model, "prompts", {"thanks": "thank you "})
+    monkeypatch.setattr(encoder._model, "default_prompt_name", "thanks")
+    expected = encoder._model.encode([plain_text(*item) for item in ITEMS])
+    np.testing.assert_allclose(encoder.encode(ITEMS), expected, atol=1e-6)
+    assert np.abs(expected - without).max() > 1e-3
+
+
+@pytest.mark.slow
+def test_encoding_on_cores_does_not_change_the_number_of_torch_threads(bert_folder: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    before = torch.get_num_threads()
+    encoder: Any = load_encoder(str(bert_folder))
+    encoder.encode(ITEMS)
+    assert torch.get_num_threads() == before
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert seen == [before], "also in threads that start later"
+
+
+def test_pool_threads_are_single_threaded_and_other_threads_are_not() -> None:
+    torch: Any = importlib.import_module("torch")
+    default = torch.get_num_threads()
+    counts: list[tuple[int, list[int]]] = []
+
+    def compute(_: Any) -> Any:
+        fresh: list[int] = []
+        thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        counts.append((torch.get_num_threads(), fresh))
+        return torch.zeros(1, 2)
+
+    inputs = ["a"] * 4 * default
+    cores.encode_on_cores(inputs, [cores.CORE_CHARACTERS] * len(inputs), lambda batch: batch, compute)
+    assert counts == [(1, [default])] * len(inputs), "while the pool is at work"
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_once_for_all_its_encoders(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[ModelEncoder] = []
+    load = ModelEncoder.load_model
+    monkeypatch.setattr(ModelEncoder, "load_model", lambda encoder: read.append(encoder) or load(encoder))  # type: ignore[func-returns-value]
+    transformer_encoder._loaded.cache_clear()
+    for _ in range(3):
+        encoder = load_encoder(str(bert_folder))
+        assert encoder is not None
+        encoder.encode(ITEMS)
+    assert len(read) == 1
+    (bert_folder / "note.txt").write_text("another identity")
+    changed = load_encoder(str(bert_folder))
+    assert changed is not None
+    changed.encode(ITEMS)
+    assert len(read) == 2, "a changed folder is loaded again"
+
+
+@pytest.mark.slow
+def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_path: Path) -> None:
+    torch: Any = importlib.import_module("torch")
+    whole: Any = load_encoder(str(bert_folder))
+    half = whole.load_model().to(torch.bfloat16)
+    half.save(str(tmp_path / "half"), create_model_card=False)
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    encoder = load_encoder(str(tmp_path / "half"))
+    assert encoder is not None
+    np.testing.assert_allclose(encoder.encode(ITEMS), whole.encode(ITEMS), atol=0.05)
+
+
+@pytest.mark.slow
+def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llama_folder: Path) -> None:
+    # In a child process without AMX: some CPUs report it and raise SIGILL (docs/performance.md).
+    code = (
+        "import json, sys; from pathlib import Path; import numpy as np\n"
+        "from pluralign.features.transformer_encoder import ModelEncoder\n"
+        "for folder in sys.argv[2:]:\n"
+        "    encoder = ModelEncoder(Path(folder), 'half', half=True); items = json.loads(sys.argv[1])\n"
+        "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"
+        "    print(json.dumps(vectors.tolist()))\n"
+    )
+    command = [sys.executable, "-c", code, json.dumps(ITEMS), str(bert_folder), str(llama_folder)]
+    env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    for folder, line in zip((bert_folder, llama_folder), lines, strict=True):
+        encoder = load_encoder(str(folder))
+        assert encoder is not None
+        exact = encoder.encode(ITEMS)
+        half = np.array(json.loads(line), dtype=np.float32)
+        assert 1e-4 < np.abs(half - exact).max() < 0.03 * np.abs(exact).max()
+        assert (half.view(np.uint32) & 0xFFFF).any(), "the pooled vectors are not rounded to bfloat16"
