@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.scale.lines import compare
+from pluralign.scale.lines import ComparedLine, compare
 from pluralign.server.limits import Limits
 from pluralign.server.run import serve
 
@@ -269,7 +269,7 @@ def fresh_pairs() -> Iterator[Pair]:
         yield {"prompt": str(votes.prompts[votes.prompt_index[row]]), "response_a": a, "response_b": b}
 
 
-def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[dict[str, Any]]:
+def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[ComparedLine]:
     """Compare offline."""
     return list(compare(ensemble, io.BytesIO(lines), "pairs"))
 
