@@ -221,9 +221,7 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
         size_here = guarantees.sufficient_size(epsilon, variance)
         worth = variance / error if error > 0 else None
         same = (
-            "too low to compare with random annotators"
-            if worth is None
-            else f"that of {worth:.1f} random annotators"
+            "too low to compare with random annotators" if worth is None else f"that of {worth:.1f} random annotators"
         )
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
