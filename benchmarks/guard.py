@@ -114,7 +114,7 @@ def run_all(benchmarks: Mapping[str, Benchmark]) -> tuple[dict[str, Any], dict[s
     return found, skipped, failed
 
 
-# --- the comparison -------------------------------------------------------------------------------------------------
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

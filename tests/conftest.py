@@ -1,4 +1,4 @@
-"""Votes and files that many tests write."""
+"""Fixtures and helpers that many tests use."""
 
 import io
 import json
@@ -23,7 +23,7 @@ WriteLines = Callable[..., Path]
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests, and the commands they start, never touch the user's cache of vectors."""
+    """Give tests, and the commands they start, a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLURALIGN_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -31,7 +31,7 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> WriteLines:
-    """Write records, or raw lines where they are text or bytes, to a .jsonl file."""
+    """Return a function that writes records, or raw lines of text or bytes, to a .jsonl file."""
 
     def write(records: Iterable[Mapping[str, Any] | str | bytes], name: str = "votes.jsonl") -> Path:
         path = tmp_path / name
@@ -46,7 +46,7 @@ def write_jsonl(tmp_path: Path) -> WriteLines:
 
 @pytest.fixture(scope="session")
 def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an ensemble of three members on surface features, with many held-out votes."""
+    """Return the folder of an ensemble of three members on surface features, with many held-out votes."""
     from pluralign import fit, town_hall
 
     path = tmp_path_factory.mktemp("ensemble")
@@ -62,23 +62,23 @@ BROWSER_FLAGS = (
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """A real headless Chromium, driven through Playwright."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    """Return a headless Chromium, controlled through Playwright."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
         reason = "no Chromium on this machine: install the package chromium to run browser tests"
         assert "PLURALIGN_NEEDS_BROWSER" not in os.environ, reason
         pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=list(BROWSER_FLAGS))
+        opened = playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
         yield opened
         opened.close()
 
 
 @pytest.fixture(scope="module")
 def one_torch_thread() -> Iterator[None]:
-    """More threads only wait for each other in models as small as tests make them."""
+    """Use one torch thread: more threads slow down the small models of the tests."""
     from pluralign.experiments.rehearsal import one_thread
 
     with one_thread(), pytest.MonkeyPatch.context() as patch:
@@ -87,7 +87,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def wide(**changes: Any) -> dict[str, Any]:
-    """One good row in the wide layout, with some columns changed; None removes a column."""
+    """Return a valid row in the wide layout, with some columns changed; None removes a column."""
     row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2} | changes
     return {name: value for name, value in row.items() if value is not None}
 
@@ -153,7 +153,7 @@ def run_process(*arguments: str | Path, stdin: bytes | str = b"") -> subprocess.
 
 
 def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
-    """Run ``pluralign`` with a terminal as stderr; return its exit code, stdout and what the terminal showed."""
+    """Run ``pluralign`` with a terminal as stderr; return its exit code, stdout and the output of the terminal."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "pluralign", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=os.environ | {"TERM": "xterm"})
@@ -162,7 +162,7 @@ def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
     while True:
         try:
             chunk = os.read(leader, 4096)
-        except OSError:  # how Linux says that the other end was closed
+        except OSError:  # Linux raises this when the other end is closed
             break
         if not chunk:
             break

@@ -12,9 +12,10 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import choose, favourites, refuse, score
+from pluralign.answering.answer import Mode, choose, favourites, refuse, score
 from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 
@@ -49,7 +50,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
     return CANDIDATES[int(ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[:, member].argmax())]
 
 
-# --- score, then choose ---------------------------------------------------------------------------------------------
+# --- score, then choose -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
 )
 @pytest.mark.parametrize("level", ["vote", "policy"])
 def test_answer_is_score_followed_by_choose(
-    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: str, mode: str, options: dict[str, Any]
+    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
     ensemble = replace(ensemble, record=replace(ensemble.record, level=level))
     texts = [*CANDIDATES, CANDIDATES[0]]
@@ -106,7 +107,7 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
     assert (rewards[0] == rewards[2]).all()
 
 
-# --- balanced -------------------------------------------------------------------------------------------------------
+# --- balanced ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsemble) -> None:
@@ -170,7 +171,7 @@ def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: R
         assert found == replace(plain, notes=(note,))
 
 
-# --- distributional -------------------------------------------------------------------------------------------------
+# --- distributional ---------------------------------------------------------------------------------------------------
 
 
 def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemble) -> None:
@@ -198,7 +199,7 @@ def test_draws_depend_only_on_the_request_and_the_seed(ensemble: RewardEnsemble)
     assert len(drawn) > 1
 
 
-# --- steerable ------------------------------------------------------------------------------------------------------
+# --- steerable --------------------------------------------------------------------------------------------------------
 
 
 def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
@@ -217,7 +218,7 @@ def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
         answer(ensemble, PROMPT, CANDIDATES, member=1)
 
 
-# --- odd input ------------------------------------------------------------------------------------------------------
+# --- odd input --------------------------------------------------------------------------------------------------------
 
 
 def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
@@ -262,7 +263,7 @@ def test_an_unknown_mode_raises_an_error_that_suggests_the_nearest(ensemble: Rew
         answer(ensemble, PROMPT, CANDIDATES, "balance")
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

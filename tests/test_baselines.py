@@ -62,7 +62,7 @@ def predicted(baseline: Baseline, pairs: Pairs) -> np.ndarray:
     return baseline.prob_hat(Differences(pairs.inputs, pairs.a, pairs.b))
 
 
-# --- all baselines --------------------------------------------------------------------------------------------------
+# --- all baselines ----------------------------------------------------------------------------------------------------
 
 
 def test_every_baseline_is_reported_and_then_fitted() -> None:
@@ -142,7 +142,7 @@ def test_seed_changes_only_bootstrap_and_mixture() -> None:
         assert differs == (name in ("bootstrap", "mixture"))
 
 
-# --- one reward -----------------------------------------------------------------------------------------------------
+# --- one reward -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["soft_bt", "hard_bt"])
@@ -182,7 +182,7 @@ def test_temperature_lowers_the_validation_error() -> None:
     assert validation_error(chosen) <= validation_error(1.0) + 1e-6
 
 
-# --- votes ----------------------------------------------------------------------------------------------------------
+# --- votes ------------------------------------------------------------------------------------------------------------
 
 
 def test_reward_and_its_opposite_have_the_best_weight() -> None:
@@ -224,7 +224,7 @@ def test_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0.2 < (weight == 0).mean() < 0.55, "about one in e is left out"
 
 
-# --- mixture --------------------------------------------------------------------------------------------------------
+# --- mixture ----------------------------------------------------------------------------------------------------------
 
 
 def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> float:
@@ -269,7 +269,7 @@ def test_one_em_round_equals_its_definition(monkeypatch: pytest.MonkeyPatch) -> 
         assert after < 0.2 * before, "two Newton steps come near the best reward of this group"
 
 
-# --- mean and variance ----------------------------------------------------------------------------------------------
+# --- mean and variance ------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.3]))

@@ -114,7 +114,7 @@ def test_lemma_1_splits_the_brier_score(votes: PreferenceSet, certificate: Certi
     assert found.votes_per_pair == pytest.approx(n.mean())
 
 
-# --- held-out prompts -----------------------------------------------------------------------------------------------
+# --- held-out prompts -------------------------------------------------------------------------------------------------
 
 
 def _votes_on(
@@ -236,7 +236,7 @@ def test_one_prompt_gives_no_informative_bound() -> None:
     assert "nan" not in "".join(getattr(found, part).here for part in PARTS)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_certify_prints_one_json_object(folder: Path) -> None:

@@ -42,7 +42,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-# --- arrays ---------------------------------------------------------------------------------------------------------
+# --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_step_is_not_computed_again_in_the_same_run(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_partial_file_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
     assert compute.times == 1
 
 
-# --- values and folders ---------------------------------------------------------------------------------------------
+# --- values and folders -----------------------------------------------------------------------------------------------
 
 
 def test_a_computed_value_equals_the_stored_one(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_other_runs_are_listed_with_their_inputs(tmp_path: Path) -> None:
     assert Checkpoints(None, INPUTS).other_runs() == []
 
 
-# --- the end of a run -----------------------------------------------------------------------------------------------
+# --- the end of a run -------------------------------------------------------------------------------------------------
 
 
 def test_finishing_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_creating_checkpoints_touches_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# --- fingerprints ---------------------------------------------------------------------------------------------------
+# --- fingerprints -----------------------------------------------------------------------------------------------------
 
 
 def test_a_fingerprint_depends_on_contents_only() -> None:
@@ -243,7 +243,7 @@ def test_a_value_without_contents_has_no_fingerprint() -> None:
         fingerprint({"x": object()})
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------------------------
 
 
 def test_appended_lines_are_read_back(tmp_path: Path) -> None:

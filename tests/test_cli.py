@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from conftest import WriteLines, run, run_in_terminal, run_process, wide
-from test_summary import by_hand, random_rows
+from test_summary import in_plain_python, random_rows
 
 from pluralign import __version__, town_hall
 from pluralign.cli.console import emit
 from pluralign.cli.main import COMMANDS
 from pluralign.core.errors import UsageError
-from pluralign.experiments.demo_story import walk_through
+from pluralign.experiments.demo_story import run_demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 WITH_SEED = {"demo", "fit", "evaluate", "report", "answer", "serve", "tune", "generate", "rankings", "reproduce"}
@@ -25,7 +25,7 @@ INSPECT_KEYS = {
 }  # fmt: skip
 
 
-# --- in a process: streams and exit codes ---------------------------------------------------------------------------
+# --- in a process: streams and exit codes -----------------------------------------------------------------------------
 
 
 def test_json_goes_to_stdout_and_notes_to_stderr(write_jsonl: WriteLines) -> None:
@@ -59,7 +59,7 @@ def test_in_a_terminal_progress_goes_to_stderr_and_json_stays_clean(write_jsonl:
     assert "Reading" in shown
 
 
-# --- help, options and logging --------------------------------------------------------------------------------------
+# --- help, options and logging ----------------------------------------------------------------------------------------
 
 
 def test_help_lists_every_command_and_version_is_printed() -> None:
@@ -124,7 +124,7 @@ def test_a_view_is_not_drawn_if_json_is_printed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == '{"noise": null}\n'
 
 
-# --- inspect --------------------------------------------------------------------------------------------------------
+# --- inspect ----------------------------------------------------------------------------------------------------------
 
 
 def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -> None:
@@ -132,7 +132,7 @@ def test_inspect_prints_one_json_object_with_all_keys(write_jsonl: WriteLines) -
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert set(summary) >= INSPECT_KEYS
-    for name, expected in by_hand(random_rows()).items():
+    for name, expected in in_plain_python(random_rows()).items():
         assert summary[name] == pytest.approx(expected, abs=1e-12)
 
 
@@ -163,24 +163,24 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
     assert "[bold]votes.jsonl" in run("inspect", path).stdout.replace("\n", "")
 
 
-# --- demo -----------------------------------------------------------------------------------------------------------
+# --- demo -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
-    story = walk_through(town_hall(300), encoder="none")
+    result = run_demo(town_hall(300), encoder="none")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pluralign.experiments.demo_story.walk_through", lambda *_, **__: story)
+        patch.setattr("pluralign.experiments.demo_story.run_demo", lambda *_, **__: result)
         yield
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_compares_all_methods_with_the_known_truth() -> None:
-    story = run("demo", "--pairs", "300", "--encoder", "none")
-    assert story.returncode == 0, story.stderr
+    done = run("demo", "--pairs", "300", "--encoder", "none")
+    assert done.returncode == 0, done.stderr
     for words in ("300 pairs", "A contested pair", "the known truth", "true error", "random people", "member 7"):
-        assert words in story.stdout
+        assert words in done.stdout
 
 
 @pytest.mark.usefixtures("fast_demo")

@@ -51,7 +51,7 @@ def as_lines(*records: dict[str, Any]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-# --- fit and evaluate -----------------------------------------------------------------------------------------------
+# --- fit and evaluate -------------------------------------------------------------------------------------------------
 
 
 def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_help_of_fit_shows_every_option_with_its_help() -> None:
     assert "Examples" in text
 
 
-# --- score and compare ----------------------------------------------------------------------------------------------
+# --- score and compare ------------------------------------------------------------------------------------------------
 
 
 def test_score_streams_rewards_from_standard_input_and_files(folder: Path, tmp_path: Path) -> None:

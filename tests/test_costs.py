@@ -1,4 +1,4 @@
-"""What encoding costs: the operations that torch counts, and hours that follow from them."""
+"""The cost of encoding: operations as counted by torch, and the hours that follow."""
 
 import importlib
 import importlib.util
@@ -16,7 +16,7 @@ SMALL = Architecture(vocabulary=40, hidden=32, intermediate=48, layers=3, heads=
 
 
 def counted(model: Any, texts: int, length: int) -> int:
-    """Operations of one pass forward, by torch's own counter."""
+    """Return the operations of one forward pass, counted by torch."""
     torch, attention = importlib.import_module("torch"), importlib.import_module("torch.nn.attention")
     flop_counter = importlib.import_module("torch.utils.flop_counter")
     plain = attention.sdpa_kernel(attention.SDPBackend.MATH)  # torch does not count the fused one of CPUs
@@ -26,7 +26,7 @@ def counted(model: Any, texts: int, length: int) -> int:
 
 
 @pytest.mark.parametrize("layers", [3, 2])
-def test_a_decoders_operations_are_those_that_torch_counts(layers: int) -> None:
+def test_the_operations_of_a_decoder_match_torch(layers: int) -> None:
     transformers = importlib.import_module("transformers")
     config = transformers.LlamaConfig(
         vocab_size=SMALL.vocabulary,
@@ -39,7 +39,7 @@ def test_a_decoders_operations_are_those_that_torch_counts(layers: int) -> None:
     assert counted(transformers.LlamaModel(config), 5, 10) == encoding_flops(SMALL, 50, 10, layers)
 
 
-def test_an_encoders_operations_are_those_that_torch_counts() -> None:
+def test_the_operations_of_an_encoder_match_torch() -> None:
     transformers = importlib.import_module("transformers")
     size = Architecture(40, 32, 48, 3, 4, 4, gated=False)
     config = transformers.BertConfig(
@@ -49,7 +49,7 @@ def test_an_encoders_operations_are_those_that_torch_counts() -> None:
     assert counted(model, 5, 10) == encoding_flops(size, 50, 10)
 
 
-def test_minilm_has_the_sizes_of_its_config() -> None:
+def test_the_sizes_of_minilm_match_its_config() -> None:
     from pluralign.models.bundled import minilm_folder
 
     config = json.loads((minilm_folder() / "config.json").read_text())
@@ -58,21 +58,21 @@ def test_minilm_has_the_sizes_of_its_config() -> None:
     assert Architecture(vocabulary, hidden, intermediate, layers, heads, heads, gated=False) == costs.MINILM
 
 
-def test_a_cost_follows_from_its_figures() -> None:
-    cost = encoding_cost(1000, SMALL, texts_a_pair=1.5, tokens_a_text=20, surface=8, peak=1e9, utilisation=0.5)
+def test_the_cost_follows_from_its_inputs() -> None:
+    cost = encoding_cost(1000, SMALL, texts_per_pair=1.5, tokens_per_text=20, surface=8, peak=1e9, utilisation=0.5)
     assert (cost.texts, cost.tokens) == (1500, 30_000)
     assert cost.flops == encoding_flops(SMALL, 30_000, 20)
     assert cost.gpu_hours == pytest.approx(cost.flops / 0.5e9 / 3600)
     assert cost.stored_bytes == 1500 * 40 * 4
 
 
-def test_the_sheet_is_reckoned_with_what_it_is_told() -> None:
+def test_the_cost_sheet_uses_the_given_sizes() -> None:
     spec = importlib.util.spec_from_file_location("cost_sheet", SHEET)
     assert spec
     assert spec.loader
     sheet = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sheet)
-    last = sheet.estimate_cost("llama", {"texts_a_pair": 2, "llama_tokens_a_text": 500})[-1]
+    last = sheet.estimate_cost("llama", {"texts_per_pair": 2, "llama_tokens_per_text": 500})[-1]
     assert (last["pairs"], last["texts"], last["tokens"]) == (1e9, 2e9, 1e12)
     flops = encoding_flops(costs.LLAMA_3_8B, 1e12, 500, 21)
     assert last["gpu_hours_bf16"] == pytest.approx(flops / (0.35 * 989.4e12) / 3600)

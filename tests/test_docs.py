@@ -117,7 +117,7 @@ def test_links_point_to_existing_files(page: Path) -> None:
             assert (ROOT / found[1]).exists(), target
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
+# --- names ------------------------------------------------------------------------------------------------------------
 
 
 def dotted_names(page: Path) -> Iterator[str]:
@@ -178,7 +178,7 @@ def test_every_command_and_every_room_has_its_section() -> None:
         assert f"<!-- modules: {room} -->" in (ROOT / "docs" / "reference" / "api" / f"{room}.md").read_text()
 
 
-# --- the site --------------------------------------------------------------------------------------------------------
+# --- the site ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class Counting:
         return np.array([[len(prompt), len(response)] for prompt, response in items], dtype=np.float32)
 
 
-# --- each text once -------------------------------------------------------------------------------------------------
+# --- each text once ---------------------------------------------------------------------------------------------------
 
 
 def test_each_distinct_text_is_encoded_once_and_rows_keep_their_order() -> None:
@@ -119,7 +119,7 @@ def test_a_chat_and_a_text_that_equals_its_json_are_two_texts() -> None:
     assert vectors.tolist() == [[1, 1], [17, 1]]
 
 
-# --- hashing --------------------------------------------------------------------------------------------------------
+# --- hashing ----------------------------------------------------------------------------------------------------------
 
 
 def test_hashed_vectors_have_unit_length_and_depend_on_words_and_their_order() -> None:
@@ -232,7 +232,7 @@ def test_none_and_hashing_need_no_model() -> None:
     assert load_encoder("hashing") == HashingEncoder()
 
 
-# --- models in wheels -----------------------------------------------------------------------------------------------
+# --- models in wheels -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

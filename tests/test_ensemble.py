@@ -55,7 +55,7 @@ def some_ensemble(seed: int = 0, k: int = 3, method: str = "stagewise", encoder:
     )
 
 
-# --- readings -------------------------------------------------------------------------------------------------------
+# --- readings ---------------------------------------------------------------------------------------------------------
 
 
 def test_rewards_are_theta_times_the_scaled_features() -> None:
@@ -124,7 +124,7 @@ def test_the_policy_reading_approaches_the_votes_as_the_temperature_falls(votes:
     np.testing.assert_allclose(warm, 0.5, atol=1e-6)
 
 
-# --- parts of an ensemble -------------------------------------------------------------------------------------------
+# --- parts of an ensemble ---------------------------------------------------------------------------------------------
 
 
 def test_taking_members_in_another_order_permutes_votes_and_leaves_prob_hat(votes: PreferenceSet) -> None:
@@ -154,7 +154,7 @@ def test_first_k_is_refused_for_joint_ensembles() -> None:
         some_ensemble(method="joint").first(1)
 
 
-# --- on disk --------------------------------------------------------------------------------------------------------
+# --- on disk ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("encoder", ["none", "hashing"])

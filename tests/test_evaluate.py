@@ -239,7 +239,7 @@ def test_half_counted_ties_are_removed_from_the_noise() -> None:
     assert all(value is not None for value in asdict(figures).values())
 
 
-# --- other subjects -------------------------------------------------------------------------------------------------
+# --- other subjects ---------------------------------------------------------------------------------------------------
 
 
 def write_scores(path: Path, votes: PreferenceSet, score: Any) -> Path:
@@ -319,7 +319,7 @@ def test_a_reward_model_can_be_evaluated_and_compared_with(tmp_path: Path) -> No
     assert len(found.members) == 3
 
 
-# --- the policy level -----------------------------------------------------------------------------------------------
+# --- the policy level -------------------------------------------------------------------------------------------------
 
 
 def a_subject(difference: npt.NDArray[np.float64], votes: PreferenceSet) -> Predictor:
@@ -414,7 +414,7 @@ def test_a_reference_model_shifts_shares_to_likelier_responses(tmp_path: Path) -
     np.testing.assert_allclose(reference_log_ratio(str(folder), votes), sides[0] - sides[1], atol=1e-4)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 KEYS = {
     "test", "baselines", "members", "reliability", "levels", "strata", "groups", "worst_group", "adversarial", "policy",

@@ -94,7 +94,7 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
     )
 
 
-# --- results ------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
         assert test.interval.low < test.brier < test.interval.high
 
 
-# --- no leaks from test prompts --------------------------------------------------------------------------------------------
+# --- no leaks from test prompts ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_the_training_side_of_a_split_is_split_again(quick: None, votes: Prefere
     assert evaluate(ensemble, test).pairs == len(test)
 
 
-# --- determinism and resuming -------------------------------------------------------------------------------------------------
+# --- determinism and resuming -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
@@ -404,7 +404,7 @@ def test_another_model_under_the_same_name_does_not_resume_from_the_old_work(
     assert same_fit(found, fit_quickly(votes, k=4, encoder="model"))
 
 
-# --- a real kill ----------------------------------------------------------------------------------------------------
+# --- a real kill ------------------------------------------------------------------------------------------------------
 
 
 def arrays_of(folder: Path) -> dict[str, bytes]:
@@ -457,7 +457,7 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
     assert not list(folder.glob(".unfinished-*"))
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------
+# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

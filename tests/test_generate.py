@@ -59,7 +59,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- with a model ---------------------------------------------------------------------------------------------------
+# --- with a model -----------------------------------------------------------------------------------------------------
 
 
 def test_every_prompt_gets_its_distinct_responses(model: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_files_of_earlier_versions_can_be_resumed(tmp_path: Path) -> None:
     assert (done.resumed, done.cut_off) == (1, 1)
 
 
-# --- distinct responses ---------------------------------------------------------------------------------------------
+# --- distinct responses -----------------------------------------------------------------------------------------------
 
 
 def test_repeats_and_empty_texts_are_counted_and_sampled_again(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_chats_texts_seeds_and_rounds_have_different_prompt_seeds() -> None:
     assert len({prompt_seed(p, s, a) for p in ("x", (Message("user", "x"),)) for s in (0, 1) for a in (0, 1)}) == 8
 
 
-# --- interruptions --------------------------------------------------------------------------------------------------
+# --- interruptions ----------------------------------------------------------------------------------------------------
 
 
 def test_a_resumed_file_ends_with_the_same_bytes(model: str, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_failed_prompts_are_listed_and_tried_again(tmp_path: Path) -> None:
     assert not Path(f"{path}.failed").exists()
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_candidates_and_lists_failures(model: str, write_jsonl: WriteLines, tmp_path: Path) -> None:

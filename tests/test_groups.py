@@ -31,7 +31,7 @@ def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) ->
     return votes, truth
 
 
-# --- grouping -------------------------------------------------------------------------------------------------------
+# --- grouping ---------------------------------------------------------------------------------------------------------
 
 
 def test_length_groups_use_the_ratio_of_lengths() -> None:
@@ -97,7 +97,7 @@ def test_topics_are_named_by_their_words() -> None:
     assert set(topics(["same words here"] * 100)) == {"all prompts"}
 
 
-# --- within groups --------------------------------------------------------------------------------------------------
+# --- within groups ----------------------------------------------------------------------------------------------------
 
 
 def test_group_figures_use_only_pairs_of_the_group() -> None:
@@ -161,7 +161,7 @@ def test_a_group_of_few_prompts_is_never_the_worst() -> None:
     assert judge_groups(predicted[:40], votes[:40], ["side"])[1] is None
 
 
-# --- adversarial groups ---------------------------------------------------------------------------------------------
+# --- adversarial groups -----------------------------------------------------------------------------------------------
 
 
 def by_fraction(found: list[AdversarialGroup]) -> dict[float, AdversarialGroup]:
@@ -200,7 +200,7 @@ def test_a_miscalibrated_tenth_shows_in_small_groups() -> None:
     assert found[0.05].worst - clean[0.05].worst > 2 * (found[1.0].worst - clean[1.0].worst)
 
 
-# --- what is left of disagreement -----------------------------------------------------------------------------------
+# --- what is left of disagreement -------------------------------------------------------------------------------------
 
 
 def test_majority_shares_match_a_direct_computation() -> None:

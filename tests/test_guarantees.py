@@ -33,7 +33,7 @@ from pluralign.theory.guarantees import (
 
 SEEDS, SIZES, BETAS = st.integers(0, 5000), st.integers(1, 10), st.one_of(st.just(2.0), st.floats(2, 30))
 
-# --- Theorem 2 ------------------------------------------------------------------------------------------------------
+# --- Theorem 2 --------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 10_000))
@@ -74,7 +74,7 @@ def test_random_annotators_have_the_error_of_the_proof() -> None:
     assert math.isnan(random_ensemble_error([1.0, 0.0], 1, k)), "one vote per pair shows no disagreement"
 
 
-# --- Theorem 3 ------------------------------------------------------------------------------------------------------
+# --- Theorem 3 --------------------------------------------------------------------------------------------------------
 
 
 def random_ensemble(seed: int, k: int, n: int = 60) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -188,7 +188,7 @@ def test_theorem_3_requires_beta_of_at_least_two(beta: float) -> None:
         members_to_keep(np.eye(2), [0.5, 0.5], beta)
 
 
-# --- Theorem 4 ------------------------------------------------------------------------------------------------------
+# --- Theorem 4 --------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 2000), st.integers(1, 64))
@@ -242,7 +242,7 @@ def test_the_generalization_bound_is_the_formula_of_the_paper() -> None:
         samples_until_informative(100, 8, 0.1, width=0.0)
 
 
-# --- held-out prompts -----------------------------------------------------------------------------------------------
+# --- held-out prompts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [2, 10, 60, 300])

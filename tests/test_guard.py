@@ -1,4 +1,4 @@
-"""The guard over benchmarks: a ratio that gets twice as bad is seen, one that is merely noisy is not."""
+"""The guard of the benchmarks fails on a ratio that is twice as bad as its reference, and not on noise."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ def verdicts(rate: float, cost: float, reference: dict[str, Any] = REFERENCE) ->
         (0.0, 0.2, ["worse", "as good"]),
     ],
 )
-def test_a_ratio_is_worse_when_it_is_not_half_as_good_as_its_reference(
+def test_a_ratio_is_worse_if_it_is_less_than_half_as_good_as_its_reference(
     rate: float, cost: float, expected: list[str]
 ) -> None:
     assert verdicts(rate, cost) == expected
@@ -57,23 +57,23 @@ def test_a_ratio_without_a_reference_is_new_and_fails_nothing() -> None:
 
 
 @given(value=positive, reference=positive)
-def test_turning_a_ratio_upside_down_and_its_direction_too_changes_nothing(value: float, reference: float) -> None:
-    turned = guard.times_worse(1 / value, 1 / reference, "lower")
-    assert guard.times_worse(value, reference, "higher") == pytest.approx(turned)
+def test_inverting_a_ratio_and_its_direction_changes_nothing(value: float, reference: float) -> None:
+    inverted = guard.times_worse(1 / value, 1 / reference, "lower")
+    assert guard.times_worse(value, reference, "higher") == pytest.approx(inverted)
 
 
-def test_ratios_are_found_inside_objects_and_under_names_with_slashes() -> None:
+def test_ratios_are_read_from_nested_objects_and_names_with_slashes() -> None:
     benchmark = guard.Benchmark([], {"demo:9/rows/joint k=8/vs": "lower", "online / offline": "higher"})
     result = {"demo:9": {"rows": {"joint k=8": {"vs": 0.5}}}, "online / offline": 0.9, "other": "text"}
     assert guard.ratios_of(benchmark, result) == {"demo:9/rows/joint k=8/vs": 0.5, "online / offline": 0.9}
 
 
-def test_a_ratio_that_is_no_longer_printed_is_noticed() -> None:
+def test_a_missing_ratio_is_an_error() -> None:
     with pytest.raises(KeyError, match="there is no cost"):
         guard.compare("toy", BOTH, {"rate": 1.0}, REFERENCE)
 
 
-def test_a_much_worse_ratio_ends_with_exit_code_1_and_the_run_is_written(
+def test_a_much_worse_ratio_exits_with_code_1_and_writes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "toy.py").write_text("""print('{"rate": 0.5, "cost": 0.2}')""")
@@ -98,9 +98,7 @@ def test_a_much_worse_ratio_ends_with_exit_code_1_and_the_run_is_written(
     assert json.loads((tmp_path / "reference.json").read_text()) == {"toy": {"rate": 0.5, "cost": 0.2}}
 
 
-def test_a_benchmark_that_fails_is_named_after_the_others_have_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_benchmark_is_reported_after_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text("raise SystemExit(3)")
     (tmp_path / "toy.py").write_text("""print('{"rate": 1.6, "cost": 0.2}')""")
     monkeypatch.setattr(guard, "HERE", tmp_path)
@@ -111,22 +109,22 @@ def test_a_benchmark_that_fails_is_named_after_the_others_have_run(
     assert list(json.loads((tmp_path / "bench.json").read_text())) == ["toy"]
 
 
-def test_every_reference_is_of_a_ratio_that_is_guarded() -> None:
+def test_every_reference_belongs_to_a_guarded_ratio() -> None:
     reference = json.loads((FOLDER / "reference.json").read_text())
     for name, ratios in reference.items():
         assert set(ratios) == set(guard.BENCHMARKS[name].ratios)
     assert "speed" in reference
 
 
-def test_the_speed_benchmark_prints_what_the_guard_reads() -> None:
+def test_the_speed_benchmark_prints_the_guarded_ratios() -> None:
     assert set(guard.BENCHMARKS["speed"].ratios) <= set(load("speed").MEANING)
 
 
-def test_operations_are_those_of_every_product_in_a_bert(tmp_path: Path) -> None:
+def test_operations_count_every_product_in_a_bert(tmp_path: Path) -> None:
     width, inside, layers, lengths = 4, 6, 3, [2, 5]
     config = {"hidden_size": width, "intermediate_size": inside, "num_hidden_layers": layers}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    products = 0  # (rows, inner, columns) of each product, a multiplication and an addition a term
+    products = 0  # (rows, inner, columns) of each product, one multiplication and one addition per term
     for n in lengths:
         of_layer = [(n, width, width)] * 4 + [(n, width, inside), (n, inside, width), (n, width, n), (n, n, width)]
         products += layers * sum(2 * rows * inner * columns for rows, inner, columns in of_layer)

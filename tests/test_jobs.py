@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import WriteLines, run, wide
+from conftest import WriteLines, run, run_process, wide
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -67,7 +67,7 @@ def vectors(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in parts(folder / "vectors")]
 
 
-# --- results --------------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def test_features_equal_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
     np.testing.assert_array_equal(features, encoders.encode(items[::-1], HashingEncoder(), cache=False))
 
 
-# --- resuming -------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def test_shards_of_another_job_raise_data_error(tmp_path: Path) -> None:
         encode(VOTES, tmp_path, **SMALL)
 
 
-# --- Ray ------------------------------------------------------------------------------------------------------------
+# --- Ray --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def test_a_bad_row_in_a_ray_worker_is_reported_by_row(ensemble: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path) -> None:
-    done = run(
+    done = run_process(
         *("encode", "demo:60", "-o", tmp_path, "--encoder", "hashing", "--shard-rows", "20", "--json"),
         *("--engine", "ray", "--workers", "2"),
     )
@@ -374,7 +374,7 @@ def test_without_ray_the_error_has_the_pip_command(tmp_path: Path, monkeypatch: 
         encode(VOTES, tmp_path, **SMALL, engine="ray")
 
 
-# --- errors in a shard ----------------------------------------------------------------------------------------------
+# --- errors in a shard ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -443,7 +443,7 @@ def test_the_error_names_a_damaged_shard(worker: Worker) -> None:
     assert attempt(worker).startswith(f"{path}: the Parquet file cannot be read")
 
 
-# --- scoring files --------------------------------------------------------------------------------------------------
+# --- scoring files ----------------------------------------------------------------------------------------------------
 
 
 def test_results_have_the_order_and_the_columns_of_the_file(
@@ -536,7 +536,7 @@ def test_a_changed_ensemble_raises_data_error(ensemble: Path, tmp_path: Path) ->
         worker_module.ScoreTask(ensemble, "another").prepare()
 
 
-# --- the command line -----------------------------------------------------------------------------------------------
+# --- the command line -------------------------------------------------------------------------------------------------
 
 
 def test_score_without_a_folder_rejects_engine_options(ensemble: Path) -> None:

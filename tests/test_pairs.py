@@ -118,7 +118,7 @@ def test_principal_directions_in_blocks_equal_those_of_the_covariance() -> None:
     np.testing.assert_allclose(np.abs(directions.T @ vectors[:, ::-1][:, :2]), np.eye(2), atol=1e-3)
 
 
-# --- pairs and folds ------------------------------------------------------------------------------------------------
+# --- pairs and folds --------------------------------------------------------------------------------------------------
 
 
 def test_indexing_selects_rows_and_shares_the_inputs() -> None:

@@ -68,7 +68,7 @@ def set_trial(monkeypatch: pytest.MonkeyPatch, trial: Trial) -> None:
     monkeypatch.setattr(precision, "try_bfloat16", lambda *_, **__: trial)
 
 
-# --- the choice -----------------------------------------------------------------------------------------------------
+# --- the choice -------------------------------------------------------------------------------------------------------
 
 
 def test_float32_does_not_change_an_encoder(encoder: ModelEncoder) -> None:
@@ -142,7 +142,7 @@ def test_an_unknown_precision_suggests_the_nearest() -> None:
         encode(VOTES, "nowhere", precision="float23")
 
 
-# --- the trial ------------------------------------------------------------------------------------------------------
+# --- the trial --------------------------------------------------------------------------------------------------------
 
 
 def test_agreement_ignores_the_mean_of_all_texts() -> None:
@@ -241,7 +241,7 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(tmp_path: Path, m
     assert str(caught.value) == expected
 
 
-# --- what is stored -------------------------------------------------------------------------------------------------
+# --- what is stored ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("without_products")

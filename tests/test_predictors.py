@@ -57,7 +57,7 @@ def difference_of(subject: Predictor) -> list[float]:
     return [float(x) for x in subject.difference[:, 0]]
 
 
-# --- finding --------------------------------------------------------------------------------------------------------
+# --- finding ----------------------------------------------------------------------------------------------------------
 
 
 def test_find_predictor_recognises_each_kind(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_an_unreachable_hub_id_raises_data_error(monkeypatch: pytest.MonkeyPatch
         load_predictor("some/model", votes())
 
 
-# --- files of scores ------------------------------------------------------------------------------------------------
+# --- files of scores --------------------------------------------------------------------------------------------------
 
 
 def as_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -226,7 +226,7 @@ def test_shares_outside_0_to_1_and_unknown_columns_are_rejected(write_jsonl: Wri
         load_predictor(write_jsonl([]), votes())
 
 
-# --- reward models --------------------------------------------------------------------------------------------------
+# --- reward models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_several_rewards_use_the_weights_of_the_configuration(tmp_path: Path) ->
         load_predictor(write_bert(tmp_path / "bad", 3, pluralign_weights=[0.5, 0.5]), votes())
 
 
-# --- temperature ----------------------------------------------------------------------------------------------------
+# --- temperature ------------------------------------------------------------------------------------------------------
 
 
 def test_the_temperature_corrects_a_wrong_scale() -> None:

@@ -60,7 +60,7 @@ def four_and_a_contrarian(votes_a: int = 4, votes_b: int = 0) -> tuple[RewardEns
     return ensemble, voting(columns, [votes_a] * n, [votes_b] * n)
 
 
-# --- removed members and figures ------------------------------------------------------------------------------------
+# --- removed members and figures --------------------------------------------------------------------------------------
 
 
 def test_figures_match_a_count_by_hand() -> None:
@@ -134,7 +134,7 @@ def test_rewards_of_another_ensemble_are_rejected(votes: PreferenceSet) -> None:
         prune(some_ensemble(k=3), score_held_out(some_ensemble(k=4), votes))
 
 
-# --- the pruned ensemble --------------------------------------------------------------------------------------------
+# --- the pruned ensemble ----------------------------------------------------------------------------------------------
 
 
 def test_the_record_is_measured_again(folder: Path, pruned: Pruning) -> None:
@@ -182,7 +182,7 @@ def test_the_original_ensemble_is_not_overwritten(folder: Path, pruned: Pruning,
     assert (folder / "ensemble.json").read_bytes() == before
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_prune_prints_one_json_object(folder: Path, pruned: Pruning, tmp_path: Path) -> None:

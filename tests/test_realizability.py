@@ -67,7 +67,7 @@ def check_ensemble(result: Decomposition, shares: Matrix) -> None:
     assert np.abs(mixed - shares)[known].max() == pytest.approx(result.residual, abs=1e-12)
 
 
-# --- decomposing ----------------------------------------------------------------------------------------------------
+# --- decomposing ------------------------------------------------------------------------------------------------------
 
 
 @given(SEEDS, st.integers(2, 9), st.integers(1, 40))
@@ -194,7 +194,7 @@ def test_progress_is_reported_every_round() -> None:
     assert len(calls) > 5
 
 
-# --- above the exact limit --------------------------------------------------------------------------
+# --- above the exact limit --------------------------------------------------------------------------------------------
 
 
 def test_above_the_exact_limit_a_decomposition_proves_realizability() -> None:

@@ -146,7 +146,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# --- requests -------------------------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------------------------------
 
 
 def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> None:
@@ -212,7 +212,7 @@ def test_seeds_are_below_2_to_the_31(serve: Serve) -> None:
     assert server.requests[0]["seed"] == 3
 
 
-# --- failing prompts ------------------------------------------------------------------------------------------------
+# --- failing prompts --------------------------------------------------------------------------------------------------
 
 
 def test_a_request_to_a_busy_server_is_retried(serve: Serve) -> None:
@@ -322,7 +322,7 @@ def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Pat
     assert [request["n"] for request in server.requests] == [2] * 6, "the server did not reject n"
 
 
-# --- errors that end a run ------------------------------------------------------------------------------------------
+# --- errors that end a run --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_the_openai_client_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch)
         ServerModel("parrot", RemoteOptions(base_url="http://localhost:1/v1")).prepare()
 
 
-# --- the key --------------------------------------------------------------------------------------------------------
+# --- the key ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_key_is_sent_to_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +446,7 @@ def test_the_key_is_never_shown_even_if_the_server_repeats_it(
         sample(server.model())
 
 
-# --- many prompts ---------------------------------------------------------------------------------------------------
+# --- many prompts -----------------------------------------------------------------------------------------------------
 
 
 def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serve, tmp_path: Path) -> None:
@@ -590,7 +590,7 @@ def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jso
     assert "1 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
-# --- the commands ---------------------------------------------------------------------------------------------------
+# --- the commands -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def swapped(difference: np.ndarray, share: np.ndarray, seed: int) -> tuple[np.nd
     return np.where(flip[:, None], -difference, difference), np.where(flip, 1 - share, share)
 
 
-# --- the loss of one member -----------------------------------------------------------------------------------------
+# --- the loss of one member -------------------------------------------------------------------------------------------
 
 
 def test_stage_target_depends_on_variant_and_loss() -> None:
@@ -140,7 +140,7 @@ def test_cross_entropy_clips_the_target(variant: Variant) -> None:
     assert np.abs(member - fit_member(difference, residual, l2=0.02, variant=variant)).max() > 0.01
 
 
-# --- votes and weights ----------------------------------------------------------------------------------------------
+# --- votes and weights ------------------------------------------------------------------------------------------------
 
 
 def test_votes_are_signs_and_ties_count_half() -> None:
@@ -177,7 +177,7 @@ def test_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) 
     assert weights[copied] == pytest.approx(weights[4], abs=1e-5), "both copies get equal weight"
 
 
-# --- the loop -------------------------------------------------------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def paper(difference: np.ndarray, p: np.ndarray, k: int, l2: float, half: float) -> list[tuple[np.ndarray, ...]]:

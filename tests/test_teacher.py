@@ -12,7 +12,7 @@ from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.pairs import as_array, validation_folds
 from pluralign.training.teacher import DAMPING_GRID, TEACHER_L2_GRID, damp, fit_teacher
 
-# --- damping --------------------------------------------------------------------------------------------------------
+# --- damping ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.floats(0.01, 20), st.floats(0.1, 10))
@@ -46,7 +46,7 @@ def test_damping_equals_its_formula() -> None:
         np.testing.assert_allclose(damped, row * ((1 + 2.5) / (1 + 2.5 * (row @ row) / 1.7)) ** 0.5)
 
 
-# --- choices on validation prompts ----------------------------------------------------------------------------------
+# --- choices on validation prompts ------------------------------------------------------------------------------------
 
 
 def test_random_votes_choose_the_strongest_regularisation() -> None:

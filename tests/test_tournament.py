@@ -152,7 +152,7 @@ def page_of(tournament: Tournament, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_rankings_prints_one_json_object(tmp_path: Path) -> None:

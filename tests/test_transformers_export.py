@@ -142,7 +142,7 @@ def plain_rewards(folder: Path) -> Any:
     return np.stack([alone(folder, text, special=False) for text in texts])
 
 
-# --- the same rewards -----------------------------------------------------------------------------------------------
+# --- the same rewards -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def test_a_head_can_combine_outputs() -> None:
         np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
 
 
-# --- TRL ------------------------------------------------------------------------------------------------------------
+# --- TRL --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_trl_trains_a_member_further(member: Path, tmp_path: Path) -> None:
     assert any("loss" in row for row in trainer.state.log_history)
 
 
-# --- the card -------------------------------------------------------------------------------------------------------
+# --- the card ---------------------------------------------------------------------------------------------------------
 
 
 def front_matter(card: str) -> Any:
@@ -404,7 +404,7 @@ def test_a_card_contains_no_text_of_the_data(joint: Path, tmp_path: Path) -> Non
     assert not [text for text in votes.responses if len(text.split()) > 2 and text in card]
 
 
-# --- where it is written --------------------------------------------------------------------------------------------
+# --- where it is written ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -482,7 +482,7 @@ def test_half_precision_halves_the_size(joint: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(model_rewards(tmp_path / "half", ITEMS), plain_rewards(tmp_path / "whole"), atol=0.3)
 
 
-# --- the hub and the command ----------------------------------------------------------------------------------------
+# --- the hub and the command ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

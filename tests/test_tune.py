@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import run_process
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -63,7 +63,7 @@ def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.
     return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, names=["asks", "stops"], **QUICK)
 
 
-# --- training -------------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_policy_gets_more_reward_from_its_own_member_on_held_out_prompts(tuned: Tuning) -> None:
@@ -141,7 +141,7 @@ def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, ll
     assert (read.serving, read.to_json()) == (tuned.serving, manifest)
 
 
-# --- prompts --------------------------------------------------------------------------------------------------------
+# --- prompts ----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(4, 40), st.floats(0.01, 0.99), st.integers(0, 5), st.randoms())
@@ -155,7 +155,7 @@ def test_the_split_does_not_depend_on_the_order_of_prompts(n: int, share: float,
     assert set(split_prompts(shuffled, share, seed)[1]) == set(held_out)
 
 
-# --- resuming -------------------------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_interrupted_run_resumes_with_the_next_member(
@@ -230,7 +230,7 @@ def test_training_prints_nothing_and_keeps_the_callers_random_state(
     assert capfd.readouterr() == ("", "")
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None:
@@ -240,7 +240,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ("tune", tmp_path / "town", tmp_path / "prompts.jsonl", "--model", llama, "--member", "1", "--json")
     quick = ("--steps", "1", "--samples", "4", "--max-new-tokens", "8")
-    done = run(*command, *quick, "-o", tmp_path / "policies")
+    done = run_process(*command, *quick, "-o", tmp_path / "policies")
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
     assert [policy["member"] for policy in facts["members"]] == [1]
@@ -274,7 +274,7 @@ def test_texts_on_the_page_cannot_move_the_cursor(tuned: Tuning) -> None:
     assert "x" * 500 not in page.replace("\n", "").replace("│", "").replace(" ", "")
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_too_few_prompts_are_refused(tmp_path: Path, llama: Path) -> None:

@@ -89,7 +89,7 @@ def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
     return held_out[np.isin(votes.prompt_index, order[:n])]
 
 
-# --- contrasts between the two responses of a pair ------------------------------------------------------------------
+# --- contrasts between the two responses of a pair --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ def _word_contrasts(responses: list[str], a_index: IndexArray, b_index: IndexArr
     return contrasts[:MAX_WORDS]
 
 
-# --- regressions ----------------------------------------------------------------------------------------------------
+# --- regressions ------------------------------------------------------------------------------------------------------
 
 
 def measure_leans(

@@ -141,7 +141,7 @@ def member_profiles(
     ]
 
 
-# --- names and descriptions -----------------------------------------------------------------------------------------
+# --- names and descriptions -------------------------------------------------------------------------------------------
 
 
 class _Claim(NamedTuple):
@@ -225,7 +225,7 @@ def _description(claims: list[_Claim]) -> str:
     return " ".join(claim.sentence for claim in claims[:2])
 
 
-# --- examples -------------------------------------------------------------------------------------------------------
+# --- examples ---------------------------------------------------------------------------------------------------------
 
 
 def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:

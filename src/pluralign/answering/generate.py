@@ -37,7 +37,7 @@ ROUNDS = 5
 FAILED_SUFFIX = ".failed"
 """Suffix of the file that lists failed prompts, beside the candidates file."""
 
-# --- one prompt -----------------------------------------------------------------------------------------------------
+# --- one prompt -------------------------------------------------------------------------------------------------------
 
 
 class Sampler(Protocol):
@@ -123,7 +123,7 @@ def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big")
 
 
-# --- a file of candidates -------------------------------------------------------------------------------------------
+# --- a file of candidates ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

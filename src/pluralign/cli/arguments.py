@@ -70,7 +70,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 
-# --- dataclasses of options as flags --------------------------------------------------------------------------------
+# --- dataclasses of options as flags ----------------------------------------------------------------------------------
 
 
 def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

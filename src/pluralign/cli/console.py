@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
     from pluralign.core.types import Progress
 
-# --- results on stdout ----------------------------------------------------------------------------------------------
+# --- results on stdout ------------------------------------------------------------------------------------------------
 
 
 def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
@@ -60,7 +59,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-# --- notes and progress on stderr -----------------------------------------------------------------------------------
+# --- notes and progress on stderr -------------------------------------------------------------------------------------
 
 
 def note(sentence: str) -> None:
@@ -92,10 +91,12 @@ def working(task: str) -> Iterator[None]:
 
 def is_first_process() -> bool:
     """Whether this is the first of the processes that ``accelerate launch`` started; it prints for all of them."""
-    return os.environ.get("RANK", "0") == "0"
+    from pluralign.core.distributed import launched_process
+
+    return launched_process().first
 
 
-# --- log messages on stderr -----------------------------------------------------------------------------------------
+# --- log messages on stderr -------------------------------------------------------------------------------------------
 
 
 class NoteFormatter(logging.Formatter):

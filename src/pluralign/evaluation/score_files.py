@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
+from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import texts_of
 from pluralign.evaluation.predictors import Predictor, reward_predictor
 from pluralign.votes.builder import BadRows, RowError
@@ -146,7 +147,7 @@ class _Rows:
         raise DataError(
             f"{int(missing.sum()):,} of {len(missing):,} pairs have no {what} in it",
             file=self.bad.file,
-            remedy=f"add the missing rows, for example for {shown if len(shown) <= 200 else shown[:199] + '…'}",
+            remedy=f"add the missing rows, for example for {shortened(shown, 200)}",
         )
 
 

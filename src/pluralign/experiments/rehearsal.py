@@ -101,7 +101,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- published layouts ----------------------------------------------------------------------------------------------
+# --- published layouts ------------------------------------------------------------------------------------------------
 
 
 def _rated(prompts: int, responses: int, raters: int, seed: int) -> Iterator[Rated]:

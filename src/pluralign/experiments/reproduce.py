@@ -267,7 +267,7 @@ class _StepRunner:
             raise DataError("it cannot be read", file=str(self._record), remedy="use another folder") from None
 
 
-# --- the steps ------------------------------------------------------------------------------------------------------
+# --- the steps --------------------------------------------------------------------------------------------------------
 
 
 def compare_table(recipe: Recipe, votes: PreferenceSet) -> list[Figure]:

@@ -117,7 +117,7 @@ def backbone_folder(name: str) -> Path:
     return model_folder(name, "check the name and the network, or give a local folder, smollm2 or minilm")
 
 
-# --- models in memory -----------------------------------------------------------------------------------------------
+# --- models in memory -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
     return peft.PeftModel.from_pretrained(model, folder, adapter_name=adapter)
 
 
-# --- hashes and files -----------------------------------------------------------------------------------------------
+# --- hashes and files -------------------------------------------------------------------------------------------------
 
 
 def _check_files(folder: Path, identity: str, features: FinetunedFeatures) -> None:

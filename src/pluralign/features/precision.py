@@ -1,7 +1,7 @@
 """Precision of encoders: bfloat16 halves the memory traffic where the machine supports it.
 
 Decided here: what ``auto`` means, and that bfloat16 never ends this process. A CPU may report bfloat16 support and
-still raise SIGILL (docs/performance.md), so a child process tries bfloat16 first:
+still raise SIGILL (docs/explanation/performance.md), so a child process tries bfloat16 first:
 ``python -m pluralign.features.precision``.
 """
 
@@ -162,7 +162,7 @@ def agreement(exact: Vectors, half: Vectors) -> float:
     return float(np.min(np.sum(one * other, axis=1) / np.maximum(lengths, 1e-12)))
 
 
-# --- in the child process -------------------------------------------------------------------------------------------
+# --- in the child process ---------------------------------------------------------------------------------------------
 
 
 def run_trial(task: TrialTask) -> Iterator[Trial]:

@@ -62,7 +62,7 @@ def _wheel_folder(package: str, purpose: str) -> Path:
     return Path(spec.origin).parent
 
 
-# --- in the child process -------------------------------------------------------------------------------------------
+# --- in the child process ---------------------------------------------------------------------------------------------
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

@@ -21,7 +21,7 @@ LOGIT_TOKENS = 2_048
 SAMPLES_AT_ONCE = 32
 """Responses to one prompt that are sampled in one batch; halved when memory runs out."""
 
-# --- log-probabilities ----------------------------------------------------------------------------------------------
+# --- log-probabilities ------------------------------------------------------------------------------------------------
 
 
 def response_log_prob(folder: Path, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
@@ -108,7 +108,7 @@ def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 class LocalModel:

@@ -13,7 +13,7 @@ from pluralign.core.text import one_line
 from pluralign.models.batches import BATCH_TOKENS
 from pluralign.models.bundled import smollm2_folder
 
-# --- folders --------------------------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def model_folder(
@@ -50,7 +50,7 @@ def folder_identity(folder: Path) -> str:
     return f"{folder.name}-{digest.hexdigest()[:16]}"
 
 
-# --- loading --------------------------------------------------------------------------------------------------------
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:

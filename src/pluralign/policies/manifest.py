@@ -120,10 +120,14 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of the manifest file; the figures of the base are top-level keys."""
-        found = {"format": FORMAT, "pluralign": self.pluralign, "settings": self.settings, "members": self.members}
-        found |= to_json(self.base) if self.base else {}
-        found |= {"serving": self.serving} if self.serving else {}
-        return dict(to_json(found))
+        return {
+            "format": FORMAT,
+            "pluralign": self.pluralign,
+            "settings": to_json(self.settings),
+            "members": to_json(self.members),
+            **(to_json(self.base) if self.base else {}),
+            **({"serving": to_json(self.serving)} if self.serving else {}),
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Manifest":

@@ -37,7 +37,7 @@ Samples: TypeAlias = list[list[Response]]
 """Responses to several prompts, the same number per prompt."""
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------------------------------
 
 
 class Policy(LocalModel):
@@ -120,7 +120,7 @@ def out_of_memory_advice(micro_batch: int) -> Iterator[None]:
         raise DataError(f"memory ran out with {micro_batch} responses per batch", remedy=remedy) from None
 
 
-# --- samples to several prompts -------------------------------------------------------------------------------------
+# --- samples to several prompts ---------------------------------------------------------------------------------------
 
 
 def sample_responses(
@@ -173,7 +173,7 @@ def mean_length(samples: Samples) -> float:
     return float(np.mean([len(response.tokens) for responses in samples for response in responses]))
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- figures ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import gc
 import importlib
 import logging
 import math
-import os
 import random
 import tempfile
 import warnings
@@ -20,6 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.distributed import launched_process
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.core.files import atomic_folder
 from pluralign.models.loading import quiet_transformers
@@ -60,7 +60,7 @@ def check_packages() -> None:
             raise MissingExtraError(package, "finetune", "tuned policies") from None
     import torch
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or torch.cuda.device_count() > 1:
+    if launched_process().count > 1 or torch.cuda.device_count() > 1:
         raise UsageError(
             "tune works on one device: set CUDA_VISIBLE_DEVICES to one GPU and start it without a launcher; "
             "other members can be tuned on other GPUs with --member, each into a folder of its own."

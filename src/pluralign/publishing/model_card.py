@@ -132,7 +132,7 @@ def without_path(value: Any) -> Any:
     return [without_path(item) for item in value] if isinstance(value, list) else value
 
 
-# --- Markdown -------------------------------------------------------------------------------------------------------
+# --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
 def escaped(text: str) -> str:

@@ -155,7 +155,7 @@ def _listed(pairs: Sequence[MemberPair]) -> str:
     return ", ".join("{} and {}".format(*pair.members) for pair in pairs)
 
 
-# --- cards and case studies -----------------------------------------------------------------------------------------
+# --- cards and case studies -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -182,7 +182,7 @@ def _refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output} is a file; name a folder.")
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------------------------------
 
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:

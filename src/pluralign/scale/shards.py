@@ -41,7 +41,7 @@ class Source:
     """Texts per shard; None if the shards exist already."""
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def read_rows(path: Path, n: int) -> Iterator[tuple[int, pa.Table]]:
@@ -90,7 +90,7 @@ def read_items(rows: pa.Table, file: Path, first: int) -> list[Item]:
     return items
 
 
-# --- cutting --------------------------------------------------------------------------------------------------------
+# --- cutting ----------------------------------------------------------------------------------------------------------
 
 
 def cut_items(items: Sequence[Item], folder: Path, rows: int) -> list[Path]:

@@ -22,7 +22,7 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.theory.checks import REAL, ROUNDING, checked, mean_known
 from pluralign.theory.logistic import sigmoid
 
-# --- predictions ----------------------------------------------------------------------------------------------------
+# --- predictions ------------------------------------------------------------------------------------------------------
 
 
 def votes_from_rewards(reward_a: npt.ArrayLike, reward_b: npt.ArrayLike) -> FloatArray:
@@ -109,7 +109,7 @@ def policy_prob(
     return ensemble_prob(sigmoid(logit), weights)
 
 
-# --- calibration error ----------------------------------------------------------------------------------------------
+# --- calibration error ------------------------------------------------------------------------------------------------
 
 
 def squared_error(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> FloatArray:
@@ -220,7 +220,7 @@ def log_loss(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, clip: float = 1e-6)
     return float(-(p * np.log(q) + (1.0 - p) * np.log1p(-q)).mean())
 
 
-# --- reference scores -----------------------------------------------------------------------------------------------
+# --- reference scores -------------------------------------------------------------------------------------------------
 
 
 def floor(prob_a: npt.ArrayLike) -> float:
@@ -268,7 +268,7 @@ def constant_half(prob_a: npt.ArrayLike) -> float:
     return float(((0.5 - checked("prob_a", prob_a)) ** 2).mean())
 
 
-# --- decisions ------------------------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------------------
 
 
 def regret(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> float:

@@ -1,7 +1,7 @@
 """The paper's guarantees as functions: Theorems 2, 3 and 4, and bounds for held-out votes that the paper does not have.
 
-``analysis.certificate`` applies them to an ensemble. Lemma 1 is ``calibration.noise``. docs/certificates.md goes
-through the proofs and lists the corrections they needed.
+``analysis.certificate`` applies them to an ensemble. Lemma 1 is ``calibration.noise``.
+docs/explanation/guarantees.md goes through the proofs and lists the corrections they needed.
 
 Reference: Halpern, Micha, Procaccia and Shapira, "Pairwise Calibrated Rewards for Pluralistic Alignment", §3, App. D.
 """
@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 """Slack in comparisons of sums of weights."""
 
 
-# --- Theorem 2: few members suffice ---------------------------------------------------------------------------------
+# --- Theorem 2: few members suffice -----------------------------------------------------------------------------------
 
 
 def sufficient_size(epsilon: float, variance: float = LARGEST_OPINION_VARIANCE) -> int:
@@ -76,7 +76,7 @@ def random_ensemble_error(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, k: int,
     return opinion_variance(prob_a, n_votes, n_ties) / k
 
 
-# --- Theorem 3: outliers can be removed -----------------------------------------------------------------------------
+# --- Theorem 3: outliers can be removed -------------------------------------------------------------------------------
 
 
 def checked_beta(beta: float) -> float:
@@ -208,7 +208,7 @@ def shifted_bound(epsilon: float, shift: float) -> float:
     return (math.sqrt(epsilon) + shift) ** 2
 
 
-# --- Theorem 4: generalization from N pairs -------------------------------------------------------------------------
+# --- Theorem 4: generalization from N pairs ---------------------------------------------------------------------------
 
 
 def pseudo_dimension_bound(d: int, k: int) -> float:
@@ -281,7 +281,7 @@ def samples_until_informative(d: int, k: int, delta: float, width: float = 1.0) 
     return high
 
 
-# --- beyond the paper: one ensemble on held-out prompts -------------------------------------------------------------
+# --- beyond the paper: one ensemble on held-out prompts ---------------------------------------------------------------
 
 
 def prompt_means(values: npt.ArrayLike, prompts: npt.ArrayLike) -> FloatArray:

@@ -150,7 +150,7 @@ def mcgarvey(m: int, arcs: Iterable[tuple[int, int]]) -> tuple[Ranking, ...]:
     return tuple(rankings)
 
 
-# --- checks and arrays ----------------------------------------------------------------------------------------------
+# --- checks and arrays ------------------------------------------------------------------------------------------------
 
 
 def checked_generator(seed: int) -> np.random.Generator:

@@ -12,7 +12,7 @@ The weights α of the hard votes are then solved exactly. With a few thousand no
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs that nobody voted on;
 * **restarts and sizes in one pass**; the restart with the lowest error on the training pairs is kept;
-* **a penalty on disagreement**: a member whose disagreement exceeds a bound pays, and every member keeps some
+* **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
 docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
@@ -121,7 +121,7 @@ def fit_joint_sizes(
     return fits
 
 
-# --- training -------------------------------------------------------------------------------------------------------
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Problem:
     mixtures: bool
     """Whether batches contain rotated mixtures."""
     bound: float
-    """Disagreement above which a member pays; 1 sets no bound."""
+    """Disagreement above which a member is penalised; 1 sets no bound."""
 
 
 def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
@@ -258,7 +258,7 @@ class VoteGradients:
     Args:
         weight: w, ``(n, 1)``.
         sizes: number of members of each ensemble.
-        bound: disagreement above which a member pays.
+        bound: disagreement above which a member is penalised.
     """
 
     def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:

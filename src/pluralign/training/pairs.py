@@ -26,7 +26,7 @@ MIN_PROMPTS = 2
 """Validation needs at least this many prompts: one to train on and one to hold out."""
 
 
-# --- the matrix of feature differences ------------------------------------------------------------------------------
+# --- the matrix of feature differences --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ def scale_rows(matrix: Matrix, factor: Array) -> Matrix:
     return replace(matrix, scale=factor if matrix.scale is None else matrix.scale * factor)
 
 
-# --- pairs and folds ------------------------------------------------------------------------------------------------
+# --- pairs and folds --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
     return votes_from_rewards(reward, np.zeros_like(reward))
 
 
-# --- one stage ------------------------------------------------------------------------------------------------------
+# --- one stage --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any
 
 import pyarrow as pa
@@ -27,7 +28,9 @@ CSV_FIELD_LIMIT = 2**27
 """Long responses exceed the default limit of the csv module, 128 kB."""
 PROGRESS_EVERY = 5_000
 """Lines between two progress reports."""
-_CSV_LOCK = threading.RLock()
+_CSV_LOCK = threading.Lock()
+_csv_readers = 0
+_csv_limit_before = 0
 
 
 def read_records(
@@ -58,7 +61,8 @@ def read_records(
     if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
-        yield from _csv_records(lines, bad)
+        with _long_csv_fields():
+            yield from _csv_records(lines, bad)
 
 
 def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]:
@@ -129,7 +133,7 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
     for row in itertools.count():
         try:
             try:
-                cells = _next_row(reader)
+                cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
@@ -155,14 +159,21 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
             bad.report(row, error)
 
 
-def _next_row(reader: Any) -> list[str]:
-    """Return the next row. The field limit of the csv module is global, so it is raised only during this call."""
+@contextmanager
+def _long_csv_fields() -> Iterator[None]:
+    """Raise the field limit of the csv module, which is global, until the last file that is being read is closed."""
+    global _csv_readers, _csv_limit_before
     with _CSV_LOCK:
-        before = csv.field_size_limit(CSV_FIELD_LIMIT)
-        try:
-            return list(next(reader))
-        finally:
-            csv.field_size_limit(before)
+        if not _csv_readers:
+            _csv_limit_before = csv.field_size_limit(CSV_FIELD_LIMIT)
+        _csv_readers += 1
+    try:
+        yield
+    finally:
+        with _CSV_LOCK:
+            _csv_readers -= 1
+            if not _csv_readers:
+                csv.field_size_limit(_csv_limit_before)
 
 
 def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:

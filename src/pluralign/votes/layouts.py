@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pluralign.core.errors import DataError
+from pluralign.core.text import shortened
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -31,6 +32,9 @@ MAX_VOTES = 10_000_000
 """A larger count is probably an id or a time stamp in the wrong column."""
 SHARE_TOLERANCE = 0.005
 """Largest difference between a given share and a whole number of votes over n: two printed decimals."""
+
+SHOWN_LENGTH = 40
+"""Longest value in an error message."""
 
 logger = logging.getLogger("pluralign")
 
@@ -120,11 +124,10 @@ def _read_list(value: Any, name: str) -> list[Any]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 40 else text[:37] + '…'}"
+    return f"{type(value).__name__} {shortened(repr(value), SHOWN_LENGTH)}"
 
 
-# --- the layouts -----------------------------------------------------------------------------------------------------
+# --- the layouts ------------------------------------------------------------------------------------------------------
 
 
 def _read_wide(record: Record) -> tuple[int, int]:
@@ -385,7 +388,8 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
         f"also needs {', '.join(missing)}",
         file=file,
         row=1,
-        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS, or see docs/data.md",
+        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS; "
+        "docs/reference/data.md has all layouts",
     )
 
 

@@ -1,7 +1,7 @@
 """The paper's four data sets and two related ones, read as published, from a folder or from the hub.
 
 Defined here: which files of a set are read, what counts as one vote, and which rows are dropped. Everything dropped is
-counted in ``PreferenceSet.dropped``. docs/known_sets.md gives the reasons and the sources.
+counted in ``PreferenceSet.dropped``. docs/reference/known-sets.md gives the reasons and the sources.
 """
 
 import ast
@@ -92,7 +92,7 @@ def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
     return lambda done, total: progress(before + (size * done // total if total else 0), whole)
 
 
-# --- shared by all sets ---------------------------------------------------------------------------------------------
+# --- shared by all sets -----------------------------------------------------------------------------------------------
 
 
 def _count_dropped(bad: BadRows, kind: str, count: int = 1) -> None:
@@ -160,7 +160,7 @@ def _chat(text: str) -> PromptLike:
     return (Message("user", first), *messages) if first else tuple(messages)
 
 
-# --- the sets -------------------------------------------------------------------------------------------------------
+# --- the sets ---------------------------------------------------------------------------------------------------------
 
 MULTIPREF_VOTES = {
     "A-is-clearly-better": (1, 0, 0),

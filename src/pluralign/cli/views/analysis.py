@@ -16,7 +16,7 @@ from pluralign.cli.views.tables import figure_table, heading, number, shortened,
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.guarantees import outlier_weight_bound
 
-# --- pruning and certificates ---------------------------------------------------------------------------------------
+# --- pruning and certificates -----------------------------------------------------------------------------------------
 
 
 def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> Iterator[RenderableType]:
@@ -82,7 +82,7 @@ def certificate_page(certificate: Certificate, title: str) -> Iterator[Renderabl
         yield Text(f"{part.here}\n")
 
 
-# --- diversity ------------------------------------------------------------------------------------------------------
+# --- diversity --------------------------------------------------------------------------------------------------------
 
 
 def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str) -> Iterator[RenderableType]:
@@ -148,7 +148,7 @@ def _case_panel(case: CaseStudy) -> Panel:
     return text_panel("\n\n".join(body), title)
 
 
-# --- profiles -------------------------------------------------------------------------------------------------------
+# --- profiles ---------------------------------------------------------------------------------------------------------
 
 
 def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[RenderableType]:

@@ -201,7 +201,7 @@ def prepare_run(
     return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, micro_batch, progress)
 
 
-# --- memory, disk and random states ---------------------------------------------------------------------------------
+# --- memory, disk and random states -----------------------------------------------------------------------------------
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -9,6 +9,8 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 
+from pluralign.core.json_values import from_json
+
 VALUE_AXES = ("public_spending", "change", "environment", "rules")
 """Axes of a position: spend public money or save it; change or tradition; nature first or other things first; common
 rules or personal freedom. Loadings are multiples of 1/4."""
@@ -57,8 +59,4 @@ def load_issues() -> tuple[Issue, ...]:
         'the bus lane on {place}'
     """
     text = resources.files(__package__).joinpath("issues.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)["issue"]
-    return tuple(
-        Issue(**{name: tuple(value) if isinstance(value, list) else value for name, value in row.items()})
-        for row in rows
-    )
+    return tuple(from_json(Issue, row) for row in tomllib.loads(text)["issue"])
