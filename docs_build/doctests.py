@@ -20,14 +20,10 @@ class FencedDoctests(Extension):
 
 
 def fenced(text: str) -> str:
-    """``text`` with a fence around each doctest.
+    """Return ``text`` with a fence around each doctest.
 
-    >>> print(fenced("Adds.\\n\\n>>> 1 + 1\\n2"))
-    Adds.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    Example:
+        >>> fenced("Adds.\\n\\n>>> 1 + 1\\n2")
+        'Adds.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```'
     """
     return DOCTEST.sub(lambda match: f"{match['indent']}```pycon\n{match[0]}\n{match['indent']}```", text)
