@@ -1,11 +1,11 @@
-"""Does serving cost throughput, does latency stay bounded, does anything fail or leak, and what does overload do?
+"""Throughput, latency, errors, memory and overload of the server.
 
     python benchmarks/serving.py [--pairs 768] [--requests 10000] [--clients 32] [--encoder minilm] [--quick] [--json]
 
-The server runs in a process of its own and this process loads it over loopback, so both share the machine's cores.
-Throughput is compared with `compare` offline, on texts of the same kind that neither has seen, in alternating rounds of
-one run; the ratio is of their medians. A full batch is as many texts as the server scores in one go. The many requests
-of the third part are scored with the hashing encoder: they are about HTTP, batching and memory, not about a model.
+The server runs in its own process, and this process sends requests over loopback, so both share the cores of the
+machine. Throughput is compared with offline `compare` on new texts of the same kind, in alternating rounds; the ratio
+is that of the medians. A full batch is the largest number of texts that the server scores at once. The long run uses
+the hashing encoder: it measures HTTP, batching and memory, not a model.
 """
 
 import argparse
@@ -41,18 +41,18 @@ from pluralign.server.run import serve
 
 ROUNDS = 3
 TIGHT = Limits(queue_texts=64, batch_texts=16)
-"""Of the server that is overloaded."""
+"""Limits of the overloaded server."""
 Pair = dict[str, Any]
 
 
 def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=768, help="compared in each round, offline and online")
-    parser.add_argument("--requests", type=int, default=10_000, help="of the long run")
-    parser.add_argument("--clients", type=int, default=32, help="at once")
-    parser.add_argument("--encoder", default="minilm", help="of the first part")
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything, one round")
+    parser.add_argument("--pairs", type=int, default=768, help="pairs per round, offline and online")
+    parser.add_argument("--requests", type=int, default=10_000, help="requests of the long run")
+    parser.add_argument("--clients", type=int, default=32, help="concurrent clients")
+    parser.add_argument("--encoder", default="minilm", help="encoder of the throughput measurement")
+    parser.add_argument("--quick", action="store_true", help="a tenth of all sizes, one round")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     pairs, requests = arguments.pairs, arguments.requests
@@ -60,17 +60,19 @@ def main() -> None:
     if arguments.quick:
         pairs, requests = max(64, pairs // 10), requests // 10
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PLURALIGN_CACHE"] = str(Path(folder) / "cache")  # nothing is known from an earlier run
-        found = throughput(Path(folder), arguments.encoder, pairs, arguments.clients, rounds)
-        found |= long_run(Path(folder), requests, arguments.clients)
-        found |= overload(Path(folder), requests // 10, 2 * arguments.clients)
+        os.environ["PLURALIGN_CACHE"] = str(Path(folder) / "cache")  # an empty cache
+        results = throughput(Path(folder), arguments.encoder, pairs, arguments.clients, rounds)
+        results |= long_run(Path(folder), requests, arguments.clients)
+        results |= overload(Path(folder), requests // 10, 2 * arguments.clients)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
         return
-    table = Table(box=box.SIMPLE_HEAD, title=f"{arguments.clients} clients, one pair a request, {os.cpu_count()} cores")
-    for heading in ("", "measured", "wanted"):
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"{arguments.clients} clients, one pair per request, {os.cpu_count()} cores"
+    )
+    for heading in ("", "measured", "target"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, value in found.items():
+    for name, value in results.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}", TARGETS.get(name, ""))
     Console(width=120).print(table)
 
@@ -89,13 +91,13 @@ TARGETS = {
 
 
 def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) -> dict[str, Any]:
-    """Pairs a second offline and online, and how long clients wait."""
+    """Measure pairs per second offline and online, and the latency of requests."""
     where = folder / encoder
     ensemble = fit(town_hall(400).preferences, k=8, encoder=encoder, folder=where)
     pairs = fresh_pairs()
     score, batch = ensemble.scorer(), Limits().batch_texts
     texts = [(one["prompt"], one[side]) for one in take(pairs, batch // 2) for side in ("response_a", "response_b")]
-    score(texts)  # the model is loaded
+    score(texts)  # load the model
     full_batch = statistics.median(seconds_of(lambda: score(texts)) for _ in range(3))
     offline, online, waits, costs = [], [], [], []
     with serving(where) as server:
@@ -118,8 +120,8 @@ def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) ->
         f"POST /v1/compare, pairs/s ({encoder})": statistics.median(online),
         "online / offline throughput": statistics.median(online) / statistics.median(offline),
         "CPU time, online / offline": statistics.median(costs),
-        "texts a batch": sizes,
-        f"a full batch of {batch} texts, s": full_batch,
+        "texts per batch": sizes,
+        f"full batch of {batch} texts, s": full_batch,
         "p50, s": float(p50),
         "p99, s": float(p99),
         "p99 / full batch": float(p99) / full_batch,
@@ -127,7 +129,7 @@ def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) ->
 
 
 def long_run(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """Many requests: do all succeed, and does memory stay where it is?"""
+    """Send many requests; count errors and measure the memory of the server."""
     where = folder / "hashing"
     fit(town_hall(400).preferences, k=8, encoder="hashing", folder=where)
     pairs, megabytes, statuses = fresh_pairs(), [], []
@@ -142,19 +144,19 @@ def long_run(folder: Path, n: int, clients: int) -> dict[str, Any]:
         "requests": len(statuses),
         "requests/s (hashing)": len(statuses) / seconds,
         "errors": sum(status != 200 for status in statuses),
-        "server's MB at 10 %": megabytes[0],
-        "server's MB at 50 %": megabytes[1],
-        "server's MB at 100 %": megabytes[2],
+        "server MB at 10 %": megabytes[0],
+        "server MB at 50 %": megabytes[1],
+        "server MB at 100 %": megabytes[2],
         "MB at 100 % / at 10 %": megabytes[2] / megabytes[0],
     }
 
 
 def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """More than the server takes: 503 with Retry-After, and right answers to all afterwards."""
+    """Send more than the server accepts; count 503 responses, and wrong results afterwards."""
     where = folder / "hashing"
     ensemble, pairs = RewardEnsemble.load(where), fresh_pairs()
     with serving(where, TIGHT) as server:
-        flood = load(server, take(pairs, n), clients, pairs_a_request=8)
+        flood = load(server, take(pairs, n), clients, pairs_per_request=8)
         after = take(pairs, 200)
         calm = load(server, after, 4)
     expected = compare_all(ensemble, "\n".join(map(json.dumps, after)).encode())
@@ -168,12 +170,12 @@ def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
     }
 
 
-# --- a server, and a load on it ---------------------------------------------------------------------------------------
+# --- server and load --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Server:
-    """One that runs."""
+    """A running server."""
 
     host: str
     port: int
@@ -181,18 +183,18 @@ class Server:
 
     @property
     def megabytes(self) -> float:
-        """Memory that is resident."""
+        """Resident memory."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
     @property
     def cpu_seconds(self) -> float:
-        """Time that all its threads have computed."""
+        """CPU time of all threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def metric(self, name: str) -> float:
-        """One of its metrics."""
+        """Return one of its metrics."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         connection.request("GET", "/metrics")
         lines = connection.getresponse().read().decode().splitlines()
@@ -200,13 +202,13 @@ class Server:
 
 
 def run_server(folder: Path, limits: Limits, ready: Connection) -> None:
-    """Serve an ensemble and say where."""
+    """Serve an ensemble and send its address."""
     serve(RewardEnsemble.load(folder), port=0, limits=limits, ready=ready.send)
 
 
 @contextmanager
 def serving(folder: Path, limits: Limits | None = None) -> Iterator[Server]:
-    """A server in a process of its own."""
+    """Run a server in its own process."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=run_server, args=(folder, limits or Limits(), theirs))
@@ -222,7 +224,7 @@ def serving(folder: Path, limits: Limits | None = None) -> Iterator[Server]:
 
 @dataclass
 class Load:
-    """What a load met with, request by request in the order of the pairs."""
+    """Results of a load, one entry per request in the order of the pairs."""
 
     seconds: float
     waits: list[float]
@@ -231,10 +233,10 @@ class Load:
     without_retry_after: int
 
 
-def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_a_request: int = 1) -> Load:
-    """Send pairs from several clients, each of which waits for an answer before it asks again."""
-    requests = [pairs[start : start + pairs_a_request] for start in range(0, len(pairs), pairs_a_request)]
-    found: list[tuple[float, int, Any, bool]] = [(0.0, 0, None, False)] * len(requests)
+def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_per_request: int = 1) -> Load:
+    """Send pairs from several clients; each waits for a response before its next request."""
+    requests = [pairs[start : start + pairs_per_request] for start in range(0, len(pairs), pairs_per_request)]
+    outcomes: list[tuple[float, int, Any, bool]] = [(0.0, 0, None, False)] * len(requests)
     turns, lock = iter(range(len(requests))), threading.Lock()
 
     def client() -> None:
@@ -250,18 +252,18 @@ def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_a_request: i
             response = connection.getresponse()
             content = json.loads(response.read())
             lacks = response.status == 503 and not response.getheader("Retry-After")
-            found[turn] = (time.perf_counter() - started, response.status, content, lacks)
+            outcomes[turn] = (time.perf_counter() - started, response.status, content, lacks)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as threads:
         for one in [threads.submit(client) for _ in range(clients)]:
             one.result()
-    waits, statuses, bodies, lacking = (list(column) for column in zip(*found, strict=True))
+    waits, statuses, bodies, lacking = (list(column) for column in zip(*outcomes, strict=True))
     return Load(time.perf_counter() - started, waits, statuses, bodies, sum(lacking))
 
 
 def fresh_pairs() -> Iterator[Pair]:
-    """Yield pairs of the town hall's texts, no two texts the same."""
+    """Yield pairs of town hall texts without repetition."""
     votes = town_hall(2000, seed=1).preferences
     for n in itertools.count():
         row = n % len(votes)
@@ -270,7 +272,7 @@ def fresh_pairs() -> Iterator[Pair]:
 
 
 def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[dict[str, Any]]:
-    """Compare offline."""
+    """Return the results of an offline comparison."""
     return list(compare(ensemble, io.BytesIO(lines), "pairs"))
 
 
@@ -280,7 +282,7 @@ def take(pairs: Iterator[Pair], n: int) -> list[Pair]:
 
 
 def seconds_of(work: Any) -> float:
-    """Return how long a call takes."""
+    """Return the duration of a call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
