@@ -1,10 +1,10 @@
-"""Held-out calibration of every method and baseline, over several splits by prompt, in one table.
+"""Held-out calibration of all methods and baselines over several splits by prompt, in one table.
 
     python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--json]
 
-DATA is anything that ``pluralign fit`` reads, for instance a file of votes or ``demo:4000``. On the town hall the true
-shares are known, and the true calibration error is printed too, beside that of k true annotators drawn at random.
-Every figure is on prompts that took no part in the fit, mean over the split seeds; ± is one standard error over them.
+DATA is anything that ``pluralign fit`` reads, for instance a file of votes or ``demo:4000``. The true shares
+of the town hall are known: its table also has the true calibration error, and that of k random annotators. All figures
+are means over the splits, on held-out prompts; ± is one standard error over the splits.
 """
 
 import argparse
@@ -39,11 +39,11 @@ def main() -> None:
     """Run the benchmark and print its tables or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+")
-    parser.add_argument("--seeds", type=int, default=5, help="how many splits")
+    parser.add_argument("--seeds", type=int, default=5, help="number of splits")
     parser.add_argument("--test-fraction", type=float, default=0.2)
     parser.add_argument("--encoder", default="minilm")
     parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--runs", help=f"only these, comma-separated: {'; '.join(RUNS)}")
+    parser.add_argument("--runs", help=f"run only these methods, comma-separated: {'; '.join(RUNS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     results = {data: measure(data, arguments) for data in arguments.data}
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fit everything on every split and return the mean figures."""
+    """Fit all methods on all splits and return the mean figures."""
     town = pluralign.town_hall(int(data.partition(":")[2] or 2000)) if data.partition(":")[0] == "demo" else None
     votes = town.preferences if town else pluralign.load_preferences(data)
     chosen = {name: RUNS[name] for name in RUNS if not arguments.runs or name in arguments.runs.split(",")}
@@ -82,7 +82,7 @@ def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         if town:
             random = random_annotators(town, test_rows, arguments.k, seed)
             figures = {"brier": random.brier, "corrected": random.brier_corrected, "true_error": random.true_error}
-            rows.setdefault(f"{arguments.k} true annotators at random", []).append(figures)
+            rows.setdefault(f"{arguments.k} random annotators", []).append(figures)
     means = {label: {key: float(np.mean([row[key] for row in of])) for key in of[0]} for label, of in rows.items()}
     errors = {label: float(np.std([row["brier"] for row in of], ddof=1) / len(of) ** 0.5) if len(of) > 1 else 0.0
               for label, of in rows.items()}  # fmt: skip
@@ -97,62 +97,59 @@ def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def read(
     name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: Any
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (label, figures) of one fit: its sizes, its other reading, and with the first run its baselines."""
-    facts = ensemble.facts
-    fitting = facts["seconds"] - facts["seconds_encoding"]
+    """Yield (label, figures) of one fit: its sizes, and for the joint fit its policy level and the baselines."""
+    record, evaluation = ensemble.record, ensemble.record.evaluation
+    assert evaluation is not None
+    fitting = (record.seconds or 0.0) - (record.seconds_encoding or 0.0)
     true_error = (
-        {} if truth is None else {"true_error": calibration.brier(ensemble.prob_hat(test, facts["level"]), truth)}
+        {} if truth is None else {"true_error": calibration.brier(ensemble.prob_hat(test, record.level), truth)}
     )
-    worst = max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6)
-    for stage in facts["history"]:
-        last = stage["k"] == facts["k"]
+    worst = evaluation.worst_disagreement() or 0.0
+    for stage in record.history:
+        last = stage.k == record.k
         extra = {"worst": worst, "seconds": fitting, **true_error} if last else {}
-        if last or (stage["k"] in (2, 4) and name == "joint"):
-            figures = {"brier": stage["test_brier"], "corrected": stage["test_brier_corrected"], **extra}
-            yield f"{name} k={stage['k']}", figures
+        if last or (stage.k in (2, 4) and name == "joint"):
+            yield f"{name} k={stage.k}", {"brier": stage.test_brier, "corrected": stage.test_brier_corrected, **extra}
     if name == "joint":
-        policy = facts["levels"]["policy"]
-        yield f"joint k={facts['k']} read at policy level", {
-            "brier": policy["brier"], "corrected": policy["brier_corrected"], "worst": worst,
-        }  # fmt: skip
-        for baseline, figures in facts["baselines"].items():
-            row = {"brier": figures["brier"], "corrected": figures["brier_corrected"]}
-            if figures["worst_disagreement"] is not None:
-                row["worst"] = figures["worst_disagreement"]
-            if baseline in facts["baseline_seconds"]:
-                row["seconds"] = facts["baseline_seconds"][baseline]
-            yield baseline, row | ({"noise": facts["test"]["noise"]} if baseline == "soft_bt" else {})
+        policy = evaluation.levels["policy"]
+        figures = {"brier": policy.brier, "corrected": policy.brier_corrected, "worst": worst}
+        yield f"joint k={record.k} read at policy level", figures
+        for baseline, compared in evaluation.baselines.items():
+            row = {"brier": compared.brier, "corrected": compared.brier_corrected}
+            if compared.worst_disagreement is not None:
+                row["worst"] = compared.worst_disagreement
+            if baseline in record.baseline_seconds:
+                row["seconds"] = record.baseline_seconds[baseline]
+            yield baseline, row | ({"noise": evaluation.test.noise} if baseline == "soft_bt" else {})
     if name == "joint policy":
-        gap = facts["baselines"]["soft_bt"]["difference"]
-        yield (
-            "policy level − soft BT",
-            {"brier": gap["mean"], "corrected": gap["mean"], "low": gap["low"], "high": gap["high"]},
-        )
+        gap = evaluation.baselines["soft_bt"].difference
+        figures = {"brier": gap.mean, "corrected": gap.mean, "low": gap.low, "high": gap.high}
+        yield "policy level − soft BT", figures
 
 
 def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, float]], k: int) -> Iterator[str]:
-    """Say plainly where the ensemble stands."""
+    """Yield one line per comparison of the joint ensemble with other methods."""
     joint, floor, single = means.get(f"joint k={k}"), means.get("floor"), means["soft_bt"]
     if joint and floor:
         ratio = joint["brier"] / single["brier"]
         yield f"joint k={k}: {joint['brier']:.4f} = {ratio:.3f} × soft BT; floor {floor['brier']:.4f}"
         worst = max(row["worst"] for row in rows[f"joint k={k}"])
-        yield f"worst member of any split: {worst:.3f}"
+        yield f"worst member over all splits: {worst:.3f}"
         for name in ("stagewise printed", "stagewise unbounded"):
             if other := means.get(f"{name} k={k}"):
-                yield f"corrected Brier, joint over {name}: {joint['corrected'] / other['corrected']:.3f}"
+                yield f"corrected Brier, joint / {name}: {joint['corrected'] / other['corrected']:.3f}"
                 if "true_error" in joint:
-                    yield f"true error, joint over {name}: {joint['true_error'] / other['true_error']:.3f}"
-        if random := means.get(f"{k} true annotators at random"):
+                    yield f"true error, joint / {name}: {joint['true_error'] / other['true_error']:.3f}"
+        if random := means.get(f"{k} random annotators"):
             ratio = joint["true_error"] / random["true_error"]
-            yield f"true error, joint over {k} true annotators at random: {ratio:.3f}"
+            yield f"true error, joint / {k} random annotators: {ratio:.3f}"
     if gap := rows.get("policy level − soft BT"):
         spans = ", ".join(f"{row['brier']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]" for row in gap)
-        yield f"policy level − soft BT, by split, with 95 % over prompts: {spans}"
+        yield f"policy level − soft BT by split, with 95 % intervals over prompts: {spans}"
 
 
 def table(data: str, result: dict[str, Any]) -> Table:
-    """Return the rows, best first."""
+    """Return the table of all rows, best first."""
     heading = f"{data}: {result['splits']} splits by prompt, noise {result['noise']:.4f}"
     drawn = Table(box=box.SIMPLE_HEAD, title=heading, title_justify="left")
     names = ("", "Brier", "±", "corrected", "× soft BT", "worst member", "true error", "seconds")

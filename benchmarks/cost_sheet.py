@@ -1,12 +1,12 @@
-"""What encoding, or scoring, 1M, 100M and 1B pairs costs with MiniLM and with an 8B backbone.
+"""Cost of encoding or scoring 1M, 100M and 1B pairs with MiniLM and with an 8B backbone.
 
-    python benchmarks/cost_sheet.py [DATA] [--texts-a-pair 2] [--tokens-a-text 500] [--json]
+    python benchmarks/cost_sheet.py [DATA] [--texts-per-pair 2] [--tokens-per-text 500] [--json]
 
-Measured here: how many distinct texts a pair of DATA brings and how many tokens a text has; the operations of a token,
-counted by torch in the real MiniLM and in a Llama-3-8B without weights; how fast one core reads with MiniLM, and what
-share of its matrix-product peak that is. Stated, not measured: the H100 and its utilisation (``costs.py``). DATA is
-what ``pluralign fit`` reads; the demo town hall unless given. A decoder's tokens are counted by SmolLM2's tokenizer,
-whose vocabulary is smaller than Llama-3's: real counts are a little lower. Other data is reckoned with the two options.
+Measured: the number of distinct texts per pair of DATA and of tokens per text; the operations per token, counted by
+torch in MiniLM and in a Llama-3-8B without weights; the speed of MiniLM on one core, and its share of the peak speed of
+matrix products. Assumed, not measured: the H100 and its utilisation (``costs.py``). DATA is anything that ``pluralign
+fit`` reads (default: the town hall). The tokenizer of SmolLM2 counts the tokens of a decoder; its vocabulary is smaller
+than that of Llama-3, so real counts are slightly lower. The two options give the sizes of other data.
 """
 
 import argparse
@@ -43,39 +43,41 @@ MINILM_TOKENS = 256
 
 
 def main() -> None:
-    """Measure, reckon, and print tables or JSON."""
+    """Measure, estimate, and print tables or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", default="demo:2000")
-    parser.add_argument("--texts", type=int, default=128, help="texts that are read to measure this machine")
-    parser.add_argument("--texts-a-pair", type=float, help="distinct texts a pair brings, instead of DATA's")
-    parser.add_argument("--tokens-a-text", type=float, help="tokens of a text, instead of DATA's; MiniLM reads 256")
+    parser.add_argument("--texts", type=int, default=128, help="number of texts for the measurement of this machine")
+    parser.add_argument("--texts-per-pair", type=float, help="distinct texts per pair (default: measured on DATA)")
+    parser.add_argument(
+        "--tokens-per-text", type=float, help="tokens per text (default: measured on DATA); MiniLM reads at most 256"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     votes = load_preferences(arguments.data)
     items = texts_of(votes)
-    measured: dict[str, Any] = {"data": votes.name or arguments.data, "texts_a_pair": len(items) / len(votes)}
+    measured: dict[str, Any] = {"data": votes.name or arguments.data, "texts_per_pair": len(items) / len(votes)}
     measured |= measure_minilm(items[: arguments.texts]) | measure_llama(items[: arguments.texts])
-    stated: dict[str, float] = {}
-    if arguments.texts_a_pair:
-        stated["texts_a_pair"] = arguments.texts_a_pair
-    if tokens := arguments.tokens_a_text:
-        stated |= {"minilm_tokens_a_text": min(tokens, MINILM_TOKENS), "llama_tokens_a_text": tokens}
-    sheet = [row for model in MODELS for row in estimate_cost(model, measured | stated)]
+    assumed: dict[str, float] = {}
+    if arguments.texts_per_pair:
+        assumed["texts_per_pair"] = arguments.texts_per_pair
+    if tokens := arguments.tokens_per_text:
+        assumed |= {"minilm_tokens_per_text": min(tokens, MINILM_TOKENS), "llama_tokens_per_text": tokens}
+    sheet = [row for model in MODELS for row in estimate_cost(model, measured | assumed)]
     if arguments.json:
-        print(json.dumps({"measured": measured, "stated": stated, "sheet": sheet}))
+        print(json.dumps({"measured": measured, "assumed": assumed, "sheet": sheet}))
     else:
-        show(measured, stated, sheet)
+        show(measured, assumed, sheet)
 
 
 def measure_minilm(items: list[Item]) -> dict[str, float]:
-    """Return tokens a text, operations a token, and this machine's speed with MiniLM beside its peak; one thread."""
+    """Return tokens per text, operations per token, and the speed of MiniLM on one core relative to the peak."""
     encoder = load_encoder("minilm")
     assert isinstance(encoder, ModelEncoder)
     model = SentenceTransformer(str(encoder.folder))
     tokens = int(model.preprocess([plain_text(*item) for item in items])["attention_mask"].sum())
     length = round(tokens / len(items))
     ids = torch.ones((1, length), dtype=torch.long)
-    # Plain attention: torch does not count the operations of the fused one of CPUs.
+    # Plain attention: torch does not count the operations of the fused attention of CPUs.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, torch.no_grad():
         model({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     torch.set_num_threads(1)
@@ -85,16 +87,16 @@ def measure_minilm(items: list[Item]) -> dict[str, float]:
     peak = 2.0 * GEMM**3 / min(timed(lambda: matrix @ matrix) for _ in range(5))
     flops = counter.get_total_flops() / length
     return {
-        "minilm_tokens_a_text": tokens / len(items),
-        "minilm_flops_a_token": flops,
-        "minilm_formula_flops_a_token": costs.encoding_flops(costs.MINILM, 1, length),
-        "core_tokens_a_second": tokens / seconds,
+        "minilm_tokens_per_text": tokens / len(items),
+        "minilm_flops_per_token": flops,
+        "minilm_formula_flops_per_token": costs.encoding_flops(costs.MINILM, 1, length),
+        "core_tokens_per_second": tokens / seconds,
         "core_share_of_gemm_peak": flops * tokens / seconds / peak,
     }
 
 
 def measure_llama(items: list[Item]) -> dict[str, float]:
-    """Return a decoder's tokens a text, and the operations a token costs in the layers that are kept of Llama-3-8B."""
+    """Return tokens per text of a decoder, and operations per token in the kept layers of Llama-3-8B."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_folder())
     texts = [tokenizer.apply_chat_template(chat_messages(*item), tokenize=False) for item in items]
     lengths = [min(len(ids), DECODER_MAX_TOKENS) for ids in tokenizer(texts)["input_ids"]]
@@ -110,25 +112,25 @@ def measure_llama(items: list[Item]) -> dict[str, float]:
     with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
         transformers.LlamaModel(config)(torch.ones((1, COUNTED_TOKENS), dtype=torch.long))
     return {
-        "llama_tokens_a_text": sum(lengths) / len(lengths),
+        "llama_tokens_per_text": sum(lengths) / len(lengths),
         "llama_layers": LLAMA_LAYERS,
-        "llama_flops_a_token": counter.get_total_flops() / COUNTED_TOKENS,
-        "llama_formula_flops_a_token": costs.encoding_flops(size, 1, COUNTED_TOKENS, LLAMA_LAYERS),
+        "llama_flops_per_token": counter.get_total_flops() / COUNTED_TOKENS,
+        "llama_formula_flops_per_token": costs.encoding_flops(size, 1, COUNTED_TOKENS, LLAMA_LAYERS),
     }
 
 
-def estimate_cost(model: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the sheet's rows of one model: each number of pairs, with the hours in both precisions."""
+def estimate_cost(model: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of one model: one per number of pairs, with the hours in both precisions."""
     narrow = model == "minilm"
     shares = {"bf16": costs.NARROW_UTILISATION if narrow else costs.TRAINING_UTILISATION}
     rows = []
     for pairs in PAIRS:
-        reckoned = {
+        estimates = {
             precision: costs.encoding_cost(
                 pairs,
                 costs.MINILM if narrow else costs.LLAMA_3_8B,
-                texts_a_pair=facts["texts_a_pair"],
-                tokens_a_text=facts[f"{model}_tokens_a_text"],
+                texts_per_pair=sizes["texts_per_pair"],
+                tokens_per_text=sizes[f"{model}_tokens_per_text"],
                 layers=None if narrow else LLAMA_LAYERS,
                 surface=len(surface.NAMES),
                 peak=peak,
@@ -136,28 +138,28 @@ def estimate_cost(model: str, facts: dict[str, Any]) -> list[dict[str, Any]]:
             )
             for precision, peak in PRECISIONS.items()
         }
-        row: dict[str, Any] = {"model": model, **asdict(reckoned["bf16"])}
+        row: dict[str, Any] = {"model": model, **asdict(estimates["bf16"])}
         del row["gpu_hours"]
-        row |= {f"gpu_hours_{precision}": cost.gpu_hours for precision, cost in reckoned.items()}
+        row |= {f"gpu_hours_{precision}": cost.gpu_hours for precision, cost in estimates.items()}
         if narrow:
-            row["core_hours_here"] = row["tokens"] / facts["core_tokens_a_second"] / 3600
+            row["core_hours_here"] = row["tokens"] / sizes["core_tokens_per_second"] / 3600
         rows.append(row)
     return rows
 
 
 def timed(work: Any) -> float:
-    """Return the seconds that work takes."""
+    """Return the duration of a call in seconds."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
-def show(measured: dict[str, Any], stated: dict[str, float], sheet: list[dict[str, Any]]) -> None:
-    """Print what was measured and stated, and the sheet."""
+def show(measured: dict[str, Any], assumed: dict[str, float], sheet: list[dict[str, Any]]) -> None:
+    """Print the measured and assumed figures, and the sheet."""
     console = Console(width=120)
     for name, value in measured.items():
-        instead = f", reckoned with {stated[name]:g}" if name in stated else ""
-        console.print(f"{name}: {value if isinstance(value, str) else f'{value:,.3g}'}{instead}", highlight=False)
+        other = f" (estimate uses {assumed[name]:g})" if name in assumed else ""
+        console.print(f"{name}: {value if isinstance(value, str) else f'{value:,.3g}'}{other}", highlight=False)
     table = Table(box=box.SIMPLE)
     columns = (
         "pairs",

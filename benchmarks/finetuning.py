@@ -1,10 +1,10 @@
-"""Fine-tuned members beside frozen features, on one split: held-out Brier, seconds a member, peak memory.
+"""Fine-tuned members and frozen features on one split: held-out Brier score, seconds per member, peak memory.
 
     python benchmarks/finetuning.py VOTES [--pairs 1500] [--k 8] [--runs "minilm joint,minilm stagewise,…"] [--json]
 
-VOTES is anything that ``pluralign fit`` reads; a slice of whole prompts is taken, for language models train slowly
-without a GPU. Every run has a process of its own, so that its peak memory is its own. The ratio to look at is joint k
-over one member (stagewise k=1) in seconds of training: k outputs on one backbone should cost little more than one.
+VOTES is anything that ``pluralign fit`` reads. Only a slice of whole prompts is used, because language models train
+slowly without a GPU. Each run has its own process, to measure its peak memory. The main ratio is the training time of a
+joint ensemble of k members over that of one member (stagewise k=1): k outputs on one backbone should cost little more.
 """
 
 import argparse
@@ -38,13 +38,13 @@ def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("votes")
-    parser.add_argument("--pairs", type=int, default=1500, help="about how many pairs, whole prompts")
+    parser.add_argument("--pairs", type=int, default=1500, help="approximate number of pairs, in whole prompts")
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--max-length", type=int, default=256)
-    parser.add_argument("--optimizer", default="adamw", help="soap, the paper's, takes most of the time without a GPU")
+    parser.add_argument("--optimizer", default="adamw", help="soap (the paper's) takes most of the time without a GPU")
     parser.add_argument("--test-fraction", type=float, default=0.2)
-    parser.add_argument("--runs", help=f"only these, separated by semicolons: {'; '.join(RUNS)}")
+    parser.add_argument("--runs", help=f"run only these, separated by semicolons: {'; '.join(RUNS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -63,7 +63,7 @@ def main() -> None:
         print(json.dumps({"runs": results, "joint_vs_one_member": ratios}))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "k", "Brier", "soft BT", "worst member", "training s", "s a member", "peak GB"):
+    for heading in ("", "k", "Brier", "soft BT", "worst member", "training s", "s per member", "peak GB"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, row in results.items():
         cells = (f"{row['brier']:.4f}", f"{row['soft_bt']:.4f}", f"{row['worst']:.3f}", f"{row['training']:.0f}")
@@ -74,7 +74,7 @@ def main() -> None:
     console.print(f"{first['pairs']:,} pairs, {first['test_pairs']:,} of them held out; floor {first['floor']:.4f}, "
                   f"constant ½ {first['constant_half']:.4f}, noise {first['noise']:.4f}")  # fmt: skip
     for name, ratio in ratios.items():
-        console.print(f"training, {name} k={results[name]['k']} over {ONE[name]}: {ratio:.2f}")
+        console.print(f"training time, {name} k={results[name]['k']} / {ONE[name]}: {ratio:.2f}")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,26 +87,25 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         votes = votes[np.isin(votes.prompt_index, kept)]
     options = {"k": arguments.k, "test_fraction": arguments.test_fraction, **RUNS[arguments.one]}
     if "backbone" in options:
-        dials = {name: getattr(arguments, name) for name in ("epochs", "max_length", "optimizer")}
-        options |= dials
+        options |= {name: getattr(arguments, name) for name in ("epochs", "max_length", "optimizer")}
     with tempfile.TemporaryDirectory() as folder:
         ensemble = pluralign.fit(votes, folder=Path(folder), **options)
-    facts = ensemble.facts
-    training = float(np.sum(facts["seconds_members"])) if "seconds_members" in facts else facts["seconds"]
-    baselines = facts["baselines"]
+    record, evaluation = ensemble.record, ensemble.record.evaluation
+    assert evaluation is not None
+    assert record.data is not None
     return {
-        "k": facts["k"],
-        "brier": facts["test"]["brier"],
-        "brier_corrected": facts["test"]["brier_corrected"],
-        "soft_bt": baselines["soft_bt"]["brier"],
-        "floor": baselines["floor"]["brier"],
-        "constant_half": baselines["constant_half"]["brier"],
-        "noise": facts["test"]["noise"],
-        "worst": max(member["disagreement"] for member in facts["members"] if member["weight"] > 1e-6),
-        "training": training,
+        "k": record.k,
+        "brier": evaluation.test.brier,
+        "brier_corrected": evaluation.test.brier_corrected,
+        "soft_bt": evaluation.baselines["soft_bt"].brier,
+        "floor": evaluation.baselines["floor"].brier,
+        "constant_half": evaluation.baselines["constant_half"].brier,
+        "noise": evaluation.test.noise,
+        "worst": evaluation.worst_disagreement(),
+        "training": record.seconds if record.seconds_members is None else float(np.sum(record.seconds_members)),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "pairs": len(votes),
-        "test_pairs": facts["data"]["test_pairs"],
+        "test_pairs": record.data.test_pairs,
     }
 
 

@@ -1,10 +1,10 @@
-"""How time and memory grow with the number of pairs, from the command line, with the exponent that fits best.
+"""Growth of time and memory of the commands with the number of pairs, with fitted exponents.
 
     python benchmarks/growth.py [--sizes 10000 100000 1000000] [--json]
 
-For each size, in a fresh process each: a town hall is written as JSON Lines, inspected (which is loading), encoded by
-hashing into 384 dimensions and surface features, fitted (joint, k = 8) from these features, and judged on all pairs.
-Exponents are slopes of log seconds on log pairs, start-up included at every size; 1 is linear.
+For each size, each in a new process: write a town hall as JSON Lines, inspect it (loading), encode it by hashing into
+384 dimensions and surface features, fit (joint, k = 8) on these features, and evaluate on all pairs. Exponents are
+slopes of log seconds on log pairs and include the start-up time; 1 is linear.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--scratch", type=Path, help="where files are written; a temporary folder unless given")
+    parser.add_argument("--scratch", type=Path, help="folder for files (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     runs = []
@@ -56,14 +56,14 @@ def measure(pairs: int, scratch: Path | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         votes, features, ensemble = (str(Path(folder) / name) for name in ("town.jsonl", "features", "ensemble"))
         run("demo", "--pairs", str(pairs), "-o", votes)
-        found: dict[str, Any] = {"pairs": pairs}
-        found["load"], inspected = run("inspect", votes, "--json")
-        found["encode"], encoded = run("encode", votes, "-o", features, *ENCODER, "--json")
-        found["fit"], fitted = run("fit", votes, "-o", ensemble, *ENCODER, "--features", features, "--json")
-        found["evaluate"], _ = run("evaluate", ensemble, votes, "--features", features, "--json")
-        found["texts"], found["brier"] = encoded["rows"], fitted["test"]["brier"]
+        result: dict[str, Any] = {"pairs": pairs}
+        result["load"], inspected = run("inspect", votes, "--json")
+        result["encode"], encoded = run("encode", votes, "-o", features, *ENCODER, "--json")
+        result["fit"], fitted = run("fit", votes, "-o", ensemble, *ENCODER, "--features", features, "--json")
+        result["evaluate"], _ = run("evaluate", ensemble, votes, "--features", features, "--json")
+        result["texts"], result["brier"] = encoded["rows"], fitted["test"]["brier"]
         assert inspected["pairs"] == pairs
-        return found
+        return result
 
 
 def run(*command: str) -> tuple[dict[str, float], Any]:
@@ -77,12 +77,12 @@ def run(*command: str) -> tuple[dict[str, float], Any]:
             sys.exit(f"pluralign {' '.join(command)} failed")
         output.seek(0)
         text = output.read()
-    facts = json.loads(text) if text.startswith(b"{") else {}
-    return {"seconds": seconds, "gigabytes": usage.ru_maxrss / 1e6}, facts
+    printed = json.loads(text) if text.startswith(b"{") else {}
+    return {"seconds": seconds, "gigabytes": usage.ru_maxrss / 1e6}, printed
 
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return the slope of log seconds on log size by least squares."""
+    """Return the least-squares slope of log seconds on log size."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in seconds]
     centre_x, centre_y = sum(x) / len(x), sum(y) / len(y)
     spread = sum((value - centre_x) ** 2 for value in x)

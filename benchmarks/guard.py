@@ -1,10 +1,10 @@
-"""Has a change made something much slower or worse? All benchmarks, small, against the ratios that are committed.
+"""Run all benchmarks at a small size and compare their ratios with the committed references.
 
     python benchmarks/guard.py [--only speed,serving] [--pluralism VOTES RANKINGS] [--update] [-o build/bench.json]
 
-Runs each benchmark with ``--json`` and writes what they print as one object. Ratios are compared, never times, with
-``benchmarks/reference.json``: one that is worse than half its reference fails, and the exit code is 1. ``--update``
-makes this run the reference instead; say why in the change.
+Runs each benchmark with ``--json`` and writes all results as one object. Only ratios are compared with
+``benchmarks/reference.json``, never times. The exit code is 1 if a ratio is more than twice as bad as its reference.
+``--update`` makes this run the reference; explain the reason in the commit.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from rich.table import Table
 HERE = Path(__file__).parent
 REFERENCE = HERE / "reference.json"
 WORST = 2.0
-"""How many times worse than its reference a ratio may be."""
+"""Largest allowed factor by which a ratio may be worse than its reference."""
 Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A script beside this one, its arguments when run small, and the ratios to look at."""
+    """A benchmark script, its arguments at a small size, and the ratios to compare."""
 
     arguments: Sequence[str]
     ratios: Mapping[str, Better]
-    """Which way is better, by the names in its JSON; ``/`` steps into an object."""
+    """Better direction of each ratio, by its name in the JSON; ``/`` enters a nested object."""
     without: str = ""
-    """Why it is skipped, if it is."""
+    """Reason to skip it; empty to run it."""
 
 
 BENCHMARKS = {
@@ -48,7 +48,9 @@ BENCHMARKS = {
             "demo:600/rows/stagewise symmetric k=8/vs_soft_bt": "lower",
         },
     ),
-    "growth": Benchmark([], {}, without="small sizes are all start-up: python benchmarks/growth.py, half an hour"),
+    "growth": Benchmark(
+        [], {}, without="small sizes measure only start-up; run python benchmarks/growth.py (half an hour)"
+    ),
     "speed": Benchmark(
         ["--quick"],
         {
@@ -62,15 +64,15 @@ BENCHMARKS = {
         },
     ),
     "serving": Benchmark(["--quick"], {"online / offline throughput": "higher", "p99 / full batch": "lower"}),
-    "pluralism": Benchmark([], {}, without="it needs votes and rankings: --pluralism VOTES RANKINGS"),
-    "finetuning": Benchmark([], {}, without="it trains for many minutes: python benchmarks/finetuning.py VOTES"),
+    "pluralism": Benchmark([], {}, without="it needs --pluralism VOTES RANKINGS"),
+    "finetuning": Benchmark([], {}, without="it trains for many minutes; run python benchmarks/finetuning.py VOTES"),
 }
 
 
 def main() -> None:
-    """Run the benchmarks, write their JSON, print the table; exit 1 if a ratio is much worse."""
+    """Run the benchmarks, write their JSON and print the table; exit with 1 if a ratio is much worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help=f"only these, comma-separated: {','.join(BENCHMARKS)}")
+    parser.add_argument("--only", help=f"run only these, comma-separated: {','.join(BENCHMARKS)}")
     parser.add_argument("--pluralism", nargs=2, metavar=("VOTES", "RANKINGS"), help="data for benchmarks/pluralism.py")
     parser.add_argument("--update", action="store_true", help="make this run the reference")
     parser.add_argument("-o", "--output", type=Path, default=Path("build/bench.json"))
@@ -81,14 +83,14 @@ def main() -> None:
     benchmarks = {name: BENCHMARKS[name] for name in chosen}
     if arguments.pluralism and "pluralism" in benchmarks:
         benchmarks["pluralism"] = Benchmark([*arguments.pluralism, "--seeds", "1"], {})
-    found, skipped, failed = run_all(benchmarks)
+    results, skipped, failed = run_all(benchmarks)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
     reference = json.loads(REFERENCE.read_text()) if REFERENCE.is_file() else {}
     if arguments.update:
-        reference |= {name: ratios_of(benchmarks[name], result) for name, result in found.items()}
+        reference |= {name: ratios_of(benchmarks[name], result) for name, result in results.items()}
         REFERENCE.write_text(json.dumps({name: reference[name] for name in sorted(reference)}, indent=1) + "\n")
-    rows = [row for name, result in found.items() for row in compare(name, benchmarks[name], result, reference)]
+    rows = [row for name, result in results.items() for row in compare(name, benchmarks[name], result, reference)]
     show(rows, skipped)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}.")
@@ -96,8 +98,8 @@ def main() -> None:
 
 
 def run_all(benchmarks: Mapping[str, Benchmark]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return what the benchmarks print, by name, why others did not run, and which failed."""
-    found, skipped, failed = {}, {}, []
+    """Return the JSON of each benchmark, the reasons of skipped ones, and the names of failed ones."""
+    results, skipped, failed = {}, {}, []
     for name, benchmark in benchmarks.items():
         script = HERE / f"{name}.py"
         if reason := benchmark.without or ("" if script.is_file() else f"there is no {script.name}"):
@@ -109,9 +111,9 @@ def run_all(benchmarks: Mapping[str, Benchmark]) -> tuple[dict[str, Any], dict[s
         if done.returncode:
             failed.append(name)
             continue
-        found[name] = json.loads(done.stdout)
+        results[name] = json.loads(done.stdout)
         print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-    return found, skipped, failed
+    return results, skipped, failed
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def run_all(benchmarks: Mapping[str, Benchmark]) -> tuple[dict[str, Any], dict[s
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio beside its reference."""
+    """One ratio and its reference."""
 
     benchmark: str
     ratio: str
@@ -130,13 +132,13 @@ class Row:
 
 
 def compare(name: str, benchmark: Benchmark, result: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Row]:
-    """Return every ratio of a benchmark's JSON beside its reference.
+    """Compare the ratios of a benchmark with their references.
 
     Args:
-        name: of the benchmark.
+        name: name of the benchmark.
         benchmark: its ratios.
-        result: what it printed.
-        reference: ratios by benchmark and name; one that is missing is new.
+        result: its JSON.
+        reference: ratios by benchmark and name; a missing one is new.
     """
     rows = []
     for ratio, value in ratios_of(benchmark, result).items():
@@ -148,24 +150,24 @@ def compare(name: str, benchmark: Benchmark, result: Mapping[str, Any], referenc
 
 
 def times_worse(value: float, reference: float, better: Better) -> float:
-    """Return how many times worse a ratio is than its reference; below 1 it is better."""
+    """Return the factor by which a ratio is worse than its reference; below 1 it is better."""
     numerator, denominator = (reference, value) if better == "higher" else (value, reference)
     return numerator / denominator if denominator > 0 else float("inf")
 
 
 def ratios_of(benchmark: Benchmark, result: Mapping[str, Any]) -> dict[str, float]:
-    """Return a benchmark's ratios by their names; one that it did not print is an error, for it guards nothing then."""
+    """Return the ratios of a benchmark by name. Raises KeyError if one is missing: it would guard nothing."""
     return {ratio: _value(result, ratio) for ratio in benchmark.ratios}
 
 
 def _value(result: Any, path: str) -> float:
-    """Return the number under a name, or under names with ``/`` between them."""
+    """Return the number under a name, or under names joined by ``/``."""
     if path in result:
         return float(result[path])
     for end, letter in enumerate(path):
         if letter == "/" and path[:end] in result:
             return _value(result[path[:end]], path[end + 1 :])
-    raise KeyError(f"there is no {path} in what the benchmark printed")
+    raise KeyError(f"there is no {path} in the JSON of the benchmark")
 
 
 def show(rows: Sequence[Row], skipped: Mapping[str, str]) -> None:

@@ -1,9 +1,9 @@
-"""How long it takes to read and inspect votes, as ratios within one run and with peak memory.
+"""Time and peak memory of reading and inspecting votes, relative to parsing their JSON.
 
     python benchmarks/inspect_speed.py [--pairs 1000000] [--json]
 
-Writes a town hall of that many pairs to a temporary folder, inspects it with the command line, and compares with the
-time that ``json.loads`` alone needs for the same lines.
+Writes a town hall of that many pairs to a temporary folder, inspects it on the command line, and compares the time with
+that of ``json.loads`` on the same lines.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "town.jsonl"
-        made, made_memory = run("demo", "--pairs", str(arguments.pairs), "-o", str(path))
+        written, written_memory = run("demo", "--pairs", str(arguments.pairs), "-o", str(path))
         start = time.perf_counter()
         with path.open() as lines:
             for line in lines:
@@ -37,8 +37,8 @@ def main() -> None:
         "file_megabytes": size / 1e6,
         "inspect_vs_json_loads": inspected / parsing,
         "inspect_seconds": inspected,
-        "make_seconds": made,
-        "make_peak_gigabytes": made_memory,
+        "make_seconds": written,
+        "make_peak_gigabytes": written_memory,
         "inspect_peak_gigabytes": memory,
     }
     if arguments.json:

@@ -1,11 +1,12 @@
-"""Do slates, consensus and sampled answers serve people? Measured on full rankings that took no part in the fit.
+"""How well slates, consensus and sampled answers match people's full rankings, on held-out questions.
 
     python benchmarks/pluralism.py VOTES RANKINGS [--seeds 3] [--k 8] [--encoder minilm] [--json]
 
-VOTES is what the ensemble learns from (pairs of votes); RANKINGS is JSON Lines of {question, statements: {id: text},
-rankings: [[id, …], …]}, several people's full rankings of the same statements. Questions on the test side of VOTES'
-split judge; all others are learned from. Pairwise calibration promises none of these figures (the paper's Discussion):
-they are higher-order judgments. Intervals are 95 % over questions; "−" rows are paired differences to the rival named.
+VOTES are the pairs that the ensemble is trained on. RANKINGS is JSON Lines of {question, statements: {id: text},
+rankings: [[id, …], …]}: full rankings of the same statements by several people. Questions in the test split of VOTES
+are used for evaluation, all others for training. Pairwise calibration does not guarantee these figures (the paper's
+Discussion): they are higher-order judgments. Intervals are 95 % over questions; rows that start with "−" are paired
+differences to the named baseline.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.kendall import weight_on_tops
 from pluralign.theory.social_choice import RULES, choose, pairwise_support
 
+TOP_HALF = "consensus, in the top half of a person's ranking: "
 METHODS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},
     "joint policy": {"method": "joint", "level": "policy"},
@@ -40,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("votes")
     parser.add_argument("rankings", type=Path)
-    parser.add_argument("--seeds", type=int, default=3, help="how many splits")
+    parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--test-fraction", type=float, default=0.2)
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--encoder", default="minilm")
@@ -55,8 +57,8 @@ def main() -> None:
             options = {"k": arguments.k, "seed": seed, "test_fraction": arguments.test_fraction, **METHODS[name]}
             ensemble = pluralign.fit(votes, encoder=arguments.encoder, **options)
             mask = votes.test_mask(arguments.test_fraction, seed=seed)
-            held_out = {str(votes.prompts[i]) for i in np.unique(votes.prompt_index[mask])}
-            judged = [group for group in groups if group["question"] in held_out]
+            test_questions = {str(votes.prompts[i]) for i in np.unique(votes.prompt_index[mask])}
+            judged = [group for group in groups if group["question"] in test_questions]
             for question, figure, value in judge(name, ensemble, judged, seed):
                 measured.setdefault(figure, []).append((question, value))
     results = {figure: interval(rows) for figure, rows in measured.items()}
@@ -73,7 +75,7 @@ def main() -> None:
 
 
 def read_rankings(path: Path) -> list[dict[str, Any]]:
-    """Read groups of people, each with a question, distinct statements and full rankings of them."""
+    """Read groups of people: each has a question, distinct statements and full rankings of them."""
     data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     groups = [json.loads(line) for line in data.splitlines()]
     kept = []
@@ -105,79 +107,91 @@ def judge(name: str, ensemble: RewardEnsemble, groups: list[dict[str, Any]], see
         tops = weight_on_tops(own, ensemble.weights)
         lottery = np.exp(single - single.max())
         lottery /= lottery.sum()
-        if ensemble.facts["level"] == "policy":
+        if ensemble.level == "policy":
             sampled = np.column_stack([policy(own[:, j], ensemble.temperature) for j in range(ensemble.k)])
             mixture = sampled @ ensemble.weights
             yield question, f"first choices, total variation: {name}, sampled policies", variation(mixture, people)
-        yield question, f"first choices, total variation: {name}, members drawn", variation(tops, people)
+        yield question, f"first choices, total variation: {name}, random member", variation(tops, people)
         entries = slate(group["texts"], favourites(own, random), ensemble.weights)
         shown = [group["texts"].index(entry.text) for entry in entries]
-        yield question, f"slate, people's favourite on it: {name}", float(people[shown].sum())
-        yield question, f"slate, statements on it: {name}", float(len(shown))
-        if ensemble.facts["level"] == "policy":
+        yield question, f"slate contains a person's favourite: {name}", float(people[shown].sum())
+        yield question, f"slate size: {name}", float(len(shown))
+        if ensemble.level == "policy":
             likely = np.argsort(-mixture)[: len(shown)]
-            yield question, f"slate, people's favourite on it: {name}'s likeliest as many", float(people[likely].sum())
+            yield (
+                question,
+                f"slate contains a person's favourite: {name}, most likely responses (same size)",
+                float(people[likely].sum()),
+            )
         order = np.argsort(-single)
-        yield question, f"slate, people's favourite on it: soft BT's top as many ({name})", float(
+        yield question, f"slate contains a person's favourite: top of soft BT (same size as {name})", float(
             people[order[: len(shown)]].sum())  # fmt: skip
-        yield question, f"slate, people's favourite on it: random as many ({name})", len(shown) / n
+        yield question, f"slate contains a person's favourite: random (same size as {name})", len(shown) / n
         support = pairwise_support(own, ensemble.weights)
         for rule in RULES:
             winner = choose(support, rule, seed)
-            yield question, f"consensus, contests won with people: {name}, {rule}", contests(winner, group["orders"])
-            yield question, f"consensus, in people's top half: {name}, {rule}", top_half(winner, group["orders"])
+            yield question, f"consensus, pairwise wins: {name}, {rule}", contests(winner, group["orders"])
+            yield (
+                question,
+                f"{TOP_HALF}{name}, {rule}",
+                top_half(winner, group["orders"]),
+            )
         if first:
             yield question, "first choices, total variation: Plackett–Luce from soft BT", variation(lottery, people)
             best = np.zeros(n)
             best[int(single.argmax())] = 1.0
-            yield question, "first choices, total variation: soft BT's favourite always", variation(best, people)
+            yield question, "first choices, total variation: always the top of soft BT", variation(best, people)
             yield question, "first choices, total variation: uniform", variation(np.full(n, 1 / n), people)
             winner = int(single.argmax())
             yield (
                 question,
-                "consensus, contests won with people: soft BT's favourite",
+                "consensus, pairwise wins: top of soft BT",
                 contests(winner, group["orders"]),
             )
-            yield question, "consensus, in people's top half: soft BT's favourite", top_half(winner, group["orders"])
+            yield (
+                question,
+                f"{TOP_HALF}top of soft BT",
+                top_half(winner, group["orders"]),
+            )
 
 
 def variation(p: Any, q: Any) -> float:
-    """Total variation distance of two distributions."""
+    """Return the total variation distance of two distributions."""
     return float(np.abs(np.asarray(p) - np.asarray(q)).sum() / 2)
 
 
 def contests(winner: int, orders: list[list[int]]) -> float:
-    """Share of (person, rival) contests that a statement wins."""
+    """Return the share of (person, other statement) comparisons that a statement wins."""
     return float(np.mean([(len(order) - 1 - order.index(winner)) / (len(order) - 1) for order in orders]))
 
 
 def top_half(winner: int, orders: list[list[int]]) -> float:
-    """Share of people who have a statement in the better half of their ranking."""
+    """Return the share of people who rank a statement in the top half."""
     return float(np.mean([order.index(winner) < len(order) / 2 for order in orders]))
 
 
 def interval(rows: list[tuple[int, float]]) -> dict[str, float]:
-    """Mean and 95 % over questions."""
+    """Return the mean and its 95 % interval over questions."""
     found = clustered_interval([value for _, value in rows], [question for question, _ in rows])
     return {"mean": found.mean, "low": found.low, "high": found.high, "groups": len(rows)}
 
 
 def differences(measured: dict[str, list[tuple[int, float]]]) -> dict[str, dict[str, float]]:
-    """Paired differences to the rival of each kind."""
+    """Return the paired difference of each figure to its baseline."""
     rivals = {
         "first choices, total variation: ": "first choices, total variation: Plackett–Luce from soft BT",
-        "consensus, contests won with people: ": "consensus, contests won with people: soft BT's favourite",
-        "consensus, in people's top half: ": "consensus, in people's top half: soft BT's favourite",
+        "consensus, pairwise wins: ": "consensus, pairwise wins: top of soft BT",
+        TOP_HALF: f"{TOP_HALF}top of soft BT",
     }
     found = {}
     for figure, rows in measured.items():
         rival = next((other for start, other in rivals.items() if figure.startswith(start)), None)
-        if figure.startswith("slate, people's favourite on it: ") and "top as many" not in figure:
-            name = figure.rpartition(": ")[2].removesuffix("'s likeliest as many")
-            rival = f"slate, people's favourite on it: soft BT's top as many ({name})"
+        if figure.startswith("slate contains a person's favourite: ") and "same size as" not in figure:
+            name = figure.rpartition(": ")[2].removesuffix(", most likely responses (same size)")
+            rival = f"slate contains a person's favourite: top of soft BT (same size as {name})"
         if rival and rival != figure and len(measured.get(rival, [])) == len(rows):
             paired = [(q, a - b) for (q, a), (_, b) in zip(rows, measured[rival], strict=True)]
-            found[f"− {figure} less {rival.rpartition(': ')[2]}"] = interval(paired)
+            found[f"− {figure} minus {rival.rpartition(': ')[2]}"] = interval(paired)
     return found
 
 

@@ -1,12 +1,12 @@
-"""How well an encoder in bfloat16 agrees with float32: vectors, votes of members, Brier, and speed.
+"""Agreement of an encoder in bfloat16 with float32: vectors, votes of members, Brier scores, and speed.
 
     python benchmarks/precision.py [DATA] [--encoder minilm] [--seeds 10] [--json]
 
-DATA is anything that ``pluralign fit`` reads; demo:1000 unless given. For each seed, which is also that of the
-split, one ensemble is fitted in float32 and reads its held-out texts in both precisions; another is fitted in bfloat16
-altogether; and, to see how much fits differ anyway, a third on float32 vectors that were nudged in their sixth digit.
+DATA is anything that ``pluralign fit`` reads (default: demo:1000). For each seed, which is also the seed of the split,
+one ensemble is fitted in float32 and encodes its held-out texts in both precisions; a second one is fitted in bfloat16.
+To show how much fits differ anyway, a third one is fitted on float32 vectors changed in their sixth digit.
 
-A CPU that dies of AMX that it claims to have can be told to do without it before Python starts:
+Some CPUs report AMX and raise SIGILL on it. Disable AMX before Python starts with
 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16.
 """
 
@@ -32,6 +32,7 @@ from pluralign import RewardEnsemble
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.ensemble import texts_of
+from pluralign.ensemble.record import Evaluation
 from pluralign.features.encoder import Encoder, encode
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Precision
@@ -43,24 +44,24 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 
 MEANING = {
-    "vectors_median_distance": "1 − cosine of a text's two vectors, median",
-    "vectors_largest_distance": "the same, largest",
-    "vectors_agreement": "least cosine once the mean of all texts is taken off: what --precision auto asks for",
-    "votes_flipped": "share of (held-out pair, member) votes that change when texts are read in bfloat16",
-    "share_moved": "how far the predicted share of a held-out pair moves then, mean",
-    "brier": "held-out Brier of the float32 ensembles, mean over seeds",
-    "brier_read_in_bfloat16": "of the same ensembles, texts read in bfloat16",
-    "brier_fitted_in_bfloat16": "of ensembles fitted and read in bfloat16",
-    "brier_fitted_nudged": "of ensembles fitted in float32, vectors nudged by 1e-6 of themselves",
+    "vectors_median_distance": "1 − cosine of the two vectors of a text, median",
+    "vectors_largest_distance": "1 − cosine of the two vectors of a text, maximum",
+    "vectors_agreement": "smallest cosine after subtracting the mean of all texts: the criterion of --precision auto",
+    "votes_flipped": "share of (held-out pair, member) votes that change with texts in bfloat16",
+    "share_moved": "mean absolute change of the predicted share of a held-out pair",
+    "brier": "held-out Brier score of the float32 ensembles, mean over seeds",
+    "brier_read_in_bfloat16": "same ensembles, with texts in bfloat16",
+    "brier_fitted_in_bfloat16": "ensembles fitted and evaluated in bfloat16",
+    "brier_fitted_with_noise": "ensembles fitted in float32 on vectors with relative noise of 1e-6",
     "error_fitted_in_bfloat16": "standard error of the mean difference between fits in bfloat16 and in float32",
-    "error_fitted_nudged": "the same for nudged fits and float32",
-    "soft_bt": "held-out Brier of the baseline soft BT in float32, mean over seeds",
-    "soft_bt_in_bfloat16": "the same in bfloat16",
-    "bfloat16_vs_float32": "texts a second of encoding, bfloat16 over float32",
+    "error_fitted_with_noise": "standard error of the mean difference between fits with noise and in float32",
+    "soft_bt": "held-out Brier score of the baseline soft BT in float32, mean over seeds",
+    "soft_bt_in_bfloat16": "held-out Brier score of the baseline soft BT in bfloat16",
+    "bfloat16_vs_float32": "texts per second of encoding, bfloat16 / float32",
 }
 PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
-REFITTED = ("fitted_in_bfloat16", "fitted_nudged")
-NUDGE = 1e-6
+REFITTED = ("fitted_in_bfloat16", "fitted_with_noise")
+RELATIVE_NOISE = 1e-6
 ROUNDS, TEXTS = 5, 64
 
 
@@ -69,11 +70,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", default="demo:1000")
     parser.add_argument("--encoder", default="minilm")
-    parser.add_argument("--seeds", type=int, default=10, help="how many splits and fits, at least 2")
+    parser.add_argument("--seeds", type=int, default=10, help="number of splits and fits, at least 2")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     if arguments.seeds < 2:
-        parser.error("--seeds must be at least 2: their spread is the error")
+        parser.error("--seeds must be at least 2, for a standard error")
     try:
         votes = pluralign.load_preferences(arguments.data)
         with tempfile.TemporaryDirectory() as cache:
@@ -85,14 +86,14 @@ def main() -> None:
         print(json.dumps(result))
         return
     title = f"{arguments.encoder}, {result['pairs']:,} pairs, {result['texts']:,} texts, {arguments.seeds} seeds"
-    table = Table("", "", "what", box=box.SIMPLE_HEAD, title=title)
+    table = Table("", "", "meaning", box=box.SIMPLE_HEAD, title=title)
     for name, meaning in MEANING.items():
         table.add_row(name, f"{result[name]:.2g}" if "distance" in name else f"{result[name]:.4f}", meaning)
     Console(width=140).print(table)
 
 
 def measure(votes: PreferenceSet, encoder: str, seeds: int) -> dict[str, Any]:
-    """Return every figure of ``MEANING``, and what they are about."""
+    """Return every figure of ``MEANING``, and the sizes of the data."""
     texts = texts_of(votes)
     encoders = [TextFeatures(encoder, precision=precision).load() for precision in PRECISIONS]
     exact, half = (encode(texts, each, surface=False) for each in encoders)
@@ -113,44 +114,45 @@ def measure(votes: PreferenceSet, encoder: str, seeds: int) -> dict[str, Any]:
 
 
 def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
-    """Return what one split says; all vectors are in the cache."""
+    """Return the figures of one split; all vectors are cached."""
     held = votes[np.flatnonzero(held_out_rows(votes, options))]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
-    with patch("pluralign.ensemble.encode", nudged):
+    with patch("pluralign.ensemble.encode", noisy):
         other = pluralign.fit(votes, options)
-    reread = replace(exact, features=half.features)
-    brier, brier_half, brier_other = (_brier(ensemble) for ensemble in (exact, half, other))
-    soft_bt = [ensemble.facts["baselines"]["soft_bt"]["brier"] for ensemble in (exact, half)]
+    in_half = replace(exact, features=half.features)
+    brier, brier_half, brier_other = (_evaluation(ensemble).test.brier for ensemble in (exact, half, other))
+    soft_bt = [_evaluation(ensemble).baselines["soft_bt"].brier for ensemble in (exact, half)]
     return {
-        "votes_flipped": float(np.mean(exact.votes(held) != reread.votes(held))),
-        "share_moved": float(np.mean(np.abs(exact.prob_hat(held) - reread.prob_hat(held)))),
+        "votes_flipped": float(np.mean(exact.votes(held) != in_half.votes(held))),
+        "share_moved": float(np.mean(np.abs(exact.prob_hat(held) - in_half.prob_hat(held)))),
         "brier": brier,
-        "brier_read_in_bfloat16": calibration.brier(reread.prob_hat(held), held.prob_a),
+        "brier_read_in_bfloat16": calibration.brier(in_half.prob_hat(held), held.prob_a),
         "brier_fitted_in_bfloat16": brier_half,
-        "brier_fitted_nudged": brier_other,
+        "brier_fitted_with_noise": brier_other,
         "soft_bt": soft_bt[0],
         "soft_bt_in_bfloat16": soft_bt[1],
     }
 
 
-def _brier(ensemble: RewardEnsemble) -> float:
-    return float(ensemble.facts["test"]["brier"])
+def _evaluation(ensemble: RewardEnsemble) -> Evaluation:
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
 
 
 def standard_error(differences: Sequence[float]) -> float:
-    """Return that of their mean."""
+    """Return the standard error of the mean."""
     return statistics.stdev(differences) / math.sqrt(len(differences))
 
 
-def nudged(*arguments: Any, **options: Any) -> Vectors:
-    """Return what ``encode`` returns, each number moved by about a millionth of itself."""
+def noisy(*arguments: Any, **options: Any) -> Vectors:
+    """Return the vectors of ``encode`` with relative noise of one millionth."""
     vectors = encode(*arguments, **options)
     noise = np.random.default_rng(0).standard_normal(vectors.shape, dtype=np.float32)
-    return np.asarray(vectors * (1 + np.float32(NUDGE) * noise))
+    return np.asarray(vectors * (1 + np.float32(RELATIVE_NOISE) * noise))
 
 
 def speedup(encoders: Sequence[Encoder | None], texts: Sequence[Item]) -> float:
-    """Return how much faster the second encoder is, timed in turn; the models are loaded already."""
+    """Return the speedup of the second encoder over the first, timed alternately with loaded models."""
     ratios = []
     for _ in range(ROUNDS):
         seconds = []

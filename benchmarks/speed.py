@@ -1,10 +1,10 @@
-"""How close to the limit encoding, fitting and comparing are, as ratios within one run.
+"""Speed of encoding, fitting and comparing, as ratios to reference computations in the same run.
 
     python benchmarks/speed.py [DATA] [--pairs 4000] [--quick] [--json]
 
-DATA is anything that ``pluralign fit`` reads; the demo town hall unless given. What a ratio compares is timed in turn,
-A B A B …, on the same texts, warmed, in one process; a ratio is the median over rounds, and its spread the quartiles.
-Machines are busy and change speed: the ratios are the result, not the seconds.
+DATA is anything that ``pluralign fit`` reads (default: the town hall). The two sides of a ratio are timed alternately,
+A B A B …, on the same texts, after a warm-up, in one process. A ratio is the median over rounds; its spread is given by
+quartiles. Compare ratios, not seconds: the speed of a shared machine varies.
 """
 
 import argparse
@@ -46,23 +46,23 @@ from pluralign.training.teacher import fit_teacher
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, plain_text
 
-WANTED = {
+TARGETS = {
     "encode_vs_sentence_transformers": "≥ 1.5",
     "fit_vs_encode": "≤ 1.15",
     "refit_vs_fit": "≤ 0.1",
     "help_seconds": "< 0.3",
 }
 MEANING = {
-    "encode_vs_sentence_transformers": "texts a second, ours over SentenceTransformer.encode at its defaults",
-    "encode_vs_gemm_peak": "FLOP a second of encoding over those of a large matrix product",
-    "sentence_transformers_vs_gemm_peak": "the same of SentenceTransformer.encode: what is left to gain",
-    "fit_vs_encode": "seconds of fit, nothing cached, over encoding its distinct texts once",
-    "refit_vs_fit": "seconds of fit with all vectors cached, over the fit before",
-    "joint_vs_stagewise": "seconds, k = 8: teacher and joint members over stages at one l2",
-    "joint_vs_logistic": "seconds, k = 8: the same over one LogisticRegression, votes as weighted rows",
-    "compare_vs_encode": "texts a second of compare over those of encoding alone",
+    "encode_vs_sentence_transformers": "texts per second, this library / SentenceTransformer.encode with defaults",
+    "encode_vs_gemm_peak": "FLOP per second, encoding / a large matrix product",
+    "sentence_transformers_vs_gemm_peak": "FLOP per second, SentenceTransformer.encode / a large matrix product",
+    "fit_vs_encode": "seconds, fit with an empty cache / encoding its distinct texts once",
+    "refit_vs_fit": "seconds, fit with cached vectors / fit with an empty cache",
+    "joint_vs_stagewise": "seconds, k = 8: teacher and joint members / stages at one l2",
+    "joint_vs_logistic": "seconds, k = 8: teacher and joint members / one LogisticRegression on weighted rows",
+    "compare_vs_encode": "texts per second, compare / encoding alone",
     "help_seconds": "pluralign --help, in a new process",
-    "help_cpu_seconds": "what of it a core worked: its seconds on a quiet machine",
+    "help_cpu_seconds": "CPU seconds of pluralign --help",
     "compare_one_pair_seconds": "pluralign compare on one new pair, in a new process",
 }
 K, L2 = 8, 0.01
@@ -76,7 +76,9 @@ def main() -> None:
     """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", default="demo")
-    parser.add_argument("--pairs", type=int, help="how many pairs are fitted; 4,000 of the town hall, all of a file")
+    parser.add_argument(
+        "--pairs", type=int, help="number of pairs to fit (default: 4,000 of the town hall, all of a file)"
+    )
     parser.add_argument("--quick", action="store_true", help="150 pairs and few rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
@@ -88,16 +90,16 @@ def main() -> None:
         return
     title = f"{result['pairs']:,} pairs, {result['texts']:,} texts, {result['cores']} cores, load {result['load']:.1f}"
     table = Table(box=box.SIMPLE_HEAD, title=title)
-    for heading in ("", "median", "quartiles", "wanted", "what"):
-        table.add_column(heading, justify="left" if heading in ("", "what") else "right")
+    for heading in ("", "median", "quartiles", "target", "meaning"):
+        table.add_column(heading, justify="left" if heading in ("", "meaning") else "right")
     for name, meaning in MEANING.items():
         low, high = result["spread"][name]
-        table.add_row(name, f"{result[name]:.2f}", f"{low:.2f} – {high:.2f}", WANTED.get(name, ""), meaning)
+        table.add_row(name, f"{result[name]:.2f}", f"{low:.2f} – {high:.2f}", TARGETS.get(name, ""), meaning)
     Console(width=160).print(table)
 
 
 def read(data: str, pairs: int | None) -> PreferenceSet:
-    """Return the votes: a town hall of that many pairs, or the first pairs of a file."""
+    """Return a town hall of that many pairs, or the first pairs of a file."""
     name, _, number = data.partition(":")
     if name == "demo":
         return pluralign.town_hall(pairs or int(number or 4000)).preferences
@@ -106,7 +108,7 @@ def read(data: str, pairs: int | None) -> PreferenceSet:
 
 
 def measure(votes: PreferenceSet, *, rounds: int, texts: int) -> dict[str, Any]:
-    """Return every ratio, with its spread; ``texts`` of them are encoded in each round of the first part."""
+    """Return every ratio with its spread; each round of the encoding part encodes ``texts`` texts."""
     everything = texts_of(votes)
     encoder = load_encoder("minilm")
     assert isinstance(encoder, ModelEncoder)
@@ -129,12 +131,12 @@ def measure(votes: PreferenceSet, *, rounds: int, texts: int) -> dict[str, Any]:
 
 
 def encoding(encoder: ModelEncoder, items: Sequence[Item], rounds: int, texts: int) -> dict[str, Spread]:
-    """Ours, sentence-transformers' own and a matrix product, on other texts in every round."""
+    """Time this library, sentence-transformers and a matrix product, on other texts in every round."""
     import sentence_transformers
     import torch
 
     theirs = sentence_transformers.SentenceTransformer(str(encoder.folder))
-    theirs.tokenizer.truncation_side = "left"  # both read the same tokens
+    theirs.tokenizer.truncation_side = "left"  # both use the same tokens
     order = np.random.default_rng(0).permutation(len(items))
     taken = itertools.cycle([order[start : start + texts] for start in range(0, max(1, len(order) - texts + 1), texts)])
     matrix = torch.randn(GEMM, GEMM)
@@ -146,14 +148,14 @@ def encoding(encoder: ModelEncoder, items: Sequence[Item], rounds: int, texts: i
         product, _ = timed(lambda: [matrix @ matrix for _ in range(20)])
         other, reference = timed(partial(theirs.encode, plain, show_progress_bar=False))
         difference = max(difference, float(np.abs(vectors - reference).max()))
-        if turn:  # the first round warms
+        if turn:  # the first round is the warm-up
             ratio.append(other / own)
             work = operations(encoder.folder, theirs.tokenizer, theirs.max_seq_length, plain)
             limit = 20 * 2 * GEMM**3 / product
             peak.append(work / own / limit)
             their_peak.append(work / other / limit)
     if difference > 1e-5:
-        sys.exit(f"the vectors are not sentence-transformers' own: they differ by {difference:.1e}")
+        sys.exit(f"the vectors differ from those of sentence-transformers by {difference:.1e}")
     return {
         "encode_vs_sentence_transformers": spread(ratio),
         "encode_vs_gemm_peak": spread(peak),
@@ -162,9 +164,10 @@ def encoding(encoder: ModelEncoder, items: Sequence[Item], rounds: int, texts: i
 
 
 def operations(folder: Path, tokenizer: Any, most: int | None, texts: list[str]) -> float:
-    """Return the floating-point operations of a BERT's products for these texts, without any padding.
+    """Return the floating-point operations of the matrix products of a BERT for these texts, without padding.
 
-    A token costs 2·(4h² + 2hi) a layer, h wide and i inside; attention 4h for each pair of tokens.
+    A token costs 2·(4h² + 2hi) per layer with hidden size h and intermediate size i; attention costs 4h per pair of
+    tokens.
     """
     config = json.loads((folder / "config.json").read_text())
     width, inside, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
@@ -173,7 +176,7 @@ def operations(folder: Path, tokenizer: Any, most: int | None, texts: list[str])
 
 
 def fitting(encoder: ModelEncoder, votes: PreferenceSet, items: Sequence[Item], rounds: int) -> dict[str, Spread]:
-    """One encoding pass, a fit that caches nothing yet, and the fit after it."""
+    """Time one encoding pass, a fit with an empty cache, and a second fit."""
     first, again = [], []
     for _ in range(rounds):
         with fresh_cache():
@@ -186,7 +189,7 @@ def fitting(encoder: ModelEncoder, votes: PreferenceSet, items: Sequence[Item], 
 
 
 def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
-    """Joint members, stages and one logistic regression, each from the same features and with one thread."""
+    """Time joint members, stages and one logistic regression on the same features with one thread."""
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
     items = votes.items()
@@ -199,7 +202,7 @@ def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
     weight = np.concatenate([votes.prob_a, 1 - votes.prob_a])
     logistic = LogisticRegression(C=1 / (L2 * len(difference)), fit_intercept=False, max_iter=1000)
 
-    # New pairs each time: what they have computed they remember.
+    # New pairs each time, because they cache their results.
     def joint() -> Any:
         own = replace(pairs)
         return fit_joint(own, fit_teacher(own, folds), K)
@@ -220,7 +223,7 @@ def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
 
 
 def comparing(encoder: ModelEncoder, votes: PreferenceSet, rounds: int, texts: int) -> dict[str, Spread]:
-    """``compare`` against encoding alone, and what starting up costs."""
+    """Time ``compare``, encoding alone, and the start of the command line."""
     names = ("prompt", "response_a", "response_b")
     lines = [
         json.dumps(dict(zip(names, (votes.prompts[p], votes.responses[a], votes.responses[b]), strict=True)))
@@ -260,20 +263,20 @@ def compare_lines(ensemble: RewardEnsemble, lines: Sequence[str]) -> list[Compar
 
 
 def timed(work: Timed) -> tuple[float, Any]:
-    """Return the seconds that work took, and its result."""
+    """Return the duration of a call in seconds, and its result."""
     start = time.perf_counter()
     result = work()
     return time.perf_counter() - start, result
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return quartiles and median."""
+    """Return first quartile, median and third quartile."""
     low, high = np.percentile(values, [25, 75]).tolist()
     return low, statistics.median(values), high
 
 
 def run(*command: str, lines: str = "") -> float:
-    """Run ``pluralign`` in a process of its own and return the seconds that cores worked for it."""
+    """Run ``pluralign`` in its own process and return its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "pluralign", *command], input=lines.encode(), capture_output=True, check=False
@@ -286,7 +289,7 @@ def run(*command: str, lines: str = "") -> float:
 
 @contextmanager
 def cache_in(folder: Path) -> Iterator[None]:
-    """Keep vectors in a folder for a while."""
+    """Cache vectors in a folder inside the block."""
     before = os.environ.get("PLURALIGN_CACHE")
     os.environ["PLURALIGN_CACHE"] = str(folder)
     try:
@@ -300,7 +303,7 @@ def cache_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def fresh_cache() -> Iterator[None]:
-    """Know no vector for a while."""
+    """Use an empty cache inside the block."""
     with tempfile.TemporaryDirectory() as folder, cache_in(Path(folder)):
         yield
 

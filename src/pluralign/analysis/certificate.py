@@ -220,12 +220,12 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
     if known:
         size_here = guarantees.sufficient_size(epsilon, variance)
         worth = variance / error if error > 0 else None
-        same = (
-            "too low to compare with random annotators" if worth is None else f"that of {worth:.1f} random annotators"
-        )
+        equal = "too low to compare with random annotators"
+        if worth is not None:
+            equal = f"equal to that of about {worth:.1f} random annotators"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
-            f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, {same}."
+            f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, {equal}."
         )
     else:
         here += ". Single votes do not show how much people disagree."

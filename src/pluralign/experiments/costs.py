@@ -161,8 +161,8 @@ def encoding_cost(
     pairs: int,
     architecture: Architecture,
     *,
-    texts_a_pair: float,
-    tokens_a_text: float,
+    texts_per_pair: float,
+    tokens_per_text: float,
     layers: int | None = None,
     surface: int = 0,
     peak: float = H100_FLOPS,
@@ -171,13 +171,13 @@ def encoding_cost(
     """Estimate the cost of encoding the distinct texts of ``pairs``, all with the mean length.
 
     Example:
-        >>> cost = encoding_cost(1_000_000, MINILM, texts_a_pair=2, tokens_a_text=256)
+        >>> cost = encoding_cost(1_000_000, MINILM, texts_per_pair=2, tokens_per_text=256)
         >>> f"{cost.tokens:.1e} tokens, {cost.flops:.1e} operations, {cost.stored_bytes / 1e9:.1f} GB"
         '5.1e+08 tokens, 1.2e+16 operations, 3.1 GB'
     """
-    texts = pairs * texts_a_pair
-    tokens = texts * tokens_a_text
-    flops = encoding_flops(architecture, tokens, tokens_a_text, layers)
+    texts = pairs * texts_per_pair
+    tokens = texts * tokens_per_text
+    flops = encoding_flops(architecture, tokens, tokens_per_text, layers)
     stored = texts * FP32_BYTES * (architecture.hidden + surface)
     return EncodingCost(pairs, texts, tokens, flops, gpu_hours(flops, peak, utilisation), stored)
 

@@ -89,7 +89,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
         yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
-    yield Text(f"Next: pluralign evaluate {folder} VOTES, or pluralign compare {folder} PAIRS\n")
+    yield Text(f"Next: pluralign report {folder} -o report.html, pluralign serve {folder}, or", no_wrap=True)
+    yield Text(f"      pluralign evaluate {folder} NEW_VOTES (votes on prompts it was not trained on)\n", no_wrap=True)
 
 
 def _history_table(history: Sequence[HistoryRow]) -> Table:
