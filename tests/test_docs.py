@@ -175,6 +175,14 @@ def test_named_tests_exist() -> None:
         assert named <= functions | set(sources), (name(page), named - functions - set(sources))
 
 
+def test_benchmarks_in_the_docs_have_these_options() -> None:
+    for page in PAGES:
+        for script, rest in re.findall(r"python (benchmarks/\w+\.py)([^`\n]*)", page.read_text()):
+            source = (ROOT / script).read_text()
+            for option in re.findall(r"--[a-z-]+", rest):
+                assert f'"{option}"' in source, (name(page), script, option)
+
+
 def test_every_command_and_every_room_has_its_section() -> None:
     from pluralign.cli.main import app
 
