@@ -136,7 +136,7 @@ def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) ->
         finally:
             log.handlers[:] = handlers
             log.setLevel(level)
-    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))
     return subprocess.CompletedProcess(command, code, out, err)
 
 

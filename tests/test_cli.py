@@ -116,12 +116,15 @@ def test_warnings_are_printed_as_notes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_view_is_not_drawn_if_json_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    def view():  # type: ignore[no-untyped-def]
-        raise AssertionError
-        yield
+    def view() -> Iterator[str]:
+        drawn.append(True)
+        yield "drawn"
+
+    drawn: list[bool] = []
 
     emit({"noise": float("nan")}, view(), as_json=True)
     assert capsys.readouterr().out == '{"noise": null}\n'
+    assert not drawn
 
 
 # --- inspect ----------------------------------------------------------------------------------------------------------
