@@ -116,7 +116,7 @@ def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
     """Return what one split says; all vectors are in the cache."""
     held = votes[np.flatnonzero(held_out_rows(votes, options))]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
-    with patch("pluralign.ensemble.encode", nudged):
+    with patch("pluralign.features.frozen.encode", nudged):
         other = pluralign.fit(votes, options)
     reread = replace(exact, features=half.features)
     brier, brier_half, brier_other = (_brier(ensemble) for ensemble in (exact, half, other))
