@@ -170,7 +170,9 @@ def test_a_fine_tuned_ensemble_can_be_pruned_and_certified(
     np.testing.assert_allclose(whole.rewards(texts)[0], evidence.rewards[0], atol=1e-4)
     certificate = certify(whole, evidence)
     assert certificate.theorem_4.fixed_features is False
-    assert "The features were learned from the same votes, which it does not cover." in certificate.theorem_4.here
+    assert (
+        "The features were trained on the same votes, which the theorem does not cover." in certificate.theorem_4.here
+    )
 
 
 def test_outputs_are_not_clipped_but_other_features_are() -> None:

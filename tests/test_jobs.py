@@ -29,7 +29,8 @@ from pluralign.scale import jobs, ray_engine
 from pluralign.scale import worker as worker_module
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.worker import EncodeTask, Shard, Transform, Worker
+from pluralign.scale.ray_driver import RayJob
+from pluralign.scale.worker import EncodeTask, ScoreTask, Shard, Task, Transform, Worker
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Message
 
@@ -334,6 +335,13 @@ def test_ray_does_not_change_this_process(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("True True False\n", "")
 
 
+@pytest.mark.parametrize("task", [EncodeTask(HASHING), ScoreTask(Path("town"), "abc")], ids=["encode", "score"])
+def test_a_job_reaches_the_ray_driver_unchanged(task: Task) -> None:
+    options = EngineOptions("ray", workers=2, worker_gpus=0.5)
+    job = RayJob(Worker(task, Path("plan.json"), "123"), (Shard("a", "b"), Shard("c", "d")), options)
+    assert RayJob.from_json(json.loads(json.dumps(job.to_json()))) == job
+
+
 @pytest.mark.slow
 def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
     code = "from pluralign.scale import ray_driver as d; print('ready', flush=True); d._end_with_parent()"
@@ -533,7 +541,7 @@ def test_results_cannot_be_written_into_the_folder_of_the_texts(ensemble: Path, 
 
 def test_a_changed_ensemble_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not the ensemble that the job started with"):
-        worker_module.ScoreTask(ensemble, "another").prepare()
+        ScoreTask(ensemble, "another").prepare()
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

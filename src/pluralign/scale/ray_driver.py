@@ -1,7 +1,7 @@
 """The Ray driver: a child process runs the Ray engine, so that Ray does not change this process.
 
 Ray prints to stdout and stderr from its own threads, reads environment variables when it starts, and replaces signal
-handlers. The child, ``python -m pluralign.scale.ray_driver``, reads a pickled ``RayJob`` from stdin and writes one line
+handlers. The child, ``python -m pluralign.scale.ray_driver``, reads a ``RayJob`` as JSON from stdin and writes one line
 of JSON per outcome to stdout. It ends when its stdin is closed, so it does not outlive this process. If this process is
 already connected to a Ray cluster, there is no child: the connection is used here.
 """
@@ -9,22 +9,23 @@ already connected to a Ray cluster, there is no child: the connection is used he
 import importlib.util
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.features.frozen import TextFeatures
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray_engine import run_on_ray
-from pluralign.scale.worker import Outcome, Shard, Worker
+from pluralign.scale.worker import EncodeTask, Outcome, ScoreTask, Shard, Task, Worker
 
 STOP_SECONDS = 30.0
 """How long the child may take to stop a cluster before it is killed."""
@@ -39,6 +40,39 @@ class RayJob:
     worker: Worker
     shards: tuple[Shard, ...]
     options: EngineOptions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the job as JSON."""
+        return {
+            "task": _task_to_json(self.worker.task),
+            "plan": str(self.worker.plan),
+            "plan_hash": self.worker.plan_hash,
+            "shards": [asdict(shard) for shard in self.shards],
+            "options": asdict(self.options),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RayJob":
+        """Read a job from JSON."""
+        return cls(
+            Worker(_task_from_json(values["task"]), Path(values["plan"]), values["plan_hash"]),
+            tuple(Shard(**shard) for shard in values["shards"]),
+            EngineOptions(**values["options"]),
+        )
+
+
+def _task_to_json(task: Task) -> dict[str, Any]:
+    if isinstance(task, EncodeTask):
+        return {"encode": task.features.to_json()}
+    if isinstance(task, ScoreTask):
+        return {"score": {"ensemble": str(task.ensemble), "identity": task.identity}}
+    raise TypeError(f"a {type(task).__name__} cannot be sent to the Ray driver")
+
+
+def _task_from_json(values: Mapping[str, Any]) -> Task:
+    if "encode" in values:
+        return EncodeTask(TextFeatures(**values["encode"]))
+    return ScoreTask(Path(values["score"]["ensemble"]), values["score"]["identity"])
 
 
 def run_with_ray(worker: Worker, shards: Sequence[Shard], options: EngineOptions) -> Generator[Outcome]:
@@ -68,7 +102,7 @@ def _run_in_child(job: RayJob) -> Generator[Outcome]:
         assert child.stdout is not None  # noqa: S101
         try:
             with suppress(BrokenPipeError):  # the child has failed; its log says why
-                child.stdin.write(pickle.dumps(job))
+                child.stdin.write(json.dumps(job.to_json()).encode() + b"\n")
                 child.stdin.flush()
             for line in child.stdout:
                 message = json.loads(line)
@@ -101,7 +135,7 @@ def _stop(child: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Run the job on stdin, and write its outcomes to stdout."""
-    job = pickle.load(sys.stdin.buffer)  # noqa: S301 - written by the parent process
+    job = RayJob.from_json(json.loads(sys.stdin.buffer.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with os.fdopen(os.dup(1), "w") as pipe:
         os.dup2(2, 1)  # whatever Ray prints goes to the log, and only messages go to the pipe
