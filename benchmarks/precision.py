@@ -117,7 +117,7 @@ def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
     """Return the figures of one split; all vectors are cached."""
     held = votes[np.flatnonzero(held_out_rows(votes, options))]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
-    with patch("pluralign.ensemble.encode", noisy):
+    with patch("pluralign.features.frozen.encode", noisy):
         other = pluralign.fit(votes, options)
     in_half = replace(exact, features=half.features)
     brier, brier_half, brier_other = (_evaluation(ensemble).test.brier for ensemble in (exact, half, other))
