@@ -1,11 +1,11 @@
-"""Throughput, latency, errors, memory and overload of the server.
+"""Measure the server: throughput against the command line, latency, errors, memory, and overload.
 
     python benchmarks/serving.py [--pairs 768] [--requests 10000] [--clients 32] [--encoder minilm] [--quick] [--json]
 
-The server runs in its own process, and this process sends requests over loopback, so both share the cores of the
-machine. Throughput is compared with offline `compare` on new texts of the same kind, in alternating rounds; the ratio
-is that of the medians. A full batch is the largest number of texts that the server scores at once. The long run uses
-the hashing encoder: it measures HTTP, batching and memory, not a model.
+The server runs in its own process, and this process sends requests over loopback, so both share the machine's cores.
+Throughput is compared with offline `compare` on new texts of the same kind, in alternating rounds; the ratio is that of
+the medians. A full batch has the maximum number of texts per batch. The long run uses the hashing encoder, because it
+measures HTTP, batching and memory, not a model.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pluralign import RewardEnsemble, fit, town_hall
-from pluralign.scale.lines import compare
+from pluralign.scale.lines import ComparedLine, compare
 from pluralign.server.limits import Limits
 from pluralign.server.run import serve
 
@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=768, help="pairs per round, offline and online")
     parser.add_argument("--requests", type=int, default=10_000, help="requests of the long run")
     parser.add_argument("--clients", type=int, default=32, help="concurrent clients")
-    parser.add_argument("--encoder", default="minilm", help="encoder of the throughput measurement")
-    parser.add_argument("--quick", action="store_true", help="a tenth of all sizes, one round")
+    parser.add_argument("--encoder", default="minilm", help="encoder of the throughput part")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything, one round")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     pairs, requests = arguments.pairs, arguments.requests
@@ -61,18 +61,18 @@ def main() -> None:
         pairs, requests = max(64, pairs // 10), requests // 10
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PLURALIGN_CACHE"] = str(Path(folder) / "cache")  # an empty cache
-        results = throughput(Path(folder), arguments.encoder, pairs, arguments.clients, rounds)
-        results |= long_run(Path(folder), requests, arguments.clients)
-        results |= overload(Path(folder), requests // 10, 2 * arguments.clients)
+        found = throughput(Path(folder), arguments.encoder, pairs, arguments.clients, rounds)
+        found |= long_run(Path(folder), requests, arguments.clients)
+        found |= overload(Path(folder), requests // 10, 2 * arguments.clients)
     if arguments.json:
-        print(json.dumps(results))
+        print(json.dumps(found))
         return
     table = Table(
         box=box.SIMPLE_HEAD, title=f"{arguments.clients} clients, one pair per request, {os.cpu_count()} cores"
     )
     for heading in ("", "measured", "target"):
         table.add_column(heading, justify="left" if not heading else "right")
-    for name, value in results.items():
+    for name, value in found.items():
         table.add_row(name, f"{value:,.4g}" if isinstance(value, float) else f"{value:,}", TARGETS.get(name, ""))
     Console(width=120).print(table)
 
@@ -91,13 +91,13 @@ TARGETS = {
 
 
 def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) -> dict[str, Any]:
-    """Measure pairs per second offline and online, and the latency of requests."""
+    """Measure pairs per second offline and online, and the latency."""
     where = folder / encoder
     ensemble = fit(town_hall(400).preferences, k=8, encoder=encoder, folder=where)
     pairs = fresh_pairs()
     score, batch = ensemble.scorer(), Limits().batch_texts
     texts = [(one["prompt"], one[side]) for one in take(pairs, batch // 2) for side in ("response_a", "response_b")]
-    score(texts)  # load the model
+    score(texts)  # loads the model
     full_batch = statistics.median(seconds_of(lambda: score(texts)) for _ in range(3))
     offline, online, waits, costs = [], [], [], []
     with serving(where) as server:
@@ -121,7 +121,7 @@ def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) ->
         "online / offline throughput": statistics.median(online) / statistics.median(offline),
         "CPU time, online / offline": statistics.median(costs),
         "texts per batch": sizes,
-        f"full batch of {batch} texts, s": full_batch,
+        f"a full batch of {batch} texts, s": full_batch,
         "p50, s": float(p50),
         "p99, s": float(p99),
         "p99 / full batch": float(p99) / full_batch,
@@ -129,7 +129,7 @@ def throughput(folder: Path, encoder: str, n: int, clients: int, rounds: int) ->
 
 
 def long_run(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """Send many requests; count errors and measure the memory of the server."""
+    """Send many requests; count errors and measure memory."""
     where = folder / "hashing"
     fit(town_hall(400).preferences, k=8, encoder="hashing", folder=where)
     pairs, megabytes, statuses = fresh_pairs(), [], []
@@ -144,15 +144,15 @@ def long_run(folder: Path, n: int, clients: int) -> dict[str, Any]:
         "requests": len(statuses),
         "requests/s (hashing)": len(statuses) / seconds,
         "errors": sum(status != 200 for status in statuses),
-        "server MB at 10 %": megabytes[0],
-        "server MB at 50 %": megabytes[1],
-        "server MB at 100 %": megabytes[2],
+        "server's MB at 10 %": megabytes[0],
+        "server's MB at 50 %": megabytes[1],
+        "server's MB at 100 %": megabytes[2],
         "MB at 100 % / at 10 %": megabytes[2] / megabytes[0],
     }
 
 
 def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
-    """Send more than the server accepts; count 503 responses, and wrong results afterwards."""
+    """Send more than the server accepts; count 503 responses, and wrong answers afterwards."""
     where = folder / "hashing"
     ensemble, pairs = RewardEnsemble.load(where), fresh_pairs()
     with serving(where, TIGHT) as server:
@@ -170,7 +170,7 @@ def overload(folder: Path, n: int, clients: int) -> dict[str, Any]:
     }
 
 
-# --- server and load --------------------------------------------------------------------------------------------------
+# --- a server, and a load on it ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -202,7 +202,7 @@ class Server:
 
 
 def run_server(folder: Path, limits: Limits, ready: Connection) -> None:
-    """Serve an ensemble and send its address."""
+    """Serve an ensemble, and send its address."""
     serve(RewardEnsemble.load(folder), port=0, limits=limits, ready=ready.send)
 
 
@@ -224,7 +224,7 @@ def serving(folder: Path, limits: Limits | None = None) -> Iterator[Server]:
 
 @dataclass
 class Load:
-    """Results of a load, one entry per request in the order of the pairs."""
+    """Results of a load, one per request, in the order of the pairs."""
 
     seconds: float
     waits: list[float]
@@ -236,7 +236,7 @@ class Load:
 def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_per_request: int = 1) -> Load:
     """Send pairs from several clients; each waits for a response before its next request."""
     requests = [pairs[start : start + pairs_per_request] for start in range(0, len(pairs), pairs_per_request)]
-    outcomes: list[tuple[float, int, Any, bool]] = [(0.0, 0, None, False)] * len(requests)
+    found: list[tuple[float, int, Any, bool]] = [(0.0, 0, None, False)] * len(requests)
     turns, lock = iter(range(len(requests))), threading.Lock()
 
     def client() -> None:
@@ -252,18 +252,18 @@ def load(server: Server, pairs: Sequence[Pair], clients: int, pairs_per_request:
             response = connection.getresponse()
             content = json.loads(response.read())
             lacks = response.status == 503 and not response.getheader("Retry-After")
-            outcomes[turn] = (time.perf_counter() - started, response.status, content, lacks)
+            found[turn] = (time.perf_counter() - started, response.status, content, lacks)
 
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as threads:
         for one in [threads.submit(client) for _ in range(clients)]:
             one.result()
-    waits, statuses, bodies, lacking = (list(column) for column in zip(*outcomes, strict=True))
+    waits, statuses, bodies, lacking = (list(column) for column in zip(*found, strict=True))
     return Load(time.perf_counter() - started, waits, statuses, bodies, sum(lacking))
 
 
 def fresh_pairs() -> Iterator[Pair]:
-    """Yield pairs of town hall texts without repetition."""
+    """Yield pairs of the town hall's texts, no two texts the same."""
     votes = town_hall(2000, seed=1).preferences
     for n in itertools.count():
         row = n % len(votes)
@@ -271,8 +271,8 @@ def fresh_pairs() -> Iterator[Pair]:
         yield {"prompt": str(votes.prompts[votes.prompt_index[row]]), "response_a": a, "response_b": b}
 
 
-def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[dict[str, Any]]:
-    """Return the results of an offline comparison."""
+def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[ComparedLine]:
+    """Compare offline."""
     return list(compare(ensemble, io.BytesIO(lines), "pairs"))
 
 
@@ -282,7 +282,7 @@ def take(pairs: Iterator[Pair], n: int) -> list[Pair]:
 
 
 def seconds_of(work: Any) -> float:
-    """Return the duration of a call in seconds."""
+    """Return the duration of a call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -38,7 +38,7 @@ from pluralign.ensemble.members import fit_feature_map
 from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
 from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.scale.lines import compare
+from pluralign.scale.lines import ComparedLine, compare
 from pluralign.training.joint import fit_joint
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import stages
@@ -254,8 +254,8 @@ def comparing(encoder: ModelEncoder, votes: PreferenceSet, rounds: int, texts: i
     }
 
 
-def compare_lines(ensemble: RewardEnsemble, lines: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the results of ``pluralign compare`` for these lines."""
+def compare_lines(ensemble: RewardEnsemble, lines: Sequence[str]) -> list[ComparedLine]:
+    """Return what ``pluralign compare`` prints for these lines."""
     return list(compare(ensemble, io.BytesIO("\n".join(lines).encode()), "lines"))
 
 

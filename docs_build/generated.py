@@ -161,6 +161,7 @@ class GeneratedParts(Extension):
     """Expands the markers before any other extension sees the page."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+        """Register the preprocessor."""
         md.preprocessors.register(_Expander(md), "pluralign-generated", 1000)
 
 

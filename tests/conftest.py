@@ -63,15 +63,15 @@ BROWSER_FLAGS = (
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Return a headless Chromium, controlled through Playwright."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
         reason = "no Chromium on this machine: install the package chromium to run browser tests"
         assert "PLURALIGN_NEEDS_BROWSER" not in os.environ, reason
         pytest.skip(reason)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=list(BROWSER_FLAGS))
+        opened = playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
         yield opened
         opened.close()
 
@@ -136,7 +136,7 @@ def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) ->
         finally:
             log.handlers[:] = handlers
             log.setLevel(level)
-    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))  # type: ignore[attr-defined]
+    out, err = (streams[name].buffer.getvalue().decode() for name in ("stdout", "stderr"))
     return subprocess.CompletedProcess(command, code, out, err)
 
 
@@ -153,7 +153,7 @@ def run_process(*arguments: str | Path, stdin: bytes | str = b"") -> subprocess.
 
 
 def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
-    """Run ``pluralign`` with a terminal as stderr; return its exit code, stdout and what the terminal showed."""
+    """Run ``pluralign`` with a terminal as stderr; return its exit code, stdout and the output of the terminal."""
     leader, follower = pty.openpty()
     command = [sys.executable, "-m", "pluralign", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=os.environ | {"TERM": "xterm"})
@@ -162,7 +162,7 @@ def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
     while True:
         try:
             chunk = os.read(leader, 4096)
-        except OSError:  # how Linux says that the other end was closed
+        except OSError:  # Linux raises this when the other end is closed
             break
         if not chunk:
             break

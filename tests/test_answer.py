@@ -12,9 +12,10 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import choose, favourites, refuse, score
+from pluralign.answering.answer import Mode, choose, favourites, refuse, score
 from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 
@@ -65,7 +66,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
 )
 @pytest.mark.parametrize("level", ["vote", "policy"])
 def test_answer_is_score_followed_by_choose(
-    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: str, mode: str, options: dict[str, Any]
+    ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
     ensemble = replace(ensemble, record=replace(ensemble.record, level=level))
     texts = [*CANDIDATES, CANDIDATES[0]]

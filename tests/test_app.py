@@ -1,5 +1,6 @@
 """The application: the page's data, the description of the API, metrics, and arguments that raise."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from served import Client, running
 
 from pluralign import RewardEnsemble, UsageError, create_app
+from pluralign.server.json_response import FiniteJSONResponse
 from pluralign.server.limits import Limits
 
 
@@ -61,6 +63,10 @@ def test_every_route_has_a_response_schema(client: Client) -> None:
             assert schemas[schema["$ref"].rpartition("/")[2]]["description"], path
             error = route["responses"]["422"]["content"]["application/json"]["schema"]["$ref"]
             assert error == "#/components/schemas/ErrorBody"
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    assert FiniteJSONResponse({"noise": math.nan, "k": [1, math.inf]}).body == b'{"noise": null, "k": [1, null]}'
 
 
 def test_unknown_paths_share_one_metric_label(client: Client) -> None:

@@ -81,8 +81,8 @@ def same(one: RewardEnsemble, folder: Path) -> None:
     two = RewardEnsemble.load(folder)
     np.testing.assert_allclose(two.weights, one.weights, rtol=1e-12)
     np.testing.assert_allclose(two.members.theta, one.members.theta, rtol=1e-9)
-    assert two.facts["test"] == one.facts["test"]
-    assert two.facts["baselines"] == one.facts["baselines"]
+    for key in ("test", "baselines"):
+        assert two.record.to_json()[key] == one.record.to_json()[key]
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_saving_and_loading_round_trips(votes: PreferenceSet, tmp_path: Path, en
     for level in LEVELS:
         np.testing.assert_array_equal(loaded.prob_hat(votes, level), ensemble.prob_hat(votes, level))
     assert loaded.features == ensemble.features
-    assert loaded.facts == ensemble.facts
+    assert loaded.record.to_json() == ensemble.record.to_json()
     assert loaded.first(2).weights.tolist() == [0.75, 0.25]
     np.testing.assert_array_equal(loaded.baselines["soft_bt"]["theta"], ensemble.baselines["soft_bt"]["theta"])
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from test_classifier import write_llama
-from test_encoder import WORDS
-from tiny import two_camps, write_backbone
+from tiny import WORDS, two_camps, write_backbone
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OFFLINE = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import WriteLines, launch, run
+from conftest import WriteLines, launch, run, run_process
 from tiny import two_camps, write_backbone
 
 from pluralign.core.checkpoints import Checkpoints
@@ -257,7 +257,7 @@ FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-s
 def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
     votes_of(tmp_path, 300)
     data, fit_it = tmp_path / "camps.jsonl", ("fit", tmp_path / "camps.jsonl", "--backbone", llama, *FIT, "--json")
-    alone = run(*fit_it, "-o", tmp_path / "one")
+    alone = run_process(*fit_it, "-o", tmp_path / "one")
     assert alone.returncode == 0, alone.stderr
     first = launch(*fit_it, "-o", tmp_path / "two")
     deadline = time.monotonic() + 120
@@ -363,7 +363,7 @@ def test_notes_report_truncated_texts_and_what_the_tokenizer_lacks(tmp_path: Pat
 def test_trainer_prints_nothing_to_stdout_or_to_a_redirected_stderr(
     tmp_path: Path, write_jsonl: WriteLines, llama: Path
 ) -> None:
-    done = run(
+    done = run_process(
         "fit", write_jsonl(two_camps(60)), "-o", tmp_path / "town", "--backbone", llama, *FIT, "--json", "--lora"
     )
     assert done.returncode == 0, done.stderr

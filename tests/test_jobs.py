@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import WriteLines, run, wide
+from conftest import WriteLines, run, run_process, wide
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -308,7 +308,7 @@ def test_a_bad_row_in_a_ray_worker_is_reported_by_row(ensemble: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_command_with_ray_prints_one_json_object_and_no_noise(tmp_path: Path) -> None:
-    done = run(
+    done = run_process(
         *("encode", "demo:60", "-o", tmp_path, "--encoder", "hashing", "--shard-rows", "20", "--json"),
         *("--engine", "ray", "--workers", "2"),
     )

@@ -8,7 +8,8 @@ import pytest
 
 @pytest.mark.parametrize("statement", ["import pluralign", "from pluralign.cli.main import app"])
 def test_importing_and_help_load_nothing_heavy(statement: str) -> None:
-    code = f"{statement}; import sys; print([m for m in ('torch', 'numpy', 'pyarrow', 'datasets') if m in sys.modules])"
+    heavy = ("torch", "numpy", "pyarrow", "datasets", "rich")
+    code = f"{statement}; import sys; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

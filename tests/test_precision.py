@@ -288,7 +288,7 @@ def test_stored_features_are_used_only_in_their_own_precision(
         done.precision == json.loads((tmp_path / "features" / "features.json").read_text())["precision"] == "bfloat16"
     )
     assert done.identity.endswith("/bfloat16")
-    with pytest.raises(DataError, match="it holds work with precision bfloat16"):
+    with pytest.raises(DataError, match="it holds a job with precision bfloat16"):
         encode(VOTES, tmp_path / "features", encoder=str(folder))
     stored: dict[str, Any] = {"encoder": str(folder), "features": str(tmp_path / "features"), "k": 1}
     with pytest.raises(DataError, match="use the same encoder, layer, pooling and precision"):
@@ -310,7 +310,7 @@ def test_stored_features_without_a_precision_count_as_float32(folder: Path, tmp_
 
 
 def test_precision_is_not_an_option_of_fine_tuning(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="precision is about frozen features and has no use beside --backbone"):
+    with pytest.raises(UsageError, match="precision is an option of frozen features; leave it out with --backbone"):
         fit(VOTES, folder=tmp_path, backbone="smollm2", precision="bfloat16")
 
 

@@ -300,7 +300,7 @@ def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_
 
 @pytest.mark.slow
 def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llama_folder: Path) -> None:
-    # In a child process without AMX: some CPUs report it and raise SIGILL (docs/performance.md).
+    # In a child process without AMX: some CPUs report it and raise SIGILL (docs/explanation/performance.md).
     code = (
         "import json, sys; from pathlib import Path; import numpy as np\n"
         "from pluralign.features.transformer_encoder import ModelEncoder\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run
+from conftest import run_process
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -240,7 +240,7 @@ def test_the_command_prints_one_json_object(tmp_path: Path, llama: Path) -> None
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     command = ("tune", tmp_path / "town", tmp_path / "prompts.jsonl", "--model", llama, "--member", "1", "--json")
     quick = ("--steps", "1", "--samples", "4", "--max-new-tokens", "8")
-    done = run(*command, *quick, "-o", tmp_path / "policies")
+    done = run_process(*command, *quick, "-o", tmp_path / "policies")
     assert (done.returncode, done.stderr) == (0, "")
     facts = json.loads(done.stdout)
     assert [policy["member"] for policy in facts["members"]] == [1]

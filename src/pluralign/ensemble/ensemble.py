@@ -109,11 +109,6 @@ class RewardEnsemble:
         }
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """The record as JSON."""
-        return self.record.to_json()
-
-    @property
     def level(self) -> Level:
         """The level it was fitted for."""
         return self.record.level

@@ -1,7 +1,7 @@
 """Precision of encoders: bfloat16 halves the memory traffic where the machine supports it.
 
 Decided here: what ``auto`` means, and that bfloat16 never ends this process. A CPU may report bfloat16 support and
-still raise SIGILL (docs/performance.md), so a child process tries bfloat16 first:
+still raise SIGILL (docs/explanation/performance.md), so a child process tries bfloat16 first:
 ``python -m pluralign.features.precision``.
 """
 

@@ -95,9 +95,8 @@ def fit_finetuned(
     )
     bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
     tuned = finetune.fine_tune(
-        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress,
-        watch=lambda _, member: watcher.training(member),
-    )  # fmt: skip
+        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress, report=watcher.training
+    )
 
     reading = time.perf_counter()
     features = tuned.features(texts)

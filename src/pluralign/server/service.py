@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import Answer, Mode, RefusalPolicy, check_request, choose, refuse
+from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
@@ -225,9 +225,8 @@ class Service:
         """
         if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
             return [refuse(refused, mode)] * draws, []
-        check_request(mode, rule, member=member, like=like, choices=choices)
-        votes = None if choices is None else self._votes(choices)
         prompt, texts = await self.candidates.get(prompt, candidates, n_candidates, seed, sampling)
+        votes = None if choices is None else self._votes(choices)
         voted = [] if votes is None else texts_of(votes)
         rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
         one_draw = functools.partial(

@@ -388,7 +388,8 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
         f"also needs {', '.join(missing)}",
         file=file,
         row=1,
-        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS, or see docs/data.md",
+        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS; "
+        "docs/reference/data.md has all layouts",
     )
 
 

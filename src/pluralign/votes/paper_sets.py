@@ -1,7 +1,7 @@
 """The paper's four data sets and two related ones, read as published, from a folder or from the hub.
 
 Defined here: which files of a set are read, what counts as one vote, and which rows are dropped. Everything dropped is
-counted in ``PreferenceSet.dropped``. docs/known_sets.md gives the reasons and the sources.
+counted in ``PreferenceSet.dropped``. docs/reference/known-sets.md gives the reasons and the sources.
 """
 
 import ast

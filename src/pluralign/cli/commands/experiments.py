@@ -31,7 +31,7 @@ def demo(
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
-    from pluralign.cli.views.experiments import story_page
+    from pluralign.cli.views.experiments import demo_page
     from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
     from pluralign.experiments.demo_story import run_demo
     from pluralign.votes.summary import inspect, inspect_truth
@@ -50,18 +50,18 @@ def demo(
     if not as_json:  # before the fits, which take a while
         show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
     with progress_bar("Encoding texts") as progress:
-        story = run_demo(town, seed=seed, encoder=encoder, progress=progress)
+        result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         with needs_extra("matplotlib", "report", "a report"):
             from pluralign.publishing.report import report as write_report
 
         last = ["report", "town", "-o", str(report)]
-        commands = command_history(story.ensemble.record, Path("town"), last)
-        write_report(story.ensemble, story.report_data, report, name="The town hall", commands=commands)
+        commands = command_history(result.ensemble.record, Path("town"), last)
+        write_report(result.ensemble, result.report_data, report, name="The town hall", commands=commands)
     if as_json:
-        print_json({"inspect": summary, "truth": truth, **story.to_json(), "report": str(report) if report else None})
+        print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})
         return
-    show(story_page(story))
+    show(demo_page(result))
     if report:
         show([f"Wrote {report}. Open it in a browser."])
 

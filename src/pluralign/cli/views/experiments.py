@@ -20,31 +20,31 @@ from pluralign.experiments.reproduce import Reproduction
 # --- demo -------------------------------------------------------------------------------------------------------------
 
 
-def story_page(story: DemoResult) -> Iterator[RenderableType]:
+def demo_page(result: DemoResult) -> Iterator[RenderableType]:
     """Yield every method by its true error, then the joint ensemble in detail."""
-    record = story.ensemble.record
-    yield _method_table(story)
+    record = result.ensemble.record
+    yield _method_table(result)
     if record.evaluation:
         yield from chance_warning(record.evaluation.members)
     yield from bound_line(record.bound)
-    yield _member_names(story.report_data.profiles)
-    if story.report_data.diversity:
-        yield from diversity_page(story.report_data.diversity, [], "How differently the members rank responses")
-    yield from certificate_page(story.report_data.certificate, "Guarantees")
-    yield from pruning_page(story.pruning, story.ensemble)
-    yield from rankings_page(story.rankings, f"Rankings of the whole town on one question: “{story.question}”")
+    yield _member_names(result.report_data.profiles)
+    if result.report_data.diversity:
+        yield from diversity_page(result.report_data.diversity, [], "How differently the members rank responses")
+    yield from certificate_page(result.report_data.certificate, "Guarantees")
+    yield from pruning_page(result.pruning, result.ensemble)
+    yield from rankings_page(result.rankings, f"Rankings of the whole town on one question: “{result.question}”")
     yield Text("Next, with your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")
 
 
-def _method_table(story: DemoResult) -> Table:
-    data = story.ensemble.record.data
+def _method_table(result: DemoResult) -> Table:
+    data = result.ensemble.record.data
     sizes = (
         f"Trained on {data.train_pairs:,} pairs; tested on {data.test_pairs:,} pairs from held-out prompts (best first)"
         if data
         else "Scores on held-out prompts (best first)"
     )
     table = figure_table(sizes, "", "k", "Brier", "corrected", "true error", "worst member", "seconds")
-    for method in story.methods:
+    for method in result.methods:
         scores = (method.brier, method.brier_corrected, method.true_error)
         worst = "" if method.worst_disagreement is None else f"{method.worst_disagreement:.3f}"
         seconds = "" if method.seconds is None else f"{method.seconds:.1f}"

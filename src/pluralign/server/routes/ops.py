@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
 
 from pluralign.answering.answer import Mode
+from pluralign.core.json_values import to_json
 from pluralign.server.json_response import FiniteJSONResponse
 from pluralign.server.limits import Limits
 from pluralign.server.page_data import PageData
@@ -35,7 +36,7 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
         metrics: returns the current metrics in Prometheus's text format.
     """
     router = APIRouter()
-    content = FiniteJSONResponse(ensemble).body
+    content = FiniteJSONResponse(to_json(ensemble)).body
 
     @router.get("/v1/ensemble", tags=["answers"], response_model=EnsembleResponse)
     async def ensemble_data() -> Response:

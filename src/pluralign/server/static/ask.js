@@ -9,7 +9,7 @@ const EXAMPLES_FIRST = 4;
 const VISIBLE = 120; // pixels of the answer that must be visible
 const MODES = {
   balanced: ["Slate", "Each member’s favourite answer, and one consensus answer."],
-  steerable: ["Steered", "Choose between pairs of answers; the member that matches your choices answers."],
+  steerable: ["Steered", "Choose between pairs of answers; the best-matching member answers."],
   distributional: ["Random member", "Drawn with probability equal to its weight."],
 };
 const RULES = {

@@ -5,7 +5,6 @@ Every process of a launch must call ``fine_tune``; the first one writes. ``train
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,6 @@ from pluralign.training.options import FinetuneOptions, FitOptions, Variant
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import fit_member, stage_target
 from pluralign.training.teacher import Teacher
-
-Watch = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ def fine_tune(
     *,
     bound: float = 1.0,
     progress: Progress | None = None,
-    watch: Watch = lambda *_: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
     """Fine-tune the members of an ensemble on the votes of ``pairs``.
 
@@ -82,13 +79,13 @@ def fine_tune(
             ``finetune_processes()`` as its processes.
         bound: training disagreement above which a member is penalised; 1 sets no bound.
         progress: called with the steps done and their total.
-        watch: called with "train" and the name of the member in training.
+        report: called with the name of each member before its training.
 
     Returns:
         The models as features, in the folder of ``checkpoints``.
     """
     run = prepare_run(pairs, tuning, options.seed, checkpoints, progress)
-    features, seconds = (_joint if options.method == "joint" else _stagewise)(run, k, options, bound, watch)
+    features, seconds = (_joint if options.method == "joint" else _stagewise)(run, k, options, bound, report)
     recipe = run.recipe
     return Tuned(
         features, recipe.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
@@ -101,9 +98,9 @@ def finetune_processes() -> Processes:
 
 
 def _joint(
-    run: FinetuneRun, k: int, options: FitOptions, bound: float, watch: Watch
+    run: FinetuneRun, k: int, options: FitOptions, bound: float, report: Callable[[str], None]
 ) -> tuple[FinetunedFeatures, list[float]]:
-    watch("train", "all members")
+    report("all members")
 
     def heads(pairs: Pairs, teacher: Teacher) -> FloatArray:
         reward = fit_bradley_terry(pairs.difference, pairs.prob_a, teacher.l2)
@@ -124,14 +121,14 @@ def _joint(
 
 
 def _stagewise(
-    run: FinetuneRun, k: int, options: FitOptions, bound: float, watch: Watch
+    run: FinetuneRun, k: int, options: FitOptions, bound: float, report: Callable[[str], None]
 ) -> tuple[FinetunedFeatures, list[float]]:
     pairs = run.pairs
     prob_hat = np.full(len(pairs.prob_a), 0.5)
     seconds: list[float] = []
     identity: tuple[str, ...] = ()
     for j in range(k):
-        watch("train", f"member {j + 1} of {k}")
+        report(f"member {j + 1} of {k}")
         features = _features(run, "stagewise", j + 1)
         folder = model_folders(features)[j]
         variant: Variant = "symmetric" if j == 0 else options.variant
