@@ -20,6 +20,7 @@ import numpy as np
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.core.json_values import to_json
+from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.theory.calibration import brier
 from pluralign.theory.rankings import MAX_ALTERNATIVES, sample_rankings, sampling_error, tournament_of
@@ -244,21 +245,22 @@ def _from_csv(text: str, name: str) -> Tournament:
     rows = [row for row in rows if row not in ([], [""])]
     if not rows:
         raise DataError("no two alternatives are compared", file=name, remedy="give at least one share")
-    names: list[str] | None = None
+    column_names: list[str] | None = None
     if any(_is_text(cell) for cell in rows[0][1:]) or len(rows) == len(rows[0]) + 1:
-        names, *rows = rows
-    beside: list[str] | None = None
+        column_names, *rows = rows
+    row_names: list[str] | None = None
     if rows and (any(_is_text(row[0]) for row in rows) or all(len(row) == len(rows) + 1 for row in rows)):
-        beside, rows = [row[0] for row in rows], [row[1:] for row in rows]
-        names = names[1:] if names and len(names) == len(rows) + 1 else names
+        row_names, rows = [row[0] for row in rows], [row[1:] for row in rows]
+        if column_names and len(column_names) == len(rows) + 1:
+            column_names = column_names[1:]
     m = len(rows)
     for number, row in enumerate(rows, 1):
         if len(row) != m:
             problem = f"the row has {len(row)} shares, but there are {m} rows of shares"
             raise DataError(problem, file=name, row=number, remedy="write a square matrix")
-    if names is not None and beside is not None and names != beside:
+    if column_names is not None and row_names is not None and column_names != row_names:
         raise DataError("the names above and beside the matrix differ", file=name, remedy="use the same names")
-    alternatives = _checked_names(names or beside or [str(index) for index in range(m)], name)
+    alternatives = _checked_names(column_names or row_names or [str(index) for index in range(m)], name)
     if len(alternatives) != m:
         problem = f"there are {len(alternatives)} names, but {m} rows of shares"
         raise DataError(problem, file=name, remedy="name every alternative once")
@@ -321,5 +323,4 @@ def _checked_tournament(alternatives: tuple[str, ...], shares: FloatArray, name:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return repr(text if len(text) <= 40 else text[:39] + "…") if isinstance(value, str) else text[:40]
+    return repr(shortened(value, 40)) if isinstance(value, str) else str(value)[:40]

@@ -182,24 +182,23 @@ class _Card:
 def _cards(data: ReportData) -> Iterator[_Card]:
     for profile in data.profiles:
         claimed = sorted((lean for lean in profile.leans if lean.claim), key=lambda lean: -abs(lean.relative))
-        shortened = replace(
+        card = replace(
             profile,
             typical=tuple(
-                replace(one, prompt=_shortened(one.prompt), response=_shortened(one.response))
-                for one in profile.typical
+                replace(one, prompt=_cut(one.prompt), response=_cut(one.response)) for one in profile.typical
             ),
             distinguishing=tuple(
                 replace(
                     one,
-                    prompt=_shortened(one.prompt),
-                    preferred=_shortened(one.preferred),
-                    other=_shortened(one.other),
+                    prompt=_cut(one.prompt),
+                    preferred=_cut(one.preferred),
+                    other=_cut(one.other),
                 )
                 for one in profile.distinguishing
             ),
         )
         yield _Card(
-            profile=shortened,
+            profile=card,
             worse_than_chance=worse_than_chance(profile.disagreement, profile.weight),
             outlier=profile.member in data.certificate.theorem_3.outliers,
             leans=[_lean_bar(lean) for lean in claimed[:LEANS_PER_CARD]],
@@ -224,11 +223,11 @@ def _cases(data: ReportData) -> Iterator[tuple[CaseStudy, list[_Pick]]]:
     names = {profile.member: profile.name for profile in data.profiles}
     for case in data.cases:
         picks = [
-            _Pick(choice.weight, "; ".join(f"{j} {names[j]}" for j in choice.members), _shortened(choice.response))
+            _Pick(choice.weight, "; ".join(f"{j} {names[j]}" for j in choice.members), _cut(choice.response))
             for choice in case.choices
         ]
-        yield replace(case, prompt=_shortened(case.prompt)), picks
+        yield replace(case, prompt=_cut(case.prompt)), picks
 
 
-def _shortened(text: str) -> str:
+def _cut(text: str) -> str:
     return shortened(text, TEXT_LENGTH)
