@@ -397,7 +397,7 @@ def test_a_missing_reference_raises_data_error(votes: PreferenceSet, tmp_path: P
         with pytest.raises(UsageError, match="beta must be above 0"):
             evaluate(some_ensemble(), votes, betas=[beta])
     shares = write_shares(tmp_path / "shares.jsonl", votes, votes.prob_a)
-    with pytest.raises(UsageError, match=r"shares\.jsonl holds probabilities: the policy level needs rewards"):
+    with pytest.raises(UsageError, match=r"shares\.jsonl has probabilities, but the policy level needs rewards"):
         evaluate(shares, votes, betas=[1.0])
     with pytest.raises(UsageError, match=r"cannot be grouped by 'lenght'; did you mean 'length'"):
         evaluate(some_ensemble(), votes, groups=["lenght"])

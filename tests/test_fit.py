@@ -504,7 +504,7 @@ def few_prompts(votes: PreferenceSet, n: int) -> PreferenceSet:
 
 
 def test_one_prompt_cannot_be_split(votes: PreferenceSet) -> None:
-    with pytest.raises(DataError, match=r"left one side empty \(1 prompts.*use more prompts"):
+    with pytest.raises(DataError, match=r"leaves one side empty \(1 prompts.*use more prompts"):
         fit_quickly(few_prompts(votes, 1))
 
 

@@ -253,7 +253,7 @@ def test_several_rewards_use_the_weights_of_the_configuration(tmp_path: Path) ->
     assert equal.difference is not None
     by_hand = [sum(0.5 * (z > 0) for z in row[:2]) for row in equal.difference.tolist()]
     assert weighted.prob_hat == pytest.approx(by_hand), "the same model but for its weights"
-    with pytest.raises(DataError, match=r"pluralign_weights does not fit its 3 rewards"):
+    with pytest.raises(DataError, match=r"pluralign_weights does not match its 3 rewards"):
         load_predictor(write_bert(tmp_path / "bad", 3, pluralign_weights=[0.5, 0.5]), votes())
 
 
