@@ -10,10 +10,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from page_browser import Tab
+
+    from pluralign import RewardEnsemble
+    from pluralign.ensemble.held_out import HeldOutVotes
 
 settings.register_profile("pluralign", deadline=None)  # machines are noisy; time is measured in benchmarks/
 settings.load_profile("pluralign")
@@ -54,6 +60,22 @@ def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def ensemble(town_folder: Path) -> "RewardEnsemble":
+    """Return the ensemble of ``town_folder``."""
+    from pluralign import RewardEnsemble
+
+    return RewardEnsemble.load(town_folder)
+
+
+@pytest.fixture(scope="module")
+def held_out(town_folder: Path) -> "HeldOutVotes":
+    """Return the held-out votes of ``town_folder``."""
+    from pluralign.ensemble.held_out import load_held_out
+
+    return load_held_out(town_folder)
+
+
 BROWSER_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
@@ -74,6 +96,39 @@ def browser() -> Iterator[Any]:
         opened = playwright.chromium.launch(executable_path=executable, args=list(BROWSER_FLAGS))
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(ensemble: "RewardEnsemble", held_out: "HeldOutVotes") -> Iterator[str]:
+    """Return the address of a page that shows ``ensemble``."""
+    from served import running
+
+    with running(ensemble, held_out=held_out) as client:
+        yield f"{client.address}/"
+
+
+@pytest.fixture(scope="module")
+def shown(address: str) -> dict[str, Any]:
+    """Return the data of the page; ``tests/test_page_data.py`` checks it."""
+    from page_browser import page_data
+
+    return page_data(address)
+
+
+@pytest.fixture(scope="module")
+def one_tab(browser: Any) -> Iterator["Tab"]:
+    """Return one tab for all tests of a file."""
+    from page_browser import new_tab
+
+    with new_tab(browser) as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(one_tab: "Tab") -> Iterator["Tab"]:
+    """Return the tab, and check afterwards that the test caused no error in it."""
+    with one_tab.checked():
+        yield one_tab
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Answers over HTTP: OpenAI's chat completions, the three modes, steering, and seeds."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,6 @@ from served import TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
 from pluralign.votes.prompts import Message, PromptLike
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")

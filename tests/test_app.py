@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from served import Client, running
@@ -11,11 +10,6 @@ from served import Client, running
 from pluralign import RewardEnsemble, UsageError, create_app
 from pluralign.server.json_response import FiniteJSONResponse
 from pluralign.server.limits import Limits
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")

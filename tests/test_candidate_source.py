@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +10,10 @@ from served import HELLO, SECRET, Client, Writer, running, wait_until
 
 from pluralign import RewardEnsemble, town_hall
 from pluralign.core.errors import DataError
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
+from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.server.limits import Limits
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.prompts import Message
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def held_out(town_folder: Path) -> HeldOutVotes:
-    return load_held_out(town_folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,10 @@ from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, Lean
 from pluralign.analysis.profiles import Profile
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
 
 SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def held_out(town_folder: Path) -> HeldOutVotes:
-    return load_held_out(town_folder)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,6 @@ from pluralign.server.limits import Limits
 from pluralign.server.options import ServeOptions
 
 SMALL = Limits(body_bytes=2000, texts=4, characters=100, candidates=3, choices=2, max_tokens=10)
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,11 +17,6 @@ from pluralign import RewardEnsemble
 from pluralign.server.limits import Limits
 from pluralign.server.middleware import SECURITY_HEADERS
 from pluralign.votes.prompts import Item
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,15 @@
 """The page in a real browser: navigation, API keys, errors, hostile texts, small screens and colours."""
 
 import re
-from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from page_browser import TABS, Tab, new_tab, page_data, percent, plain
+from page_browser import TABS, Tab, percent, plain
 from served import running
 
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_held_out
 
 RUNS = "window.owned = true"
 HOSTILE = (
@@ -20,35 +17,6 @@ HOSTILE = (
     f"\"' onfocus='{RUNS}' autofocus x=' &lt;b&gt; {{{{7*7}}}} ${{{RUNS}}} \u202eright to left\u202d\u2066\x00😀"
 )
 ENDLESS = "W" * 10_000
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(ensemble, held_out=load_held_out(town_folder)) as client:
-        yield f"{client.address}/"
-
-
-@pytest.fixture(scope="module")
-def shown(address: str) -> dict[str, Any]:
-    """The data of the page; ``tests/test_page_data.py`` checks it."""
-    return page_data(address)
-
-
-@pytest.fixture(scope="module")
-def one_tab(browser: Any) -> Iterator[Tab]:
-    with new_tab(browser) as tab:
-        yield tab
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    with one_tab.checked():
-        yield one_tab
 
 
 def test_the_introduction_describes_the_ensemble(tab: Tab, address: str, shown: dict[str, Any]) -> None:

@@ -2,48 +2,15 @@
 
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from page_browser import Tab, new_tab, page_data, percent
-from served import running
+from page_browser import Tab, percent
 
 from pluralign import PreferenceSet, answer
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_held_out
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(ensemble, held_out=load_held_out(town_folder)) as client:
-        yield f"{client.address}/"
-
-
-@pytest.fixture(scope="module")
-def shown(address: str) -> dict[str, Any]:
-    """The data of the page; ``tests/test_page_data.py`` checks it."""
-    return page_data(address)
-
-
-@pytest.fixture(scope="module")
-def one_tab(browser: Any) -> Iterator[Tab]:
-    with new_tab(browser) as tab:
-        yield tab
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    with one_tab.checked():
-        yield one_tab
 
 
 def test_the_first_example_is_answered_when_the_page_opens(

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,11 @@ from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.server.page_data import PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
 from pluralign.server.page_examples import MAX_LENGTH
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def held_out(town_folder: Path) -> HeldOutVotes:
-    return load_held_out(town_folder)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from pluralign import town_hall
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.server.page_data import collect_page_data
 from pluralign.server.page_examples import (
     EXAMPLES,
@@ -22,16 +21,6 @@ from pluralign.server.page_examples import (
     steering_pairs,
     voted_pair,
 )
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def held_out(town_folder: Path) -> HeldOutVotes:
-    return load_held_out(town_folder)
 
 
 def test_examples_are_the_prompts_with_most_disagreement(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:

@@ -1,47 +1,16 @@
 """The tabs Calibration, Members and Compare show the data of the server."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from page_browser import Tab, new_tab, page_data, percent, plain
-from served import running
+from page_browser import Tab, percent, plain
 
 from pluralign.analysis.profiles import member_profiles
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.server.explain import explain_votes
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def address(ensemble: RewardEnsemble, town_folder: Path) -> Iterator[str]:
-    with running(ensemble, held_out=load_held_out(town_folder)) as client:
-        yield f"{client.address}/"
-
-
-@pytest.fixture(scope="module")
-def shown(address: str) -> dict[str, Any]:
-    """The data of the page; ``tests/test_page_data.py`` checks it."""
-    return page_data(address)
-
-
-@pytest.fixture(scope="module")
-def one_tab(browser: Any) -> Iterator[Tab]:
-    with new_tab(browser) as tab:
-        yield tab
-
-
-@pytest.fixture
-def tab(one_tab: Tab) -> Iterator[Tab]:
-    with one_tab.checked():
-        yield one_tab
 
 
 def test_points_show_their_pairs(tab: Tab, address: str, shown: dict[str, Any]) -> None:

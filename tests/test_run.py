@@ -25,11 +25,6 @@ from pluralign.server.run import serve, startup_message
 
 
 @pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
 def client(ensemble: RewardEnsemble) -> Iterator[Client]:
     with running(ensemble) as client:
         yield client

@@ -11,18 +11,8 @@ from conftest import run
 from served import TEXTS, Client, pair, running
 
 from pluralign import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.social_choice import borda, pairwise_support
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
-def held_out(town_folder: Path) -> HeldOutVotes:
-    return load_held_out(town_folder)
 
 
 @pytest.fixture(scope="module")

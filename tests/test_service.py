@@ -2,7 +2,6 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +10,6 @@ from served import TEXTS, Counting, pair, running, wait_until
 from pluralign import RewardEnsemble
 from pluralign.server.limits import Limits
 from pluralign.server.service import without_end_marks
-
-
-@pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
 
 
 def test_end_marks_are_removed_in_linear_time() -> None:

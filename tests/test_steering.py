@@ -15,11 +15,6 @@ from pluralign.ensemble.held_out import load_held_out
 
 
 @pytest.fixture(scope="module")
-def ensemble(town_folder: Path) -> RewardEnsemble:
-    return RewardEnsemble.load(town_folder)
-
-
-@pytest.fixture(scope="module")
 def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
     return member_profiles(ensemble.weights, load_held_out(town_folder))
 
