@@ -25,12 +25,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pluralign import load_preferences
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.experiments import costs
 from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
 from pluralign.features.transformer_encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder
 from pluralign.models.bundled import smollm2_folder
+from pluralign.votes.preferences import texts_of
 from pluralign.votes.prompts import Item, chat_messages, plain_text
 
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)

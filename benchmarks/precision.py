@@ -31,7 +31,6 @@ import pluralign
 from pluralign import RewardEnsemble
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import PluralignError
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.ensemble.record import Evaluation
 from pluralign.features.encoder import Encoder, encode
 from pluralign.features.frozen import TextFeatures
@@ -40,7 +39,7 @@ from pluralign.features.precision import agreement
 from pluralign.fitting.saving import held_out_rows
 from pluralign.theory import calibration
 from pluralign.training.options import FitOptions
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 
 MEANING = {

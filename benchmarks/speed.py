@@ -33,7 +33,6 @@ from threadpoolctl import threadpool_limits
 
 import pluralign
 from pluralign import RewardEnsemble
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
@@ -43,7 +42,7 @@ from pluralign.training.joint import fit_joint
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import stages
 from pluralign.training.teacher import fit_teacher
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, plain_text
 
 TARGETS = {

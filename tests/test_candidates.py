@@ -11,8 +11,8 @@ from conftest import WriteLines
 
 from pluralign import Message
 from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.votes.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
+from pluralign.votes.preferences import texts_of
 from pluralign.votes.town_hall.townhall import candidates as town_candidates
 from pluralign.votes.town_hall.townhall import town_hall
 

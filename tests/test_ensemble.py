@@ -18,12 +18,12 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Level
 from pluralign.ensemble import ensemble as ensemble_module
-from pluralign.ensemble.ensemble import RewardEnsemble, read_description, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.town_hall.townhall import town_hall
 
 LEVELS: tuple[Level, ...] = ("vote", "policy")

@@ -19,7 +19,7 @@ from test_classifier import write_bert, write_llama
 
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.evaluate import evaluate
@@ -29,7 +29,7 @@ from pluralign.evaluation.predictors import Predictor, reward_predictor
 from pluralign.evaluation.sources import load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.town_hall.townhall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}

@@ -18,12 +18,11 @@ import pytest
 
 from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.features import encoder as encoders
 from pluralign.fitting.task import SilentWatcher
 from pluralign.training import joint
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 from pluralign.votes.town_hall.townhall import town_hall
 

@@ -8,8 +8,9 @@ from conftest import run
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, VOTES_FILE, load_held_out, save_held_out, score_held_out
+from pluralign.votes.preferences import texts_of
 
 VOTES = town_hall(400).preferences
 

@@ -20,7 +20,7 @@ from conftest import WriteLines, run, run_process, wide
 
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features import encoder as encoders
 from pluralign.features.encoder import HashingEncoder
 from pluralign.features.frozen import TextFeatures
@@ -31,7 +31,7 @@ from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray_driver import RayJob
 from pluralign.scale.worker import EncodeTask, ScoreTask, Shard, Task, Transform, Worker
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Message
 
 VOTES = town_hall(120).preferences

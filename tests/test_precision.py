@@ -16,7 +16,7 @@ from pluralign import fit, town_hall
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features import precision, transformer_encoder
 from pluralign.features.encoder import HashingEncoder, load_encoder
 from pluralign.features.frozen import TextFeatures
@@ -33,6 +33,7 @@ from pluralign.features.precision import (
 from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.scale.jobs import encode
 from pluralign.training.options import FitOptions
+from pluralign.votes.preferences import texts_of
 
 VOTES = town_hall(300).preferences
 GOOD = Trial(works=True, speedup=2.0, agreement=0.9998)

@@ -13,10 +13,9 @@ from test_ensemble import some_ensemble
 from pluralign import RewardEnsemble, fit, prune, town_hall
 from pluralign.analysis.pruning import Pruning, plan_pruning
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.evaluation.measure import evaluate_features
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 CONTRACT = {"removed", "removed_weight", "bound"}
 

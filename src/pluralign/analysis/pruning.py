@@ -17,13 +17,13 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 BETA = 5.0
 """Default β of Theorem 3. It removes at most a quarter of the weight. At 2 all but one member may go: vacuous bound."""

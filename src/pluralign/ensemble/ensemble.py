@@ -26,7 +26,7 @@ from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 
 ENSEMBLE_FILE = "ensemble.json"
@@ -220,10 +220,3 @@ def read_description(folder: Path) -> dict[str, Any]:
     if description["format_version"] > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
     return description
-
-
-def texts_of(preferences: PreferenceSet) -> list[Item]:
-    """Return the distinct (prompt, response) texts of the votes, in the order of ``items()``."""
-    items = preferences.items()
-    prompts, responses = preferences.prompts, preferences.responses
-    return [(prompts[p], responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)]

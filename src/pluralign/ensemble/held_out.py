@@ -18,9 +18,9 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 

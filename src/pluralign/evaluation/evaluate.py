@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pluralign.core.arrays import Array
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS, check_grouping
 from pluralign.evaluation.groups import adversarial_calibration, judge_groups
 from pluralign.evaluation.majority import certain_though_contested, majority_shares
@@ -15,7 +15,7 @@ from pluralign.evaluation.results import FullEvaluation, PredictorInfo, Rival
 from pluralign.evaluation.sources import Source, find_predictor, load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
 def evaluate(

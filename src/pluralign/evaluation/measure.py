@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, Figures, MemberFigures
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor
 from pluralign.theory import calibration
@@ -14,7 +14,7 @@ from pluralign.theory.intervals import clustered_interval, paired_difference
 from pluralign.theory.reliability import by_stratum, expected_calibration_error, reliability
 from pluralign.training.baselines import Baseline
 from pluralign.training.pairs import Differences
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
 def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:

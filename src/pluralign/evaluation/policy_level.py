@@ -8,7 +8,6 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.evaluation.groupings import as_numbers
 from pluralign.evaluation.predictors import Predictor
 from pluralign.evaluation.results import PolicyLevel, PolicyRow
@@ -16,7 +15,7 @@ from pluralign.models.causal import response_log_prob
 from pluralign.models.loading import reference_folder
 from pluralign.theory import calibration
 from pluralign.theory.logistic import sigmoid
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """Strengths of regularisation β that every evaluation reports."""

@@ -14,12 +14,11 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.text import shortened
-from pluralign.ensemble.ensemble import texts_of
 from pluralign.evaluation.predictors import Predictor, reward_predictor
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.layouts import Record, read_prompt, read_response
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Prompt, PromptLike
 
 SCORE_NAMES = ("score", "reward", "rewards")

@@ -10,12 +10,12 @@ import numpy as np
 
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor, reward_predictor
 from pluralign.evaluation.score_files import read_score_file
 from pluralign.models.classifier import WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.models.loading import model_folder
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 Source: TypeAlias = "RewardEnsemble | str | PathLike[str]"
 

@@ -203,13 +203,10 @@ def _seconds(layer: Any) -> float:
 
 def _texts() -> Sequence[Item]:
     """Return a few texts of different lengths."""
+    from pluralign.votes.preferences import texts_of
     from pluralign.votes.town_hall.townhall import town_hall
 
-    votes = town_hall(24).preferences
-    items = votes.items()
-    return [
-        (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
-    ]
+    return texts_of(town_hall(24).preferences)
 
 
 def _main() -> None:

@@ -19,7 +19,7 @@ from pluralign.core.options import changed_options
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import FinetunedFeatures
@@ -37,7 +37,7 @@ from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import MIN_PROMPTS, Pairs
 from pluralign.training.stagewise import hard_votes, solve_weights
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layer", "pooling", "precision", "surface", "members", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")

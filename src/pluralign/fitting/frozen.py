@@ -17,7 +17,7 @@ from pluralign.core.checkpoints import UNFINISHED, Checkpoints
 from pluralign.core.distributed import Processes
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
 from pluralign.ensemble.record import HistoryRow
@@ -32,7 +32,7 @@ from pluralign.theory import calibration
 from pluralign.training.hidden_layer import fit_hidden_layer
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
 def learn(

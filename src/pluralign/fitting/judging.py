@@ -14,7 +14,7 @@ from pluralign.core.arrays import Mask, Vectors
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, BoundCost, DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.evaluation.measure import evaluate_features
@@ -24,7 +24,7 @@ from pluralign.training.baselines import Baseline
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
 @dataclass(frozen=True, eq=False)

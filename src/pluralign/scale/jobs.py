@@ -16,7 +16,7 @@ from pluralign.core.files import file_sha256
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import read_description, texts_of
+from pluralign.ensemble.ensemble import read_description
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import EncodeOptions
 from pluralign.features.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, item_keys
@@ -25,7 +25,7 @@ from pluralign.scale.ray_driver import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
 from pluralign.scale.shards import Source, cut_file, cut_items, existing_shards
 from pluralign.scale.worker import EncodeTask, ScoreTask, ensemble_identity
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 SCORES_FILE = "_scores.json"
 """Readers of Parquet folders ignore names that start with an underscore."""

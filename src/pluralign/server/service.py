@@ -18,7 +18,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.ensemble.ensemble import RewardEnsemble, texts_of
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import CandidateSource, SamplingOverrides
 from pluralign.server.errors import ApiError
@@ -36,7 +36,7 @@ from pluralign.server.schemas import (
     Turn,
 )
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Prompt, PromptLike
 
 MAX_END_MARK = 44

@@ -21,7 +21,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.votes import storage
 from pluralign.votes.options import TIE_RULES, TieRule
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 from pluralign.votes.text_tables import ObjectArray, distinct, number_by_first_appearance, object_array
 
 
@@ -343,3 +343,10 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
 
 def _smallest(values: IntArray) -> int:
     return int(values.min()) if len(values) else 0
+
+
+def texts_of(preferences: PreferenceSet) -> list[Item]:
+    """Return the distinct (prompt, response) texts of the votes, in the order of ``items()``."""
+    items = preferences.items()
+    prompts, responses = preferences.prompts, preferences.responses
+    return [(prompts[p], responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)]
