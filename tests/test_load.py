@@ -220,6 +220,16 @@ def test_one_response_per_row_is_grouped_by_prompt(as_columns: bool) -> None:
     assert [row[0] for row in counts(loaded)] == ["x"] * 3 + ["y"] * 3
 
 
+def test_raters_in_columns_are_matched_by_name_and_need_a_score_for_both_responses() -> None:
+    rows = [
+        {"prompt": "x", "response": "A", "score_ann": 5, "score_bob": 1},
+        {"prompt": "x", "response": "B", "score_bob": 2, "score_ann": 6, "score_cat": 3},
+        {"prompt": "x", "response": "C", "score_cat": 9, "score_bob": 0},
+    ]
+    loaded = [row[1:] for row in counts(load_preferences(rows, min_votes=1))]
+    assert loaded == [("A", "B", 0, 2, 0), ("A", "C", 1, 0, 0), ("B", "C", 1, 1, 0)]
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_rankings_compare_every_pair_of_responses(named: bool) -> None:
     rankings = [[2, 0, 1], [2, 1, 0], [0, 1, 2]]

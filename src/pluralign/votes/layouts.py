@@ -278,35 +278,53 @@ def _is_score(name: str) -> bool:
     return name == "scores" or name.startswith("score_")
 
 
+@dataclass(frozen=True)
+class _ScoredResponse:
+    """One row of the layout with one response per row."""
+
+    row: int
+    answer: str
+    scores: Mapping[str, float]
+    """By rater: the name of the column, or the position in a list."""
+    record: Record
+
+
 def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows) -> None:
-    """Group rows by prompt; each row is one response with its raters' scores."""
-    rows: dict[PromptLike, list[tuple[int, str, list[float], Record]]] = {}
+    """Group rows by prompt; each row is one response with its raters' scores.
+
+    Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
+    a pair only with a score for both responses.
+    """
+    rows: dict[PromptLike, list[_ScoredResponse]] = {}
     for row, record in records:
         try:
             prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
             if "scores" in record:
-                scores = [read_number(value, "scores") for value in _read_list(record["scores"], "scores")]
+                values = _read_list(record["scores"], "scores")
+                scores = {str(position): read_number(value, "scores") for position, value in enumerate(values)}
             else:
-                scores = [read_number(value, name) for name, value in record.items() if _is_score(name)]
-            rows.setdefault(prompt, []).append((row, answer, scores, record))
+                scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
+            rows.setdefault(prompt, []).append(_ScoredResponse(row, answer, scores, record))
         except RowError as error:
             bad.report(row, error)
     for prompt, group in rows.items():
-        row, record = group[0][0], group[0][3]
+        first = group[0]
         try:
             if len(group) < 2:
                 raise RowError("a single response", "the prompt has only one response", "give at least two responses")
-            if len({len(scores) for _, _, scores, _ in group}) > 1:
+            lengths = [len(response.scores) for response in group if "scores" in response.record]
+            if len(set(lengths)) > 1:
                 raise RowError(
                     "uneven scores",
-                    f"the responses to one prompt have {[len(scores) for _, _, scores, _ in group]} scores",
+                    f"the responses to one prompt have {lengths} scores",
                     "give one entry per rater for each response, in the same order (null for no score)",
                 )
-            others = {name: value for name, value in _others(record).items() if not _is_score(name)}
-            answers = [answer for _, answer, _, _ in group]
-            into.add_all_pairs(row, prompt, answers, np.array([scores for _, _, scores, _ in group]), columns=others)
+            raters = list(dict.fromkeys(rater for response in group for rater in response.scores))
+            scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
+            others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
+            into.add_all_pairs(first.row, prompt, [response.answer for response in group], scores_of, columns=others)
         except RowError as error:
-            bad.report(row, error)
+            bad.report(first.row, error)
 
 
 _CONSUMED = frozenset(
