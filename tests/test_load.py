@@ -365,3 +365,9 @@ def test_long_csv_cells_are_read_and_the_limit_of_the_csv_module_stays(tmp_path:
 
 def test_an_empty_response_is_kept(write_jsonl: WriteLines) -> None:
     assert counts(load_preferences(write_jsonl([wide(response_b="")]))) == [("Tea?", "Yes.", "", 3, 2, 0)]
+
+
+@pytest.mark.parametrize(("option", "value"), [("repeats", "frist"), ("ties", "halff")])
+def test_a_misspelt_reading_option_raises_usage_error(option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"{option} cannot be '{value}'; did you mean"):
+        load_preferences("demo:40", **{option: value})

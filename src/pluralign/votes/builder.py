@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import IntArray, Mask
-from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.votes.options import TIE_RULES, LoadOptions, Repeats
+from pluralign.core.errors import DataError
+from pluralign.votes.options import LoadOptions, Repeats
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -154,8 +154,6 @@ class Comparisons:
             min_votes: minimum votes per pair, unless ``options`` has one.
             few_votes: treat pairs with fewer votes as bad rows, or drop and count them.
         """
-        if options.ties not in TIE_RULES:
-            raise UsageError(f"ties cannot be {options.ties!r}; {did_you_mean(options.ties, TIE_RULES)}.")
         least = max(1, min_votes if options.min_votes is None else options.min_votes)
         numbers = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}
         columns = {key: _as_array(values, len(self._annotators)) for key, values in self._columns.items()}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from pluralign.core.options import check_choices
+
 TieRule: TypeAlias = Literal["drop", "half"]
 Repeats: TypeAlias = Literal["count", "first"]
 
@@ -29,3 +31,6 @@ class LoadOptions:
         default_factory=dict,
         metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
     )
+
+    def __post_init__(self) -> None:
+        check_choices(self, {"ties": TieRule, "repeats": Repeats})
