@@ -369,5 +369,6 @@ def test_an_empty_response_is_kept(write_jsonl: WriteLines) -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("repeats", "frist"), ("ties", "halff")])
 def test_a_misspelt_reading_option_raises_usage_error(option: str, value: str) -> None:
+    changes: dict[str, Any] = {option: value}
     with pytest.raises(UsageError, match=f"{option} cannot be '{value}'; did you mean"):
-        load_preferences("demo:40", **{option: value})
+        load_preferences("demo:40", **changes)
