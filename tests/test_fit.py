@@ -20,7 +20,7 @@ from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preference
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
 from pluralign.features import encoder as encoders
-from pluralign.fitting.task import SilentWatcher
+from pluralign.fitting.task import FitWatcher
 from pluralign.training import joint
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
@@ -54,7 +54,7 @@ class Interrupt(Exception):
     """Stands for a kill at a known moment."""
 
 
-class Watching(SilentWatcher):
+class Watching(FitWatcher):
     """Collects the events of a fit, and interrupts it after the ensemble of ``until`` members."""
 
     def __init__(self, until: int = 1_000_000) -> None:

@@ -1,14 +1,13 @@
 """What goes to which stream: results to stdout, as text or as JSON; notes, warnings and progress bars to stderr."""
 
-import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import to_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,18 +44,8 @@ def show(parts: Iterable["RenderableType"]) -> None:
 
 def print_json(result: Any) -> None:
     """Print a result as one JSON object in one line; NaN becomes null."""
-    print(json.dumps(without_nan(_plain(result)), ensure_ascii=False, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with every dataclass in it as a dict; ``to_json`` of a class decides over its fields."""
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    plain = to_json(result.to_json() if hasattr(result, "to_json") else result)
+    print(json.dumps(plain, ensure_ascii=False, allow_nan=False))
 
 
 # --- notes and progress on stderr -------------------------------------------------------------------------------------

@@ -26,11 +26,19 @@ def without_nan(value: Any) -> Any:
 
 
 def to_json(value: Any) -> Any:
-    """Return a result as JSON can hold it: dataclasses as objects, arrays as lists, NaN as None."""
+    """Return a result as JSON can hold it: dataclasses as objects, arrays as lists, NaN as None.
+
+    Values inside it that have a method ``to_json`` are what that returns. ``value`` itself is read by its fields, so
+    that its own ``to_json`` may call this.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
     return without_nan(_plain(value))
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return value.to_json()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.core.options import changed_options
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
@@ -35,7 +35,7 @@ from pluralign.training.bradley_terry import scores
 from pluralign.training.joint import VOTE_SHARE
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.training.pairs import MIN_PROMPTS, Pairs
+from pluralign.training.pairs import Pairs, training_prompts
 from pluralign.training.stagewise import hard_votes, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -157,12 +157,7 @@ def _check_options(options: FitOptions) -> int:
 
 def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
     """Return the pairs of a tenth of the training prompts. The model is not trained on them."""
-    names = np.unique(prompt[~test_rows])
-    if len(names) < MIN_PROMPTS:
-        raise DataError(
-            f"there are {len(names)} training prompts, and at least {MIN_PROMPTS} are needed",
-            remedy="give votes on more prompts, so that some can be held out for validation",
-        )
+    names = training_prompts(prompt[~test_rows])
     order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
     return np.isin(prompt, order[: max(1, len(names) // 10)])
 

@@ -22,7 +22,7 @@ from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.finetuned import fit_finetuned
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
-from pluralign.fitting.task import MANY_PAIRS, FitWatcher, SilentWatcher
+from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.preferences import PreferenceSet
 
@@ -63,7 +63,7 @@ def fit(
     }
     finetuning = with_changes(finetuning or FinetuneOptions(), of_finetuning)
     options = with_changes(options or FitOptions(), changes)
-    watcher = watcher or SilentWatcher()
+    watcher = watcher or FitWatcher()
     if finetuning.backbone is not None:
         return fit_finetuned(preferences, options, finetuning, folder, progress, watcher)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -30,8 +30,8 @@ AUTO_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 Result = TypeVar("Result")
 
 
-class FitWatcher(Protocol):
-    """Receives the progress of a fit. ``SilentWatcher`` ignores it; the command line shows a live table."""
+class FitWatcher:
+    """Receives the progress of a fit, and ignores it. Override what should be shown, as the command line does."""
 
     def encoding(self, n_texts: int) -> None:
         """Texts are about to be encoded."""
@@ -50,28 +50,6 @@ class FitWatcher(Protocol):
 
     def record(self, row: HistoryRow) -> None:
         """An ensemble of one size has been fitted and measured."""
-
-
-class SilentWatcher:
-    """Ignores the progress of a fit."""
-
-    def encoding(self, n_texts: int) -> None:
-        """Ignore it."""
-
-    def floor(self, brier: float) -> None:
-        """Ignore it."""
-
-    def choosing(self, option: str) -> None:
-        """Ignore it."""
-
-    def fitting_baseline(self, name: str) -> None:
-        """Ignore it."""
-
-    def training(self, member: str) -> None:
-        """Ignore it."""
-
-    def record(self, row: HistoryRow) -> None:
-        """Ignore it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,6 +223,17 @@ class Pairs:
         return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
 
 
+def training_prompts(prompt: IndexArray) -> IndexArray:
+    """Return the distinct prompts of the training pairs. Raises DataError if none can be held out for validation."""
+    names = np.unique(prompt)
+    if len(names) < MIN_PROMPTS:
+        raise DataError(
+            f"training needs at least {MIN_PROMPTS} prompts, but there are {len(names)}",
+            remedy="give votes on more prompts, so that some can be held out for validation",
+        )
+    return names
+
+
 def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
     """Return one mask of validation pairs per fold; each fold holds out a fifth of the prompts.
 
@@ -235,12 +246,7 @@ def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
     Raises:
         DataError: there are fewer than two prompts.
     """
-    names = np.unique(prompt)
-    if len(names) < MIN_PROMPTS:
-        raise DataError(
-            f"training needs at least {MIN_PROMPTS} prompts, but there are {len(names)}",
-            remedy="give votes on more prompts, so that some can be held out for validation",
-        )
+    names = training_prompts(prompt)
     order = random_stream(seed, FOLDS).permutation(names)
     n_folds = 3 if len(names) >= 200 else 5
     parts = np.array_split(order, 5)[: min(n_folds, len(names))]

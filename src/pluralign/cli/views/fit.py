@@ -31,9 +31,6 @@ class FitWatch(FitWatcher):
         if self._live:
             self._live.stop()
 
-    def encoding(self, n_texts: int) -> None:
-        """Show nothing: the progress bar counts the encoded texts."""
-
     def floor(self, brier: float) -> None:
         """Add the floor to the table."""
         self._floor = brier
