@@ -31,7 +31,8 @@ from pluralign.votes.prompts import Item
 
 ENSEMBLE_FILE = "ensemble.json"
 FORMAT = "pluralign-ensemble"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 added ``undecided``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,8 @@ class RewardEnsemble:
     features: TextFeatures | FinetunedFeatures
     temperature: float = 1.0
     """β of the policy-level reading, fitted on validation prompts."""
+    undecided: float = 0.0
+    """u, the share of votes that no member explains. They are predicted to split evenly."""
     record: FitRecord = field(default_factory=FitRecord)
     """The record of the fit: method, options, versions, data, history and held-out figures."""
     baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
@@ -93,9 +96,9 @@ class RewardEnsemble:
     def prob_hat(self, preferences: PreferenceSet, level: Level = "vote") -> FloatArray:
         """Return the predicted share preferring response a, ``(n_pairs,)``.
 
-        ``vote``: p̂ = Σ_j α_j 1[Δr_j > 0] (Definition 1). ``policy``: Σ_j α_j σ(Δr_j / β), the probability that
-        a policy drawn from the mixture prefers a (App. A, with a reference that favours neither). Its limit for β → 0
-        is the vote level.
+        ``vote``: p̂ = u/2 + (1 − u) Σ_j α_j 1[Δr_j > 0] (Definition 1, with an undecided share u). ``policy``: the
+        same with σ(Δr_j / β) for the vote, the probability that a policy drawn from the mixture prefers a (App. A, with
+        a reference that favours neither). Its limit for β → 0 is the vote level.
         """
         reward_a, reward_b = self.pair_rewards(preferences)
         return self.readings(reward_a - reward_b)[level]
@@ -103,10 +106,11 @@ class RewardEnsemble:
     def readings(self, difference: FloatArray) -> dict[Level, FloatArray]:
         """Return both readings, as in ``prob_hat``, from reward differences ``(n_pairs, k)``."""
         votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
-        return {
+        shares: dict[Level, FloatArray] = {
             "vote": calibration.ensemble_prob(votes, self.weights),
             "policy": calibration.policy_prob(difference, self.weights, self.temperature),
         }
+        return {level: calibration.with_undecided(share, self.undecided) for level, share in shares.items()}
 
     @property
     def level(self) -> Level:
@@ -148,6 +152,7 @@ class RewardEnsemble:
             "features": self.features.to_json(),
             "weights": self.weights.tolist(),
             "temperature": self.temperature,
+            "undecided": self.undecided,
             "facts": self.record.to_json(),
         }
         with atomic_write(folder / ENSEMBLE_FILE) as partial:
@@ -184,6 +189,7 @@ class RewardEnsemble:
             weights=np.array(description["weights"], dtype=np.float64),
             features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures(**described),
             temperature=float(description["temperature"]),
+            undecided=float(description.get("undecided", 0.0)),
             record=_read_record(folder, description["facts"]),
             baselines=baselines,
         )

@@ -106,6 +106,7 @@ class HistoryRow:
     test_brier: float
     test_brier_corrected: float
     weights: list[float]
+    undecided: float = 0.0
 
 
 @dataclass(frozen=True)

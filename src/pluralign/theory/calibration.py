@@ -109,6 +109,25 @@ def policy_prob(
     return ensemble_prob(sigmoid(logit), weights)
 
 
+def with_undecided(share: npt.ArrayLike, undecided: float) -> FloatArray:
+    """Add an undecided share u, whose votes are split evenly: p_hat = u/2 + (1 - u) share.
+
+    It equals an ensemble that also has the members r and -r with weight u/2 each, for any reward r without ties: on
+    every pair one of the two votes for a. So the paper's theorems apply to it.
+
+    Args:
+        share: share of the other votes for response a, ``(n_pairs,)``.
+        undecided: u, from 0 to 1.
+
+    Example:
+        >>> with_undecided([1.0, 0.25], 0.5)
+        array([0.75 , 0.375])
+    """
+    if not 0.0 <= undecided <= 1.0:
+        raise ValueError(f"undecided must be between 0 and 1, but it is {undecided:g}.")
+    return undecided / 2 + (1.0 - undecided) * checked("share", share)
+
+
 # --- calibration error ------------------------------------------------------------------------------------------------
 
 
