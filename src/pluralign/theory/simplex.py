@@ -50,6 +50,37 @@ def simplex_least_squares(matrix: npt.ArrayLike, target: npt.ArrayLike) -> Float
     return np.asarray(solution / solution.sum())
 
 
+def weights_and_undecided(
+    votes: npt.ArrayLike, target: npt.ArrayLike, *, undecided: bool = True
+) -> tuple[FloatArray, float]:
+    """Find the weights of members and the undecided share that together predict the target best. The solution is exact.
+
+    Solves  min  mean_i (u/2 + (1 - u) sum_j a_j V_ij - p_i)^2  over u in [0, 1] and simplex weights a: least squares on
+    the simplex with a constant column of 1/2 beside the votes.
+
+    Args:
+        votes: V, ``(n_pairs, n_members)``.
+        target: p, ``(n_pairs,)``.
+        undecided: False keeps u = 0.
+
+    Returns:
+        The weights a, which sum to 1, and u. Where u = 1 the weights have no effect, and they are equal.
+
+    Example:
+        >>> weights, u = weights_and_undecided([[1.0, 1.0], [0.0, 1.0]], [0.7, 0.5])
+        >>> weights.round(3), round(u, 3)
+        (array([0.5, 0.5]), 0.6)
+    """
+    v = np.asarray(votes, dtype=np.float64)
+    if not undecided:
+        return simplex_least_squares(v, target), 0.0
+    solution = simplex_least_squares(np.column_stack([v, np.full(len(v), 0.5)]), target)
+    decided = float(solution[:-1].sum())
+    if decided <= 0.0:
+        return np.full(v.shape[1], 1 / v.shape[1]), 1.0
+    return solution[:-1] / decided, float(solution[-1])
+
+
 def optimality_gap(matrix: npt.ArrayLike, target: npt.ArrayLike, weights: npt.ArrayLike) -> float:
     """Compute the Frank–Wolfe gap, an upper bound on f(a) - min f that is 0 exactly at the optimum.
 

@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
-from pluralign.theory.calibration import brier
+from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.logistic import sigmoid
-from pluralign.theory.simplex import simplex_least_squares
+from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.bradley_terry import directions_with, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
@@ -68,6 +68,8 @@ class JointFit:
     """``(d, k)``; also valid for undamped differences, since damping changes no vote."""
     weights: FloatArray
     """``(k,)``."""
+    undecided: float
+    """u, the share of votes that no member explains."""
     score: float
     """Squared error to the target on the training pairs; restarts are compared by it."""
 
@@ -86,6 +88,7 @@ def fit_joint_sizes(
     vote_share: float = VOTE_SHARE,
     bound: float = 1.0,
     restarts: int = RESTARTS,
+    undecided: bool = True,
 ) -> dict[int, JointFit]:
     """Train ensembles of several sizes for hard votes. They are independent, but share the batches of the largest.
 
@@ -97,6 +100,7 @@ def fit_joint_sizes(
         vote_share: share of the raw votes in the target; 1 uses neither teacher nor mixtures.
         bound: maximum training disagreement of a member; 1 sets no bound.
         restarts: number of starts per size.
+        undecided: whether to learn an undecided share u; else u = 0, the paper's form.
 
     Returns:
         The best restart of each size.
@@ -107,15 +111,16 @@ def fit_joint_sizes(
     guide = (axes.T @ teacher.theta).astype(np.float32)
     share = sigmoid(scores(x, guide))
     target = (1 - vote_share) * share + vote_share * pairs.prob_a
-    problem = _Problem(x, guide, target.astype(np.float32), share.astype(np.float32), vote_share < 1, bound)
+    problem = _Problem(x, guide, target.astype(np.float32), share.astype(np.float32), vote_share < 1, bound, undecided)
     fits: dict[int, JointFit] = {}
     for candidate in _train_ensembles(problem, [k for k in sizes for _ in range(restarts)], seed):
         # The penalty keeps members near the bound; the cap enforces it.
         capped = [cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
         theta = np.column_stack(capped)
         votes = hard_votes(x, theta)
-        weights = simplex_least_squares(votes, target)
-        fit = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, brier(votes @ weights, target))
+        weights, rest = weights_and_undecided(votes, target, undecided=undecided)
+        error = brier(with_undecided(votes @ weights, rest), target)
+        fit = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, rest, error)
         best = fits.setdefault(len(weights), fit)
         fits[len(weights)] = min(best, fit, key=lambda one: one.score)
     return fits
@@ -140,6 +145,8 @@ class _Problem:
     """Whether batches contain rotated mixtures."""
     bound: float
     """Disagreement above which a member is penalised; 1 sets no bound."""
+    undecided: bool
+    """Whether an undecided share is learned."""
 
 
 def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
@@ -148,7 +155,9 @@ def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.teacher[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
-    logits = np.zeros(theta.shape[1], dtype=np.float32)
+    # The logits of the members' weights, then that of the undecided share of each ensemble.
+    logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
+    logits[theta.shape[1] :] = np.log(sizes) - 1 if problem.undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
     l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
     batches = _Batches(problem, rng)
@@ -251,9 +260,10 @@ class VoteGradients:
 
     With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i of people preferring a, the loss of an ensemble of k members is
 
-        Σ_i w_i (Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
+        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
 
-    the squared error plus the penalty c on disagreement above the bound. Large arrays are reused.
+    the squared error plus the penalty c on disagreement above the bound. Weights and undecided share are positive,
+    Σ_j α_j + u = 1. Large arrays are reused.
 
     Args:
         weight: w, ``(n, 1)``.
@@ -281,21 +291,25 @@ class VoteGradients:
         logits: SingleArray,
         tau: np.float32,
     ) -> tuple[SingleArray, SingleArray]:
-        """Return the gradients in θ, ``(m, n_members)``, and in the logits of α, ``(n_members,)``.
+        """Return the gradients in θ, ``(m, n_members)``, and in the logits, ``(n_members + n_ensembles,)``.
 
         Args:
             x: differences, ``(n, m)``.
             target: t, the share that weighted votes should match, ``(n,)``.
             share: p, the share of people taken to prefer a, ``(n,)``.
             theta: members of all ensembles, one ensemble after the other, ``(m, n_members)``.
-            logits: ``(n_members,)``.
+            logits: of α, then of the undecided share of each ensemble, ``(n_members + n_ensembles,)``. −∞ there
+                sets u = 0.
             tau: the temperature τ.
         """
         # With lean = tanh(z/2τ) = 2σ − 1 in place of σ: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
         lean, factors, coefficients = self.lean, self.factors, self.coefficients
         np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
-        weights = np.exp(logits - np.maximum.reduceat(logits, self.firsts)[self.ensemble])
-        weights /= self._sums(weights)
+        own, rest = logits[: len(self.members)], logits[len(self.members) :]
+        largest = np.maximum(np.maximum.reduceat(own, self.firsts), rest)
+        weights, undecided = np.exp(own - largest[self.ensemble]), np.exp(rest - largest)
+        total = np.add.reduceat(weights, self.firsts) + undecided
+        weights, undecided = weights / total[self.ensemble], undecided / total
         self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
         factors[:, :-1] = 0.5 * (lean @ self.blocks + 1) - target[:, None]
         factors[:, -1] = 1 - 2 * share
@@ -305,13 +319,10 @@ class VoteGradients:
         coefficients[-1] = 0.25 * self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)
         np.matmul(factors, coefficients, out=self.slope)
         self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
-        weight_gradient = moments[self.ensemble, self.members]  # up to a term that is equal within an ensemble
-        logit_gradient = weights * (weight_gradient - self._sums(weights * weight_gradient))
-        return np.asarray(x.T @ self.slope / tau), np.asarray(logit_gradient)
-
-    def _sums(self, values: SingleArray) -> SingleArray:
-        """Return for each member the sum over its ensemble."""
-        return np.asarray(np.add.reduceat(values, self.firsts)[self.ensemble])
+        weight_gradient = moments[self.ensemble, self.members]  # that of the undecided share is 0
+        mean = np.add.reduceat(weights * weight_gradient, self.firsts)
+        logit_gradient = np.append(weights * (weight_gradient - mean[self.ensemble]), -undecided * mean)
+        return np.asarray(x.T @ self.slope / tau), np.asarray(logit_gradient, dtype=np.float32)
 
 
 class Adam:
