@@ -16,12 +16,13 @@ from pluralign.theory.calibration import brier, constant_half
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines
-from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
+from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines
 from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry
+from pluralign.training.mean_variance import mean_variance_loss
 from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
 
-NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "pair", "bootstrap", "mean_variance", "mixture"]
+NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "pair", "bootstrap", "mean_variance", "mixture"]
 SEVERAL = 3
 
 
@@ -71,7 +72,7 @@ def test_every_baseline_is_reported_and_then_fitted() -> None:
     small_baselines = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=reported.append)
     assert reported == list(small_baselines) == NAMES
     assert {baseline.formula for baseline in small_baselines.values()} == set(FORMULAS)
-    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 2, 2, 1, 2]
+    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 1, 2, 2, 1, 2]
 
 
 @pytest.mark.parametrize("name", NAMES)
