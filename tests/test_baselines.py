@@ -18,7 +18,7 @@ from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines
 from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped, fit_em
-from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry
+from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
 from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
@@ -355,6 +355,7 @@ def test_mixture_has_the_damping_and_regularisation_with_the_lowest_validation_e
     def validation_error(c: float, factor: float) -> float:
         single_l2, p, error = float(singles[c]["l2"]), pairs.prob_a, 0.0
         d = as_array(pairs.difference) * np.sqrt((1 + c) / (1 + c * squares / squares.mean()))[:, None]
+        d = d @ principal_directions(d, d.shape[1])  # random starts depend on the axes
         for fold in folds:
             guide = fit_bradley_terry(d[~fold], p[~fold], single_l2)
             theta, weights = fit_em(d[~fold], p[~fold], guide, SEVERAL, l2=factor * single_l2, rounds=6)
@@ -365,8 +366,8 @@ def test_mixture_has_the_damping_and_regularisation_with_the_lowest_validation_e
     damping = float(arrays["damping"])
     chosen = damping, round(float(arrays["l2"] / singles[damping]["l2"]), 6)
     assert len(errors) == 8
-    assert errors[chosen] <= min(errors.values()) + 5e-4, "the axes of the search are a rotation of these"
-    assert max(errors.values()) > min(errors.values()) + 3e-3
+    assert errors[chosen] <= min(errors.values()) + 1e-6
+    assert max(errors.values()) > min(errors.values()) + 3e-4
 
 
 # --- mean and variance ------------------------------------------------------------------------------------------------
