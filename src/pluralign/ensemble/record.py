@@ -121,8 +121,9 @@ class Evaluation:
         return max(counted, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures with the keys of the command line's JSON."""
-        return dict(to_json(self))
+        """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
+        figures = dict(to_json(self))
+        return figures if self.voices else {key: value for key, value in figures.items() if key != "voices"}
 
 
 @dataclass(frozen=True)
