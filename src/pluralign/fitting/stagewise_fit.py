@@ -18,9 +18,9 @@ from pluralign.training.stagewise import orientation, stages
 DIRECTIONS = (16, 32, 64, 128)
 """Numbers of leading principal directions to choose from, beside all features."""
 L2_GRID = (10.0, 3.0, 1.0, 0.3, 0.1, 0.01)
-FULL_L2_GRID = (10.0, 3.0, 1.0, 0.3)
+FULL_L2_GRID = (3.0, 1.0)
 """Regularisation strengths to choose from, in the leading directions and with all features."""
-SEARCH_FOLDS = 3
+SEARCH_FOLDS = 2
 """Settings are compared on at most this many validation folds."""
 
 

@@ -39,11 +39,11 @@ DAMPINGS = (1.0, 3.0, 10.0)
 """Values of c that damped soft BT tries beside 0, which is plain soft BT."""
 DAMPING_CONFIDENCE = 0.975
 """Confidence of the one-sided paired t-test over validation prompts that a damping must pass to be used."""
-EM_ROUNDS, SEARCH_ROUNDS = 12, 6
+EM_ROUNDS, SEARCH_ROUNDS = 12, 4
 """Rounds of the final mixture, and of the fits that choose its regularisation."""
 SEARCH_FOLDS = 2
-"""The mixture, the bootstrap and the mean–variance model choose their options on at most this many folds."""
-MIXTURE_FACTORS = (0.1, 0.3, 1.0, 3.0)
+"""The mixture and the mean–variance model choose their options on at most this many folds."""
+MIXTURE_FACTORS = (0.3, 1.0, 3.0)
 """Regularisation strengths of the mixture to choose from, relative to the single reward that it starts from."""
 REDUCED = 64
 """The mixture is fitted in this many principal directions."""
@@ -283,12 +283,11 @@ def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask
         theta = np.column_stack(stacked)
         return theta, solve_weights(x, theta, p)[0]
 
-    strengths, errors = [l2, l2 / 10, l2 / 100], np.zeros(3)
-    for held_out in folds[:SEARCH_FOLDS]:
-        rest = pairs[~held_out]
-        for i, strength in enumerate(strengths):
-            theta, weights = members(reduced[~held_out], rest.prob_a, rest.prompt, strength)
-            errors[i] += brier(hard_votes(reduced[held_out], theta) @ weights, pairs.prob_a[held_out])
+    strengths, errors, held_out = [l2, l2 / 10, l2 / 100], [], folds[0]
+    rest = pairs[~held_out]
+    for strength in strengths:
+        theta, weights = members(reduced[~held_out], rest.prob_a, rest.prompt, strength)
+        errors.append(brier(hard_votes(reduced[held_out], theta) @ weights, pairs.prob_a[held_out]))
     l2 = strengths[int(np.argmin(errors))]
     theta, weights = members(pairs.difference, pairs.prob_a, pairs.prompt, l2)
     return {"theta": theta, "weights": weights, "l2": l2}
