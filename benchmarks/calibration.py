@@ -29,10 +29,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "joint": {"method": "joint"},
     "joint policy": {"method": "joint", "level": "policy"},
     "stagewise printed": {"method": "stagewise", "variant": "printed"},
+    "stagewise printed as given": {"method": "stagewise", "variant": "printed", "orient": "given"},
+    "stagewise printed majority first": {"method": "stagewise", "variant": "printed", "orient": "majority"},
     "stagewise unbounded": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric"},
     "stagewise weighted": {"method": "stagewise", "variant": "weighted"},
 }
+VOICES = "evidence of distinct voices"
 
 
 def main() -> None:
@@ -108,7 +111,7 @@ def read(
     for stage in record.history:
         last = stage.k == record.k
         extra = {"worst": worst, "seconds": fitting, **true_error} if last else {}
-        if last or (stage.k in (2, 4) and name == "joint"):
+        if last or stage.k == 2 or (stage.k == 4 and name == "joint"):
             yield f"{name} k={stage.k}", {"brier": stage.test_brier, "corrected": stage.test_brier_corrected, **extra}
     if name == "joint":
         policy = evaluation.levels["policy"]
@@ -121,6 +124,9 @@ def read(
             if baseline in record.baseline_seconds:
                 row["seconds"] = record.baseline_seconds[baseline]
             yield baseline, row | ({"noise": evaluation.test.noise} if baseline == "soft_bt" else {})
+    if name in ("joint", "joint policy") and evaluation.voices and evaluation.voices.evidence is not None:
+        gap = evaluation.voices.difference
+        yield f"{VOICES}, {name}", {"brier": gap.mean, "corrected": gap.mean, "low": gap.low, "high": gap.high}
     if name == "joint policy":
         gap = evaluation.baselines["soft_bt"].difference
         figures = {"brier": gap.mean, "corrected": gap.mean, "low": gap.low, "high": gap.high}
@@ -135,6 +141,8 @@ def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, fl
         yield f"joint k={k}: {joint['brier']:.4f} = {ratio:.3f} × soft BT; floor {floor['brier']:.4f}"
         worst = max(row["worst"] for row in rows[f"joint k={k}"])
         yield f"worst member over all splits: {worst:.3f}"
+        if damped := means.get("damped_bt"):
+            yield f"joint k={k} / damped soft BT: {joint['brier'] / damped['brier']:.3f}"
         for name in ("stagewise printed", "stagewise unbounded"):
             if other := means.get(f"{name} k={k}"):
                 yield f"corrected Brier, joint / {name}: {joint['corrected'] / other['corrected']:.3f}"
@@ -143,9 +151,18 @@ def check(rows: dict[str, list[dict[str, float]]], means: dict[str, dict[str, fl
         if random := means.get(f"{k} random annotators"):
             ratio = joint["true_error"] / random["true_error"]
             yield f"true error, joint / {k} random annotators: {ratio:.3f}"
-    if gap := rows.get("policy level − soft BT"):
-        spans = ", ".join(f"{row['brier']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]" for row in gap)
+    for label, gap in rows.items():
+        if label.startswith(VOICES):
+            found = sum(row["high"] < 0 for row in gap)
+            yield f"{label}: in {found} of {len(gap)} splits; ensemble − best single reward, 97.5 %: {spans_of(gap)}"
+    if gap := rows.get("policy level − soft BT", []):
+        spans = spans_of(gap)
         yield f"policy level − soft BT by split, with 95 % intervals over prompts: {spans}"
+
+
+def spans_of(gap: list[dict[str, float]]) -> str:
+    """Return the differences of all splits with their intervals."""
+    return ", ".join(f"{row['brier']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]" for row in gap)
 
 
 def table(data: str, result: dict[str, Any]) -> Table:
@@ -156,7 +173,7 @@ def table(data: str, result: dict[str, Any]) -> Table:
     for position, name in enumerate(names):
         drawn.add_column(name, justify="right" if position else "left")
     for label, row in sorted(result["rows"].items(), key=lambda entry: entry[1]["brier"]):
-        if label.startswith("policy level"):
+        if label.startswith(("policy level", VOICES)):
             continue
         cells = [f"{row[key]:{form}}" if key in row else "" for key, form in (
             ("brier", ".4f"), ("standard_error", ".4f"), ("corrected", ".4f"), ("vs_soft_bt", ".3f"), ("worst", ".3f"),

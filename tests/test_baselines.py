@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
+from scipy.stats import ttest_1samp
 
 from pluralign.theory.calibration import brier, constant_half
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines
-from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, mean_variance_loss
-from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry
+from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped, fit_em
+from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
+from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
 from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
 
-NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "pair", "bootstrap", "mean_variance", "mixture"]
+NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "pair", "bootstrap", "mean_variance", "mixture"]
 SEVERAL = 3
 
 
@@ -71,7 +73,7 @@ def test_every_baseline_is_reported_and_then_fitted() -> None:
     small_baselines = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=reported.append)
     assert reported == list(small_baselines) == NAMES
     assert {baseline.formula for baseline in small_baselines.values()} == set(FORMULAS)
-    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 2, 2, 1, 2]
+    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 1, 2, 2, 1, 2]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,6 +184,76 @@ def test_temperature_lowers_the_validation_error() -> None:
     assert validation_error(chosen) <= validation_error(1.0) + 1e-6
 
 
+def saturating(c: float, n: int = 800) -> Pairs:
+    """Votes of one reward on differences damped by c; half of the texts are five times as long as the others."""
+    rng = np.random.default_rng(5)
+    inputs = rng.standard_normal((2 * n, 4)) * np.where(rng.random(2 * n) < 0.5, 1.0, 5.0)[:, None]
+    mean_square = float(np.mean(np.sum((inputs[:n] - inputs[n:]) ** 2, axis=1)))
+
+    def share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        d = a - b
+        length = np.sqrt((1 + c) / (1 + c * np.sum(d**2, axis=1) / mean_square))
+        return sigmoid(0.6 * length * (d[:, 0] - d[:, 1]))
+
+    return compared(inputs, share, 9)
+
+
+def soft_bt(pairs: Pairs, l2: float = 0.01) -> dict[str, np.ndarray]:
+    theta = fit_bradley_terry(pairs.difference, pairs.prob_a, l2)
+    return {"theta": theta, "temperature": np.array(1.0), "l2": np.array(l2)}
+
+
+def test_damping_is_found_where_votes_need_it_and_lowers_the_error_on_other_pairs() -> None:
+    pairs, plain = saturating(10.0), soft_bt(saturating(10.0))
+    learn = pairs[pairs.prompt < 300]
+    arrays = fit_damped(learn, soft_bt(learn), validation_folds(learn.prompt, 0))
+    assert arrays["damping"] >= 3
+    other, d = pairs[pairs.prompt >= 300], as_array(pairs.difference)[pairs.prompt >= 300]
+    share = Baseline("bradley-terry", {name: np.asarray(array) for name, array in arrays.items()}).prob_hat(
+        other.lazy_difference()
+    )
+    c, unit = arrays["damping"], np.mean(np.sum(as_array(learn.difference) ** 2, axis=1))
+    by_hand = 1 / (1 + np.exp(-np.sqrt((1 + c) / (1 + c * np.sum(d**2, axis=1) / unit)) * (d @ arrays["theta"])))
+    np.testing.assert_allclose(share, by_hand, atol=1e-9)
+    assert brier(share, other.prob_a) < 0.9 * brier(sigmoid(d @ plain["theta"]), other.prob_a)
+
+
+def test_damped_reward_is_soft_bt_where_votes_are_logistic() -> None:
+    pairs = saturating(0.0)
+    plain = soft_bt(pairs)
+    arrays = fit_damped(pairs, plain, validation_folds(pairs.prompt, 0))
+    assert arrays["damping"] == 0
+    assert arrays["l2"] == plain["l2"]
+    np.testing.assert_array_equal(arrays["theta"], plain["theta"])
+
+
+def test_clearly_lower_is_the_paired_t_test_of_scipy() -> None:
+    rng = np.random.default_rng(6)
+    decided = []
+    for shift in np.linspace(0, 1, 40):
+        sums, prompt = rng.standard_normal(8) - shift, np.arange(8).repeat(3)
+        parts = rng.standard_normal((8, 3))
+        parts += (sums - parts.sum(axis=1))[:, None] / 3
+        expected = ttest_1samp(sums, 0, alternative="less").pvalue < 0.025
+        decided.append(clearly_lower(parts.ravel(), prompt))
+        assert decided[-1] == expected
+    assert 5 < sum(decided) < 35
+    missing = np.append(np.full(4, -1.0), np.nan)
+    assert not clearly_lower(missing, np.array([0, 0, 0, 0, 1])), "one prompt is no evidence"
+
+
+def test_arrays_of_earlier_versions_have_no_damping() -> None:
+    """Ensembles saved before damping existed predict as they did."""
+    pairs = between(*new_texts())
+    for name in ("damped_bt", "mixture"):
+        arrays, formula = fitted()[name].arrays, fitted()[name].formula
+        assert arrays["damping"] > 0
+        old = {part: array for part, array in arrays.items() if part not in ("damping", "mean_square", "l2")}
+        undamped = Baseline(formula, {**arrays, "damping": np.array(0.0)}).prob_hat(pairs)
+        np.testing.assert_array_equal(Baseline(formula, old).prob_hat(pairs), undamped)
+        assert np.abs(fitted()[name].prob_hat(pairs) - undamped).max() > 0.01
+
+
 # --- votes ------------------------------------------------------------------------------------------------------------
 
 
@@ -211,14 +283,19 @@ def test_bootstrap_members_differ_and_have_optimal_weights() -> None:
 def test_bootstrap_draws_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[np.ndarray] = []
 
-    def record(difference: np.ndarray, target: np.ndarray, l2: float, *, weight: np.ndarray, **_: object) -> np.ndarray:
+    def record(
+        difference: np.ndarray, target: np.ndarray, l2: float, *, weight: np.ndarray | None = None, **_: object
+    ) -> np.ndarray:
+        if weight is None:
+            return fit_bradley_terry(difference, target, l2)
         drawn.append(weight)
         return fit_bradley_terry(difference, target, l2, weight=weight)
 
     monkeypatch.setattr(baselines, "fit_bradley_terry", record)
-    baselines._fit_bootstrap(votes(), np.zeros(6), 0.1, 4, 0)
-    assert len(drawn) == 4
-    for weight in drawn:
+    pairs = votes()
+    baselines._fit_bootstrap(pairs, as_array(pairs.difference), 0.1, validation_folds(pairs.prompt, 0), 4, 0)
+    assert len(drawn) == 4 * (1 + 3), "three strengths are tried"
+    for weight in drawn[-4:]:
         assert weight.mean() == pytest.approx(1), "as many prompts as there were"
         assert (weight[0::2] == weight[1::2]).all(), "both pairs of a prompt, or neither"
         assert 0.2 < (weight == 0).mean() < 0.55, "about one in e is left out"
@@ -236,37 +313,61 @@ def log_likelihood(pairs: Pairs, theta: np.ndarray, weights: np.ndarray) -> floa
     return total / len(pairs)
 
 
-def test_em_never_lowers_the_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_em_never_lowers_the_likelihood() -> None:
     pairs, theta = votes(), fitted()["soft_bt"].arrays["theta"]
     reached = []
     for rounds in (0, 1, 2, 3, 5, 8, 12):
-        monkeypatch.setattr(baselines, "EM_ROUNDS", rounds)
-        fit = baselines._fit_mixture(pairs, theta, 1e-4, SEVERAL, seed=0)
-        reached.append(log_likelihood(pairs, fit["theta"], fit["weights"]))
-        assert fit["weights"].sum() == pytest.approx(1)
-        assert fit["weights"].min() > 0
+        members, weights = fit_em(
+            as_array(pairs.difference), pairs.prob_a, theta, SEVERAL, l2=1e-4, seed=0, rounds=rounds
+        )
+        reached.append(log_likelihood(pairs, members, weights))
+        assert weights.sum() == pytest.approx(1)
+        assert weights.min() > 0
     assert np.diff(reached).min() > -1e-5
     assert reached[-1] > reached[0] + 0.005
     assert reached[-1] > log_likelihood(pairs, theta[:, None], np.ones(1)), "and above that of one reward"
 
 
-def test_one_em_round_equals_its_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_em_round_equals_its_definition() -> None:
     pairs, theta, k = votes(), fitted()["soft_bt"].arrays["theta"], 2
-    monkeypatch.setattr(baselines, "EM_ROUNDS", 0)
-    start = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
-    monkeypatch.setattr(baselines, "EM_ROUNDS", 1)
-    after_one = baselines._fit_mixture(pairs, theta, 0.1, k, seed=3)
-    d, p = as_array(pairs.difference).astype(float), pairs.prob_a
-    chance = 1 / (1 + np.exp(-d @ start["theta"]))
-    of_a, of_b = start["weights"] * chance, start["weights"] * (1 - chance)
+    d, p = as_array(pairs.difference), pairs.prob_a
+    (start, start_weights), (after_one, weights) = (
+        fit_em(d, p, theta, k, l2=0.1, seed=3, rounds=rounds) for rounds in (0, 1)
+    )
+    chance = 1 / (1 + np.exp(-d @ start))
+    of_a, of_b = start_weights * chance, start_weights * (1 - chance)
     votes_a = p[:, None] * of_a / of_a.sum(axis=1, keepdims=True)
     votes_b = (1 - p)[:, None] * of_b / of_b.sum(axis=1, keepdims=True)
     count = votes_a + votes_b
-    np.testing.assert_allclose(after_one["weights"], count.mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(weights, count.mean(axis=0), atol=1e-5)
     for j in range(k):
         best = fit_bradley_terry(d, votes_a[:, j] / count[:, j], 0.1, weight=count[:, j] / count[:, j].mean())
-        before, after = (np.abs(fit["theta"][:, j] - best).max() for fit in (start, after_one))
+        before, after = (np.abs(fit[:, j] - best).max() for fit in (start, after_one))
         assert after < 0.2 * before, "two Newton steps come near the best reward of this group"
+
+
+def test_mixture_has_the_damping_and_regularisation_with_the_lowest_validation_error() -> None:
+    pairs, arrays = votes(), fitted()["mixture"].arrays
+    singles = {float(of.get("damping", 0)): of for of in (fitted()[name].arrays for name in ("soft_bt", "damped_bt"))}
+    folds = validation_folds(pairs.prompt, 0)[: baselines.SEARCH_FOLDS]
+    squares = np.sum(as_array(pairs.difference) ** 2, axis=1)
+
+    def validation_error(c: float, factor: float) -> float:
+        single_l2, p, error = float(singles[c]["l2"]), pairs.prob_a, 0.0
+        d = as_array(pairs.difference) * np.sqrt((1 + c) / (1 + c * squares / squares.mean()))[:, None]
+        d = d @ principal_directions(d, d.shape[1])  # random starts depend on the axes
+        for fold in folds:
+            guide = fit_bradley_terry(d[~fold], p[~fold], single_l2)
+            theta, weights = fit_em(d[~fold], p[~fold], guide, SEVERAL, l2=factor * single_l2, rounds=4)
+            error += brier(sigmoid(d[fold] @ theta) @ weights, p[fold])
+        return error
+
+    errors = {(c, factor): validation_error(c, factor) for c in singles for factor in baselines.MIXTURE_FACTORS}
+    damping = float(arrays["damping"])
+    chosen = damping, round(float(arrays["l2"] / singles[damping]["l2"]), 6)
+    assert len(errors) == 6
+    assert errors[chosen] <= min(errors.values()) + 1e-6
+    assert max(errors.values()) > min(errors.values()) + 3e-4
 
 
 # --- mean and variance ------------------------------------------------------------------------------------------------
@@ -304,7 +405,7 @@ def test_mean_variance_model_recovers_its_own_shares() -> None:
     a, b = rng.standard_normal((2, 400, 4))
     soft = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.003)
     folds = validation_folds(pairs.prompt, 0)
-    model = Baseline("mean-variance", baselines._fit_mean_variance(pairs, soft, folds))
+    model = Baseline("mean-variance", fit_mean_variance(pairs, soft, folds[:1]))
     error, of_one_reward = (
         brier(model.prob_hat(between(a, b)), share(a, b)),
         brier(sigmoid((a - b) @ soft), share(a, b)),

@@ -130,7 +130,8 @@ def test_verdicts_report_a_better_soft_reward(ensemble: RewardEnsemble) -> None:
 def test_verdicts_mention_the_constant_only_if_it_is_not_worse(
     ensemble: RewardEnsemble, low: float, high: float, n_verdicts: int
 ) -> None:
-    shown = page_json(with_difference(ensemble, "constant_half", low, high))["verdicts"]
+    *shown, voices = page_json(with_difference(ensemble, "constant_half", low, high))["verdicts"]
+    assert voices["text"].startswith("Evidence of distinct voices: ")
     assert len(shown) == n_verdicts
     assert [verdict["kind"] for verdict in shown[2:]] == (["behind" if low > 0 else "level"] if n_verdicts == 3 else [])
 

@@ -71,6 +71,32 @@ class MemberFigures:
 
 
 @dataclass(frozen=True)
+class VoicesEvidence:
+    """Whether several rewards predict votes better than the best single reward. See ``evaluation.voices``."""
+
+    evidence: bool | None
+    """Whether ``difference`` is entirely below 0. None if undefined."""
+    best_single: str
+    """Key of the single reward with the lowest Brier score on these votes."""
+    reading: str
+    """The reading of the ensemble whose interval has the lowest upper end."""
+    difference: Interval
+    """Brier score of that reading − Brier score of the best single reward."""
+    readings: Mapping[str, Interval]
+    """The same for every reading."""
+    mixture: Interval | None
+    """The same for the EM mixture, a second opinion. None if there is no such baseline."""
+    confidence: float
+    """Coverage of the intervals."""
+    reason: str | None = None
+    """Why it is undefined."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the evidence with the keys of the command line's JSON."""
+        return dict(to_json(self))
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Figures of a predictor on one set of votes."""
 
@@ -86,6 +112,8 @@ class Evaluation:
     """Number of pairs and mean squared error, by how people split."""
     pairs: int
     prompts: int
+    voices: VoicesEvidence | None = field(default=None, kw_only=True)
+    """Evidence of distinct voices. None without several members or without a single reward to compare with."""
 
     def worst_disagreement(self) -> float | None:
         """Return the largest disagreement of a member whose weight counts, or None where nothing votes."""
@@ -93,8 +121,9 @@ class Evaluation:
         return max(counted, default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures with the keys of the command line's JSON."""
-        return dict(to_json(self))
+        """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
+        figures = dict(to_json(self))
+        return figures if self.voices else {key: value for key, value in figures.items() if key != "voices"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pluralign.core.arrays import Array, FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, Figures, MemberFigures
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor
+from pluralign.evaluation.voices import evidence_of_voices
 from pluralign.theory import calibration
 from pluralign.theory.intervals import clustered_interval, paired_difference
 from pluralign.theory.reliability import by_stratum, expected_calibration_error, reliability
@@ -83,6 +84,8 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
             MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
             for j, weight in enumerate(subject.weights)
         ]
+    several = subject.kind == "ensemble" and sum(member.weight > NEGLIGIBLE_WEIGHT for member in members) > 1
+    shares = {name: baseline.share for name, baseline in baselines.items()}
     return Evaluation(
         level=subject.level,
         test=_figures(prediction, preferences),
@@ -95,6 +98,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         strata=by_stratum(calibration.squared_error(prediction, p), p),
         pairs=len(preferences),
         prompts=len(preferences.prompts),
+        voices=evidence_of_voices(subject.readings, shares, preferences) if several else None,
     )
 
 

@@ -36,7 +36,7 @@ from pluralign.training.joint import VOTE_SHARE
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, training_prompts
-from pluralign.training.stagewise import hard_votes, solve_weights
+from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layer", "pooling", "precision", "surface", "members", "features")
@@ -76,13 +76,11 @@ def fit_finetuned(
     watcher.floor(calibration.floor(preferences.prob_a[test_rows]))
     validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
     learned = ~test_rows & ~validation
-    text_pairs = TextPairs(
-        texts,
-        items.a[learned],
-        items.b[learned],
-        np.asarray(preferences.prob_a[learned], dtype=np.float64),
-        preferences.prompt_index[learned],
-    )
+    a, b, prob_a = items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
+    if options.method == "stagewise" and options.variant == "printed":  # the only loss that depends on the order
+        kept = orientation(prob_a, options.orient, options.seed) > 0
+        a, b, prob_a = np.where(kept, a, b), np.where(kept, b, a), np.where(kept, prob_a, 1 - prob_a)
+    text_pairs = TextPairs(texts, a, b, prob_a, preferences.prompt_index[learned])
     checkpoints = Checkpoints(
         folder,
         {

@@ -1,7 +1,8 @@
 """Baselines: simpler predictors of the share of votes, fitted as carefully as the ensemble.
 
 Each baseline is a formula for the share and the arrays it needs, so it is saved with the ensemble and evaluated on
-other votes too. All rewards are linear in the features. Regularisation is chosen on validation prompts for each.
+other votes too. All rewards are linear in the features. Regularisation and damping are chosen on validation prompts.
+Arrays saved before damping existed have none: damping 0 is the plain formula.
 """
 
 import time
@@ -11,8 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
-from scipy.special import ndtr
+from scipy.stats import t as student_t
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, MIXTURE, random_stream
@@ -27,16 +27,26 @@ from pluralign.training.bradley_terry import (
     principal_directions,
     scores,
 )
-from pluralign.training.pairs import Differences, Pairs
+from pluralign.training.mean_variance import fit_mean_variance, mean_variance_share
+from pluralign.training.pairs import Differences, Matrix, Pairs, row_squares
 from pluralign.training.stagewise import hard_votes, solve_weights
+from pluralign.training.teacher import damp
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)
-EM_ROUNDS = 12
+DAMPINGS = (1.0, 3.0, 10.0)
+"""Values of c that damped soft BT tries beside 0, which is plain soft BT."""
+DAMPING_CONFIDENCE = 0.975
+"""Confidence of the one-sided paired t-test over validation prompts that a damping must pass to be used."""
+EM_ROUNDS, SEARCH_ROUNDS = 12, 4
+"""Rounds of the final mixture, and of the fits that choose its regularisation."""
+SEARCH_FOLDS = 2
+"""The mixture and the mean–variance model choose their options on at most this many folds."""
+MIXTURE_FACTORS = (0.3, 1.0, 3.0)
+"""Regularisation strengths of the mixture to choose from, relative to the single reward that it starts from."""
 REDUCED = 64
-"""The mixture and the mean–variance model are fitted in this many principal directions."""
-VARIANCE_L2 = (0.1, 0.01)
+"""The mixture is fitted in this many principal directions."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +74,13 @@ class Baseline:
         return FORMULAS[self.formula](self.arrays, pairs)
 
 
+def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
+    return damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
+
+
 def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """σ(Δr / T)."""
-    return sigmoid(scores(pairs, arrays["theta"]) / arrays["temperature"])
+    """σ(θ·d̃ / T), with d̃ the damped differences."""
+    return sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"])
 
 
 def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
@@ -75,28 +89,22 @@ def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
 
 
 def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """Σ_j π_j σ(Δr_j)."""
-    return np.asarray(sigmoid(scores(pairs, arrays["theta"])) @ arrays["weights"])
-
-
-def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """Φ((μ_a − μ_b) / √(s²_a + s²_b)) with log s² linear: normal utilities, each text with its own variance."""
-    variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
-    total = variance[pairs.a] + variance[pairs.b]
-    return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
+    """Σ_j π_j σ(θ_j·d̃), with d̃ the damped differences."""
+    return np.asarray(sigmoid(scores(_damped(arrays, pairs), arrays["theta"])) @ arrays["weights"])
 
 
 FORMULAS: Mapping[str, Callable[[Arrays, Differences], FloatArray]] = {
     "bradley-terry": _bradley_terry,
     "votes": _votes,
     "mixture": _mixture,
-    "mean-variance": _mean_variance,
+    "mean-variance": mean_variance_share,
 }
 
 BASELINES = {
     "soft_bt": "bradley-terry",
     "hard_bt": "bradley-terry",
     "soft_bt_temperature": "bradley-terry",
+    "damped_bt": "bradley-terry",
     "pair": "votes",
     "bootstrap": "votes",
     "mean_variance": "mean-variance",
@@ -108,6 +116,7 @@ BASELINE_NAMES = {
     "constant_half": "constant ½",
     "soft_bt": "soft BT as σ(Δr)",
     "soft_bt_temperature": "soft BT, tempered",
+    "damped_bt": "soft BT, damped",
     "hard_bt": "hard BT",
     "pair": "{r, −r}",
     "bootstrap": "bootstrap",
@@ -115,6 +124,8 @@ BASELINE_NAMES = {
     "mixture": "mixture of BT",
 }
 """Display name of every baseline, including the two that need no fit."""
+SINGLE_REWARDS = ("soft_bt", "soft_bt_temperature", "damped_bt")
+"""The baselines that read one reward as a probability."""
 
 
 def fit_baselines(
@@ -146,24 +157,96 @@ def fit_baselines(
     shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
     fit("soft_bt", lambda: _fit_single(pairs, reduced, shares, folds))
     fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
-    theta, l2 = fitted["soft_bt"].arrays["theta"], float(fitted["soft_bt"].arrays["l2"])
+    single = fitted["soft_bt"].arrays
+    theta, l2 = single["theta"], float(single["l2"])
     fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
+    fit("damped_bt", lambda: fit_damped(pairs, single, folds))
     fit("pair", lambda: fit_pair(pairs, theta))
-    fit("bootstrap", lambda: _fit_bootstrap(pairs, theta, l2, k, seed))
-    fit("mean_variance", lambda: _fit_mean_variance(pairs, theta, folds))
-    fit("mixture", lambda: _fit_mixture(pairs, theta, l2, k, seed))
+    fit("bootstrap", lambda: _fit_bootstrap(pairs, reduced, l2, folds, k, seed))
+    fit("mean_variance", lambda: fit_mean_variance(pairs, theta, folds[:SEARCH_FOLDS]))
+    fit("mixture", lambda: _fit_mixture(pairs, single, fitted["damped_bt"].arrays, folds, k, seed))
     return fitted
+
+
+# --- single rewards ---------------------------------------------------------------------------------------------------
 
 
 def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
-    errors = np.zeros(len(L2_GRID))
-    for held_out in folds:
-        path = fit_path(reduced[~held_out], target[~held_out])
-        predicted = sigmoid(scores(reduced[held_out], path.T))
-        errors += [brier(predicted[:, i], pairs.prob_a[held_out]) for i in range(len(L2_GRID))]
-    l2 = L2_GRID[int(np.argmin(errors))]
+    errors = _validation_errors(reduced, target, pairs.prob_a, folds, L2_GRID)
+    l2 = L2_GRID[int(np.argmin(_mean_by_fold(errors, folds)))]
     return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
+
+
+def _validation_errors(
+    reduced: Array, target: FloatArray, prob_a: FloatArray, folds: Sequence[Mask], l2_grid: Sequence[float]
+) -> FloatArray:
+    """Return (σ(Δr) − p)² of each pair for a reward fitted without its fold, by strength, ``(n, n_strengths)``.
+
+    Pairs of no fold have NaN.
+    """
+    errors = np.full((len(prob_a), len(l2_grid)), np.nan)
+    for held_out in folds:
+        path = fit_path(reduced[~held_out], target[~held_out], l2_grid)
+        errors[held_out] = (sigmoid(scores(reduced[held_out], path.T)) - prob_a[held_out, None]) ** 2
+    return errors
+
+
+def _mean_by_fold(errors: FloatArray, folds: Sequence[Mask]) -> FloatArray:
+    """Return the mean over folds of the mean error in each, ``(n_strengths,)``."""
+    return np.mean([errors[held_out].mean(axis=0) for held_out in folds], axis=0)
+
+
+def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit one reward on damped differences, σ(θ·d̃). Without clear evidence for damping it is plain soft BT.
+
+    Damping starts at c = 0 with the regularisation of soft BT. Each larger c, with its best regularisation on
+    validation prompts, replaces the current one if a one-sided paired t-test over these prompts finds it better. So the
+    choice rarely makes soft BT worse, even with few prompts.
+
+    Args:
+        pairs: the training pairs.
+        plain: arrays of plain soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+    """
+    difference, prob_a = pairs.difference, pairs.prob_a
+    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
+    directions = principal_directions(difference, SEARCH_DIRECTIONS)
+    damping, l2 = 0.0, float(plain["l2"])
+    error = _validation_errors(difference @ directions, prob_a, prob_a, folds, [l2])[:, 0]
+    for candidate in DAMPINGS:
+        reduced = damp(difference, candidate, mean_square) @ directions
+        errors = _validation_errors(reduced, prob_a, prob_a, folds, L2_GRID)
+        best = int(np.argmin(_mean_by_fold(errors, folds)))
+        if clearly_lower(errors[:, best] - error, pairs.prompt):
+            damping, l2, error = candidate, L2_GRID[best], errors[:, best]
+    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+    return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
+
+
+def clearly_lower(difference: FloatArray, prompt: IndexArray, confidence: float = DAMPING_CONFIDENCE) -> bool:
+    """Whether a mean over pairs is below 0 by a one-sided t-test over prompts; never with fewer than two prompts.
+
+    With S_g the sum over the pairs of prompt g and G prompts, t = mean S_g / (sd S_g / √G) is compared with the
+    quantile of Student's t with G − 1 degrees of freedom.
+
+    Args:
+        difference: one value per pair, ``(n,)``; NaN entries are ignored.
+        prompt: prompt of each pair, ``(n,)``.
+        confidence: of the test.
+
+    Example:
+        >>> prompt = np.arange(3)
+        >>> clearly_lower(np.array([-2.0, -1.0, -2.0]), prompt), clearly_lower(np.array([-2.0, 1.0, -1.0]), prompt)
+        (True, False)
+    """
+    known = ~np.isnan(difference)
+    _, position = np.unique(prompt[known], return_inverse=True)
+    sums = np.bincount(position, difference[known])
+    if len(sums) < 2:
+        return False
+    margin = float(student_t.ppf(confidence, len(sums) - 1)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
+    return bool(sums.mean() < -margin)
 
 
 def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
@@ -181,105 +264,103 @@ def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
     return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
 
 
-def _fit_bootstrap(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
-    """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way."""
-    rng = random_stream(seed, BOOTSTRAP)
-    names, position = np.unique(pairs.prompt, return_inverse=True)
-    members = []
-    for _ in range(k):
-        drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
-        weight = drawn[position]
-        members.append(fit_bradley_terry(pairs.difference, pairs.prob_a, l2, weight=weight, start=theta, steps=3))
-    stacked = np.column_stack(members)
-    return {"theta": stacked, "weights": solve_weights(pairs.difference, stacked, pairs.prob_a)[0]}
+# --- several rewards --------------------------------------------------------------------------------------------------
 
 
-def _fit_mixture(pairs: Pairs, theta: FloatArray, l2: float, k: int, seed: int) -> dict[str, Any]:
+def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> dict[str, Any]:
+    """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way.
+
+    Validation prompts choose the regularisation: that of soft BT, or a tenth or a hundredth of it.
+    """
+
+    def members(x: Matrix, p: FloatArray, prompt: IndexArray, strength: float) -> tuple[FloatArray, FloatArray]:
+        rng = random_stream(seed, BOOTSTRAP)
+        names, position = np.unique(prompt, return_inverse=True)
+        start, stacked = fit_bradley_terry(x, p, strength), []
+        for _ in range(k):
+            weight = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))[position]
+            stacked.append(fit_bradley_terry(x, p, strength, weight=weight, start=start, steps=3))
+        theta = np.column_stack(stacked)
+        return theta, solve_weights(x, theta, p)[0]
+
+    strengths, errors, held_out = [l2, l2 / 10, l2 / 100], [], folds[0]
+    rest = pairs[~held_out]
+    for strength in strengths:
+        theta, weights = members(reduced[~held_out], rest.prob_a, rest.prompt, strength)
+        errors.append(brier(hard_votes(reduced[held_out], theta) @ weights, pairs.prob_a[held_out]))
+    l2 = strengths[int(np.argmin(errors))]
+    theta, weights = members(pairs.difference, pairs.prob_a, pairs.prompt, l2)
+    return {"theta": theta, "weights": weights, "l2": l2}
+
+
+def _fit_mixture(
+    pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int
+) -> dict[str, Any]:
+    """Fit a mixture of k Bradley–Terry models by EM, with the best damping and regularisation on validation prompts.
+
+    It is fitted in the leading directions. It tries the damping and the regularisation of both single rewards, and
+    multiples of the latter.
+
+    Args:
+        pairs: the training pairs.
+        plain: arrays of soft BT.
+        damped: arrays of damped soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+        k: number of groups.
+        seed: of the start.
+    """
+    prob_a, mean_square = pairs.prob_a, float(damped["mean_square"])
+    singles = {0.0: plain, float(damped["damping"]): damped}
+    errors: dict[tuple[float, float], float] = {}
+    for damping, single in singles.items():
+        difference = damp(pairs.difference, damping, mean_square)
+        x = difference @ principal_directions(difference, min(REDUCED, difference.shape[1]))
+        for held_out in folds[:SEARCH_FOLDS]:
+            rest, p = x[~held_out], prob_a[~held_out]
+            guide = fit_bradley_terry(rest, p, float(single["l2"]))
+            for factor in MIXTURE_FACTORS:
+                l2 = factor * float(single["l2"])
+                members, weights = fit_em(rest, p, guide, k, l2=l2, seed=seed, rounds=SEARCH_ROUNDS)
+                error = brier(sigmoid(scores(x[held_out], members)) @ weights, prob_a[held_out])
+                errors[damping, l2] = errors.get((damping, l2), 0.0) + error
+    damping, l2 = min(errors, key=errors.__getitem__)
+    theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
+    axes = directions_with(difference, theta, min(REDUCED, len(theta)))
+    members, weights = fit_em(difference @ axes, prob_a, axes.T @ theta, k, l2=l2, seed=seed)
+    return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}
+
+
+def fit_em(
+    x: Array, prob_a: FloatArray, guide: FloatArray, k: int, *, l2: float, seed: int = 0, rounds: int = EM_ROUNDS
+) -> tuple[FloatArray, FloatArray]:
     """Fit a mixture of k Bradley–Terry models by EM: each vote comes from one of k groups of people.
 
     E: a vote for a comes from group j with probability ∝ π_j σ(Δr_j), a vote for b ∝ π_j (1 − σ(Δr_j)).
     M: each group's reward is fitted to its share of the votes by two Newton steps from its last value, and π_j is
     that share.
+
+    Args:
+        x: differences, ``(n, m)``.
+        prob_a: share of people preferring a, ``(n,)``.
+        guide: the reward that all groups start from, with noise added, ``(m,)``.
+        k: number of groups.
+        l2: regularisation strength of each group's reward.
+        seed: of the noise.
+        rounds: number of E and M steps.
+
+    Returns:
+        The rewards, ``(m, k)``, and π, ``(k,)``.
     """
-    rng = random_stream(seed, MIXTURE)
-    axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
-    x, p = pairs.difference @ axes, pairs.prob_a
-    noise = rng.standard_normal((x.shape[1], k))
-    guide = axes.T @ theta
+    noise = random_stream(seed, MIXTURE).standard_normal((x.shape[1], k))
     members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
     weights = np.full(k, 1 / k)
-    for _ in range(EM_ROUNDS):
+    for _ in range(rounds):
         soft = sigmoid(scores(x, members))
-        for_a = weights * soft / (soft @ weights)[:, None] * p[:, None]
-        for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - p)[:, None]
+        for_a = weights * soft / (soft @ weights)[:, None] * prob_a[:, None]
+        for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - prob_a)[:, None]
         count = np.maximum(for_a + for_b, 1e-9)
         for j in range(k):
             target, weight = for_a[:, j] / count[:, j], count[:, j] / count[:, j].mean()
             members[:, j] = fit_bradley_terry(x, target, l2, weight=weight, start=members[:, j], steps=2)
         weights = count.mean(axis=0) / count.mean(axis=0).sum()
-    return {"theta": axes @ members, "weights": weights}
-
-
-def _fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
-    """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
-
-    It is fitted in the leading directions. The regularisation strength is chosen on validation prompts.
-
-    Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
-    """
-    axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
-    inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
-    guide = axes.T @ theta
-
-    def solve(rows: Mask, l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
-        objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
-        start = np.concatenate([guide, np.zeros(len(guide) + 1)])
-        solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
-        return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
-
-    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
-        return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": offset}
-
-    validation, errors = pairs[folds[0]], []
-    for l2 in VARIANCE_L2:
-        fitted = Baseline("mean-variance", arrays(*solve(~folds[0], l2, 40)))
-        errors.append(brier(fitted.prob_hat(validation.lazy_difference()), validation.prob_a))
-    all_rows = np.ones(len(pairs), dtype=bool)
-    return arrays(*solve(all_rows, VARIANCE_L2[int(np.argmin(errors))], 80))
-
-
-def mean_variance_loss(
-    inputs: FloatArray,
-    a: IndexArray,
-    b: IndexArray,
-    prob_a: FloatArray,
-    l2: float,
-    guide: FloatArray,
-) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
-
-    μ are the coefficients of the mean, log s² = λ·φ + c, and μ is regularised towards the Bradley–Terry reward
-    ``guide``.
-    """
-    n, (n_items, d) = len(prob_a), inputs.shape
-
-    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
-        mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
-        variance, utility = np.exp(np.clip(inputs @ spread + offset, -20, 20)), inputs @ mean
-        total = variance[a] + variance[b]
-        z = (utility[a] - utility[b]) / np.sqrt(total)
-        p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
-        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-        slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
-        total_gradient = slope * z * -0.5 / total
-        utility_gradient = slope / np.sqrt(total)
-        mean_gradient = (np.bincount(a, utility_gradient, n_items) - np.bincount(b, utility_gradient, n_items)) @ inputs
-        text_gradient = np.bincount(a, total_gradient, n_items) + np.bincount(b, total_gradient, n_items)
-        spread_gradient = (variance * text_gradient) @ inputs
-        offset_gradient = float(total_gradient @ total)
-        entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
-        value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
-        gradients = mean_gradient + l2 * (mean - guide), spread_gradient + l2 * spread, [offset_gradient]
-        return value, np.concatenate(gradients)
-
-    return value_and_gradient
+    return members, weights

@@ -10,6 +10,7 @@ from pluralign.features.options import EncodeOptions, Pooling, Precision
 
 Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
 Loss: TypeAlias = Literal["mse", "bce"]
+Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Optimizer: TypeAlias = Literal["soap", "adamw"]
@@ -31,6 +32,13 @@ class FitOptions:
         default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
     )
     loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
+    orient: Orient = field(
+        default="random",
+        metadata={
+            "help": "Stagewise: order of the two responses of training pairs: random, as given, or majority first. "
+            "Only --variant printed depends on it."
+        },
+    )
     level: Level = field(default="vote", metadata={"help": "Train for shares of hard votes, or of policies."})
     target: Target = field(
         default="auto",
@@ -74,10 +82,12 @@ class FitOptions:
                 "stagewise members are trained for votes; use --method joint for --level policy "
                 "(the policy-level figures of a stagewise ensemble are reported in any case)."
             )
+        if self.method == "joint" and self.orient in ("given", "majority"):
+            raise UsageError("--orient requires --method stagewise; joint members do not depend on the order.")
         check_choices(
             self,
             {
-                "method": Method, "variant": Variant, "loss": Loss, "level": Level, "target": Target,
+                "method": Method, "variant": Variant, "loss": Loss, "orient": Orient, "level": Level, "target": Target,
                 "members": MemberKind, "pooling": Pooling, "precision": Precision,
             },
         )  # fmt: skip

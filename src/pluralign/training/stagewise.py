@@ -11,12 +11,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import ORIENTATION, random_stream
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry, scores
 from pluralign.training.member_bounds import cap_disagreement
-from pluralign.training.options import Loss, Variant
+from pluralign.training.options import Loss, Orient, Variant
 from pluralign.training.pairs import Matrix
 
 MEMBER_STEPS = 200
@@ -93,6 +94,28 @@ def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
     """Return 1[θ_j · difference > 0], and ½ for a tie, ``(n, k)``."""
     reward = difference @ theta.astype(difference.dtype)
     return votes_from_rewards(reward, np.zeros_like(reward))
+
+
+def orientation(prob_a: FloatArray, orient: Orient, seed: int = 0) -> FloatArray:
+    """Return 1 for each pair that keeps its order and −1 for each pair whose responses are swapped, ``(n,)``.
+
+    ``given`` keeps every pair, ``random`` swaps each with probability ½, ``majority`` puts the response that more
+    people prefer first. A swapped pair has the difference −d and the share 1 − p.
+
+    Args:
+        prob_a: share of people preferring a, ``(n,)``.
+        orient: which order.
+        seed: of the random order.
+
+    Example:
+        >>> orientation(np.array([0.2, 0.5, 0.8]), "majority")
+        array([-1.,  1.,  1.])
+    """
+    if orient == "majority":
+        return np.where(prob_a < 0.5, -1.0, 1.0)
+    if orient == "random":
+        return random_stream(seed, ORIENTATION).choice([-1.0, 1.0], size=len(prob_a))
+    return np.ones(len(prob_a))
 
 
 # --- one stage --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
-from pluralign.evaluation.comparison import comparison, standing
+from pluralign.evaluation.comparison import comparison, standing, voices_sentence
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.results import FullEvaluation, PolicyLevel
 
@@ -29,6 +29,7 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     if predictor.note:
         yield Text(f"· {predictor.note}", style="dim")
     yield from verdict_line(evaluation)
+    yield from voices_line(evaluation)
     yield comparison_table(evaluation, "Scores on these votes (best first)")
     if predictor.k > 1:
         yield member_table(evaluation.members)
@@ -74,6 +75,12 @@ def verdict_line(evaluation: Evaluation) -> Iterator[RenderableType]:
         return
     ratio = evaluation.test.brier / rival.brier
     yield Text(f"{who} is {STANDING[standing(rival.difference)]} {rival_name}: {ratio:.3f} × its Brier score.")
+
+
+def voices_line(evaluation: Evaluation) -> Iterator[RenderableType]:
+    """Yield whether several voices predict these votes better than the best single reward, if that was tested."""
+    if evaluation.voices is not None:
+        yield Text(voices_sentence(evaluation.voices))
 
 
 def member_table(members: Sequence[MemberFigures]) -> Table:

@@ -8,7 +8,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.views.evaluation import bound_line, chance_warning, comparison_table, member_table, verdict_line
+from pluralign.cli.views.evaluation import (
+    bound_line,
+    chance_warning,
+    comparison_table,
+    member_table,
+    verdict_line,
+    voices_line,
+)
 from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import HistoryRow
@@ -77,6 +84,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         )
     if evaluation:
         yield from verdict_line(evaluation)
+        yield from voices_line(evaluation)
         yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
     yield _history_table(record.history)
     if evaluation:

@@ -1,0 +1,148 @@
+"""Stagewise fits on frozen features: the choice of space and regularisation, and the order of the responses."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.errors import UsageError
+from pluralign.fitting import stagewise_fit
+from pluralign.fitting.stagewise_fit import Setting, StagePairs, choose_setting, fit_stagewise, settings
+from pluralign.fitting.task import FitTask, FitWatcher
+from pluralign.theory.calibration import brier
+from pluralign.training.options import FitOptions, Orient
+from pluralign.training.pairs import Pairs, as_array
+from pluralign.training.stagewise import hard_votes, orientation, stages
+
+
+def votes(n: int = 240, d: int = 40, seed: int = 0) -> Pairs:
+    """Votes of three groups that read three of 40 features, the three with the largest spread."""
+    rng = np.random.default_rng(seed)
+    inputs = rng.standard_normal((2 * n, d)) * np.where(np.arange(d) < 3, 3.0, 1.0)
+    a, b = np.arange(n, dtype=np.int32), np.arange(n, 2 * n, dtype=np.int32)
+    share = ((inputs[a] - inputs[b])[:, :3] > 0).mean(axis=1)
+    return Pairs(inputs, a, b, rng.binomial(5, 0.1 + 0.8 * share) / 5, (np.arange(n) // 3).astype(np.int32))
+
+
+def task(pairs: Pairs | None = None, **options: Any) -> FitTask:
+    chosen = FitOptions(**{"method": "stagewise", "k": 3, **options})
+    return FitTask.start(pairs or votes(), chosen, Checkpoints(None, {}), FitWatcher())
+
+
+def everything(of: FitTask) -> StagePairs:
+    return StagePairs(of, np.ones(len(of.train), dtype=bool))
+
+
+# --- the choice of space and regularisation ---------------------------------------------------------------------------
+
+
+def test_settings_have_no_more_directions_than_features() -> None:
+    assert {setting.directions for setting in settings(404)} == {16, 32, 64, 128, None}
+    assert {setting.directions for setting in settings(64)} == {16, 32, None}
+    assert settings(16) == [Setting(None, l2) for l2 in stagewise_fit.L2_GRID]
+    assert len({setting.name for setting in settings(404)}) == len(settings(404))
+
+
+def test_chosen_setting_has_the_lowest_validation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stagewise_fit, "L2_GRID", (1.0, 0.01))
+    monkeypatch.setattr(stagewise_fit, "FULL_L2_GRID", (1.0,))
+    fit = task()
+    pairs, errors = fit.train, {}
+    sign = orientation(pairs.prob_a, "random", 0)
+    d, p = as_array(pairs.difference) * sign[:, None], np.where(sign > 0, pairs.prob_a, 1 - pairs.prob_a)
+    for setting in settings(40):
+        errors[setting] = 0.0
+        for fold in fit.folds[:2]:
+            values, vectors = np.linalg.eigh(d[~fold].T @ d[~fold])
+            axes = np.eye(40) if setting.directions is None else vectors[:, np.argsort(-values)[: setting.directions]]
+            *_, last = stages(d[~fold] @ axes, p[~fold], 3, l2=setting.l2, bound=fit.bound)
+            errors[setting] += brier(hard_votes(d[fold] @ axes, last.theta) @ last.weights, p[fold]) / 2
+    chosen = choose_setting(fit)
+    assert errors[chosen] <= min(errors.values()) + 1e-3, "rounding can change a vote"
+    assert max(errors.values()) > min(errors.values()) + 5e-3
+
+
+def test_members_stay_in_the_leading_directions() -> None:
+    of = everything(task())
+    *_, reduced = of.members(Setting(16, 0.1), 3, 1.0)
+    d = as_array(of.difference)
+    _, vectors = np.linalg.eigh(d.T @ d)
+    rest = reduced.theta - vectors[:, -16:] @ (vectors[:, -16:].T @ reduced.theta)
+    assert np.abs(rest).max() < 1e-9 * np.abs(reduced.theta).max()
+    *_, full = of.members(Setting(None, 0.1), 3, 1.0)
+    *_, plain = stages(d, of.prob_a, 3, l2=0.1)
+    np.testing.assert_allclose(full.theta, plain.theta)
+    np.testing.assert_allclose(full.weights, plain.weights)
+
+
+def test_stages_of_a_checkpoint_equal_those_without(tmp_path: Any) -> None:
+    pairs = votes()
+    options = FitOptions(method="stagewise", k=3)
+    kept = everything(FitTask.start(pairs, options, Checkpoints(tmp_path, {"run": 1}), FitWatcher()))
+    setting = Setting(16, 0.1)
+    fresh, stored, again = (list(kept.members(setting, 3, 0.45, name)) for name in (None, "stage", "stage"))
+    for one, two, three in zip(fresh, stored, again, strict=True):
+        np.testing.assert_allclose(two.theta, one.theta, atol=1e-6)
+        np.testing.assert_array_equal(three.theta, two.theta)
+        np.testing.assert_allclose(two.weights, one.weights, atol=1e-6)
+
+
+# --- the order of the two responses -----------------------------------------------------------------------------------
+
+
+def test_orientation_follows_its_option() -> None:
+    prob_a = np.random.default_rng(0).integers(0, 5, 2000) / 4
+    assert (orientation(prob_a, "given") == 1).all()
+    majority = orientation(prob_a, "majority")
+    assert (np.where(majority > 0, prob_a, 1 - prob_a) >= 0.5).all()
+    assert (majority[prob_a == 0.5] == 1).all()
+    at_random = orientation(prob_a, "random", 3)
+    assert set(np.unique(at_random)) == {-1.0, 1.0}
+    assert abs(at_random.mean()) < 0.1
+    assert abs(np.corrcoef(at_random, prob_a)[0, 1]) < 0.1
+    np.testing.assert_array_equal(at_random, orientation(prob_a, "random", 3))
+    assert (at_random != orientation(prob_a, "random", 4)).any()
+
+
+@pytest.mark.parametrize("orient", ["random", "given", "majority"])
+def test_swapped_pairs_have_the_opposite_difference_and_share(orient: Orient) -> None:
+    fit = task(orient=orient)
+    of, sign = everything(fit), orientation(fit.train.prob_a, orient, 0)
+    for i in range(len(fit.train)):
+        first, second = (fit.train.a[i], fit.train.b[i]) if sign[i] > 0 else (fit.train.b[i], fit.train.a[i])
+        np.testing.assert_array_equal(as_array(of.difference)[i], fit.train.inputs[first] - fit.train.inputs[second])
+        assert of.prob_a[i] == pytest.approx(fit.train.prob_a[i] if sign[i] > 0 else 1 - fit.train.prob_a[i])
+    fold = StagePairs(fit, ~fit.folds[0])
+    np.testing.assert_array_equal(fold.sign, of.sign[~fit.folds[0]])
+
+
+@pytest.mark.parametrize("variant", ["printed", "symmetric", "weighted"])
+def test_only_the_printed_variant_depends_on_the_order(variant: str) -> None:
+    members = {}
+    for orient in ("random", "given", "majority"):
+        *_, members[orient] = everything(task(variant=variant, orient=orient)).members(Setting(16, 0.1), 3, 1.0)
+    for orient in ("given", "majority"):
+        gap = np.abs(members[orient].theta - members["random"].theta).max()
+        assert gap > 0.01 if variant == "printed" else gap < 1e-3
+
+
+def test_orient_reaches_the_fitted_ensemble() -> None:
+    fitted = {
+        orient: fit_stagewise(task(variant="printed", orient=orient), lambda _: None).members.theta
+        for orient in ("random", "majority")
+    }
+    assert fitted["random"].shape == (40, 3)
+    second = [theta[:, 1] / np.linalg.norm(theta[:, 1]) for theta in fitted.values()]
+    assert np.abs(second[0] - second[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("orient", ["given", "majority"])
+def test_orient_needs_stagewise(orient: Orient) -> None:
+    with pytest.raises(UsageError, match="--orient requires --method stagewise"):
+        FitOptions(orient=orient)
+
+
+def test_unknown_order_is_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean 'majority'"):
+        FitOptions(method="stagewise", orient="majorty")  # type: ignore[arg-type]
