@@ -22,7 +22,7 @@ SAMPLE = 32_768
 
 
 def leading_axes(
-    inputs: FeatureMap, features: Array, a: IndexArray, b: IndexArray, m: int = LEADING, processes: Processes = ALONE
+    inputs: FeatureMap, features: Array, a: IndexArray, b: IndexArray, m: int, processes: Processes = ALONE
 ) -> Array:
     """Return the m directions in which the inputs of compared texts differ most, as orthonormal columns ``(d, m)``.
 
