@@ -39,9 +39,7 @@ def test_a_sample_of_the_pairs_determines_the_axes(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_fit_on_wide_features_is_projected_saved_and_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "STEPS", 20)
     monkeypatch.setattr("pluralign.fitting.frozen.LEADING", 40)
     monkeypatch.setattr("pluralign.fitting.frozen.WIDE", 60)
