@@ -231,7 +231,8 @@ def test_a_bug_in_the_built_in_bert_is_raised(
 def test_the_built_in_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
     code = (
         "import sys; from pluralign.features.encoder import load_encoder\n"
-        f"vectors = load_encoder({str(bert_folder)!r}, layers='0,2').encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
+        f"encoder = load_encoder({str(bert_folder)!r}, layers='0,2')\n"
+        "vectors = encoder.encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
         "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

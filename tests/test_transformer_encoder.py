@@ -362,7 +362,7 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
         "import json, sys; from pathlib import Path; import numpy as np\n"
         "from pluralign.features.transformer_encoder import ModelEncoder\n"
         "for folder in sys.argv[2:]:\n"
-        "    encoder = ModelEncoder(Path(folder), 'half', half=True); items = json.loads(sys.argv[1])\n"
+        "    encoder = ModelEncoder(Path(folder), 'half', (0, 2), half=True); items = json.loads(sys.argv[1])\n"
         "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"
         "    print(json.dumps(vectors.tolist()))\n"
     )
@@ -370,7 +370,7 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
     env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
     lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
     for folder, line in zip((bert_folder, llama_folder), lines, strict=True):
-        encoder = load_encoder(str(folder))
+        encoder = load_encoder(str(folder), layers="0,2")
         assert encoder is not None
         exact = encoder.encode(ITEMS)
         half = np.array(json.loads(line), dtype=np.float32)
