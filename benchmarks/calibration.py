@@ -1,6 +1,6 @@
 """Held-out calibration of all methods and baselines over several splits by prompt, in one table.
 
-    python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--layers auto] [--json]
+    python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--layers auto]
 
 DATA is anything that ``pluralign fit`` reads, for instance a file of votes or ``demo:4000``. The true shares
 of the town hall are known: its table also has the true calibration error, and that of k random annotators. All figures
