@@ -92,6 +92,7 @@ class ModelEncoder:
         except ImportError:
             raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
+        body: Any
         prompts: dict[str, Any] = {}
         pooling_mode = "lasttoken" if self.pooling == "last" else "mean"
         if is_sentence_encoder(self.folder):
