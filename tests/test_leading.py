@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pluralign import RewardEnsemble, fit
-from pluralign.core import distributed
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.features.surface import NAMES
 from pluralign.training import joint, leading
@@ -15,8 +14,7 @@ from pluralign.votes.preferences import texts_of
 from pluralign.votes.town_hall.townhall import town_hall
 
 
-def test_axes_hold_the_largest_variance_of_the_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "BLOCK_ROWS", 17)
+def test_axes_hold_the_largest_variance_of_the_differences() -> None:
     rng = np.random.default_rng(0)
     features = (rng.standard_normal((80, 9)) @ rng.standard_normal((9, 9))).astype(np.float32)
     a, b = rng.integers(80, size=(2, 300))

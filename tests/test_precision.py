@@ -79,6 +79,7 @@ def test_float32_does_not_change_an_encoder(encoder: ModelEncoder) -> None:
 
 
 def test_bfloat16_has_its_own_vectors_in_the_cache(folder: Path) -> None:
+    (folder / "config.json").write_text('{"num_hidden_layers": 2}')
     encoder = load_encoder(str(folder), layers="1,2", pooling="last")
     assert isinstance(encoder, ModelEncoder)
     half = in_precision(encoder, "bfloat16")
