@@ -74,9 +74,7 @@ def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own:
     layers, depth, decoder = parse_layers(requested), model_depth(config), is_decoder(config)
     if depth is None:
         if layers or (decoder and not own):
-            raise DataError(
-                "its config.json does not give the number of layers", file=model, remedy="use another model"
-            )
+            raise DataError("config.json does not give the number of layers", file=model, remedy="use another model")
         return ()
     if layers and layers[-1] > depth:
         raise UsageError(f"layers must be between 0 and {depth} for {model}, not {layers[-1]}.")
