@@ -1,6 +1,6 @@
 """Held-out calibration of all methods and baselines over several splits by prompt, in one table.
 
-    python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--json]
+    python benchmarks/calibration.py DATA [DATA …] [--seeds 5] [--test-fraction 0.2] [--encoder minilm] [--layers auto]
 
 DATA is anything that ``pluralign fit`` reads, for instance a file of votes or ``demo:4000``. The true shares
 of the town hall are known: its table also has the true calibration error, and that of k random annotators. All figures
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="number of splits")
     parser.add_argument("--test-fraction", type=float, default=0.2)
     parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--layers", default="auto", help="layers of the encoder, as in pluralign fit")
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--runs", help=f"run only these methods, comma-separated: {'; '.join(RUNS)}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -75,6 +76,7 @@ def measure(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
                 seed=seed,
                 test_fraction=arguments.test_fraction,
                 encoder=arguments.encoder,
+                layers=arguments.layers,
                 **options,
             )
             print(f"{data} split {seed}: {name}, {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)

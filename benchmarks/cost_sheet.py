@@ -28,7 +28,8 @@ from pluralign import load_preferences
 from pluralign.experiments import costs
 from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
-from pluralign.features.transformer_encoder import DECODER_DEPTH, DECODER_MAX_TOKENS, ModelEncoder
+from pluralign.features.layers import DECODER_DEPTH
+from pluralign.features.transformer_encoder import DECODER_MAX_TOKENS, ModelEncoder
 from pluralign.models.bundled import smollm2_folder
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.prompts import Item, chat_messages, plain_text

@@ -109,7 +109,7 @@ def read(data: str, pairs: int | None) -> PreferenceSet:
 def measure(votes: PreferenceSet, *, rounds: int, texts: int) -> dict[str, Any]:
     """Return every ratio with its spread; each round of the encoding part encodes ``texts`` texts."""
     everything = texts_of(votes)
-    encoder = load_encoder("minilm")
+    encoder = load_encoder("minilm", layers="last")  # the vectors that sentence-transformers gives
     assert isinstance(encoder, ModelEncoder)
     few = max(1, rounds // 3)
     spreads = encoding(encoder, everything, rounds, texts)
@@ -192,7 +192,7 @@ def learning(votes: PreferenceSet, rounds: int) -> dict[str, Spread]:
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
     items = votes.items()
-    features = encode(texts_of(votes), load_encoder("minilm"))
+    features = encode(texts_of(votes), load_encoder("minilm", layers="last"))
     inputs = fit_feature_map(features, len(surface.NAMES), np.ones(len(features), dtype=bool))(features)
     pairs = Pairs(inputs, items.a, items.b, votes.prob_a, votes.prompt_index)
     folds = validation_folds(pairs.prompt, 0)

@@ -15,6 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.features import transformer_encoder
+from pluralign.features.encoder import load_encoder
+
 pytestmark = pytest.mark.slow
 VOCABULARY = [
     "[PAD]",
@@ -71,8 +74,8 @@ def bert_folder(wholes: Callable[[str, bool], Any], tmp_path_factory: pytest.Tem
     return folder
 
 
-def reader_of(folder: Path) -> Any:
-    return importlib.import_module("pluralign.features.bert").bert_reader(folder)
+def reader_of(folder: Path, layers: tuple[int, ...] = ()) -> Any:
+    return importlib.import_module("pluralign.features.bert").bert_reader(folder, layers)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -88,6 +91,29 @@ def test_vectors_are_those_of_sentence_transformers(
     np.testing.assert_allclose(reader.read(tokens).numpy(), whole.encode(TEXTS), atol=1e-5)
     one_by_one = np.concatenate([reader.read([ids]).numpy() for ids in tokens])
     np.testing.assert_allclose(one_by_one, whole.encode(TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2), (1,), (0,)])
+def test_layers_are_those_of_sentence_transformers(
+    bert_folder: Path, layers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [("tea", text) for text in TEXTS]
+    encoder: Any = load_encoder(str(bert_folder), layers=",".join(map(str, layers)))
+    fast = encoder.encode(items)
+    assert type(encoder._model).__name__ == "BertReader"
+    monkeypatch.setattr("pluralign.features.bert.bert_reader", lambda *_, **__: None)
+    transformer_encoder._loaded.cache_clear()
+    np.testing.assert_allclose(fast, encoder.encode(items), atol=1e-5)
+    assert type(encoder._model).__name__ == "SentenceTransformer"
+    transformer_encoder._loaded.cache_clear()
+    assert fast.shape == (len(TEXTS), 16 * len(layers))
+    assert np.linalg.norm(fast, axis=1).min() > 1.5, "not scaled to length 1, as the model's own vector is"
+
+
+def test_layers_above_the_highest_are_not_computed(bert_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = reader_of(bert_folder, (0, 1))
+    monkeypatch.setattr(reader.layers[1], "projection", None)
+    assert reader.read(reader.tokens(TEXTS)).shape == (len(TEXTS), 32)
 
 
 def test_folders_of_older_versions_are_supported(bert_folder: Path, tmp_path: Path) -> None:
@@ -205,8 +231,9 @@ def test_a_bug_in_the_built_in_bert_is_raised(
 def test_the_built_in_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
     code = (
         "import sys; from pluralign.features.encoder import load_encoder\n"
-        f"vectors = load_encoder({str(bert_folder)!r}).encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
+        f"encoder = load_encoder({str(bert_folder)!r}, layers='0,2')\n"
+        "vectors = encoder.encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
         "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "(3, 16) {'torch'}\n"
+    assert done.stdout == "(3, 32) {'torch'}\n"

@@ -154,10 +154,8 @@ def test_hashed_vectors_are_the_same_in_every_process() -> None:
 
 
 def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
-    encoder = load_encoder(str(tmp_path))
-    assert encoder is not None
     with pytest.raises(DataError, match=r"there is no config\.json in it; name a transformers model folder") as caught:
-        encoder.encode(ITEMS)
+        load_encoder(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
 
 
@@ -165,7 +163,7 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     folder = tmp_path / "model"
     folder.mkdir()
     config, weights = folder / "config.json", folder / "model.safetensors"
-    config.write_text('{"layers": 1}')
+    config.write_text('{"num_hidden_layers": 3}')
     weights.write_bytes(b"1234")
 
     def identity(**settings: Any) -> str:
@@ -176,7 +174,7 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     seen = [identity()]
     assert identity() == seen[0]
     before = config.stat()
-    config.write_text('{"layers": 2}')
+    config.write_text('{"num_hidden_layers": 4}')
     os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
     seen.append(identity())
     os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
@@ -184,7 +182,8 @@ def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -
     (folder / "tokenizer.json").write_text("{}")
     seen.append(identity())
     assert len(set(seen)) == 4
-    assert len({identity(), identity(layer=2), identity(pooling="last")}) == 3
+    assert len({identity(), identity(layers="2"), identity(layers="1,2"), identity(pooling="last")}) == 4
+    assert identity(layers="0,1,3,4") == identity(layers="auto") == identity(layers="4,3,1,0")
 
 
 def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +236,9 @@ def test_none_and_hashing_need_no_model() -> None:
 
 @pytest.mark.slow
 def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = load_encoder("minilm")
+    encoder = load_encoder("minilm", layers="last")
     assert isinstance(encoder, ModelEncoder)
+    assert encoder.identity == "minilm-53aa51172d142c89/left", "as before there were layers, so caches stay valid"
     items: list[Item] = [
         ("Should the bus be free?", "Yes, for everyone."),
         ("Why?", "Not at all.\n- Too costly"),
@@ -252,7 +252,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.M
     own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
     np.testing.assert_allclose(vectors, own, atol=1e-5)
     # A second process reads the cached vectors and does not import torch.
-    code = "from pluralign.features.encoder import *; encode([('x', '')], load_encoder('minilm'))"
+    code = "from pluralign.features.encoder import *; encode([('x', '')], load_encoder('minilm', layers='last'))"
     code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -36,6 +36,30 @@ def test_mapped_features_have_mean_zero_and_unit_spread_times_the_surface_gain()
     np.testing.assert_allclose(fit_feature_map(features, n_surface=0)(features).std(axis=0), 1, rtol=1e-3)
 
 
+@pytest.mark.parametrize("n_layers", [1, 4])
+def test_the_total_variance_of_an_encoder_does_not_depend_on_the_number_of_its_layers(n_layers: int) -> None:
+    one, surface = some_features(d=6), some_features(1, d=2)
+    features = np.hstack([one] * n_layers + [surface])
+    inputs = fit_feature_map(features, n_surface=2, n_layers=n_layers)(features)
+    assert inputs[:, :-2].var(axis=0).sum() == pytest.approx(6, rel=1e-3)
+    np.testing.assert_allclose(inputs[:, -2:].std(axis=0), SURFACE_GAIN, rtol=1e-3)
+
+
+def test_axes_project_the_scaled_features_before_the_hidden_layer() -> None:
+    rng, features = np.random.default_rng(0), some_features()
+    scaling = fit_feature_map(features, 2)
+    axes = np.linalg.qr(rng.standard_normal((6, 4)))[0].astype(np.float32)
+    layer, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (3,)))
+    projected = replace(scaling, axes=axes, hidden=layer, bias=bias)
+    linear = scaling(features).astype(float) @ axes
+    np.testing.assert_allclose(projected(features)[:, :4], linear, atol=1e-4)
+    np.testing.assert_allclose(projected(features)[:, 4:], np.tanh(linear @ layer + bias), atol=1e-4)
+    assert projected.dimension == 7
+    members = LinearMembers(projected, rng.standard_normal((7, 2)))
+    again = LinearMembers.from_arrays(dict(members.arrays()))
+    np.testing.assert_array_equal(again.rewards(features), members.rewards(features))
+
+
 def test_scaling_is_learned_from_the_features_it_was_fitted_to() -> None:
     features = some_features().astype(np.float64)
     other = fit_feature_map(features, 0)(features[:5] + 2 * features.std(axis=0))

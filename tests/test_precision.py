@@ -79,7 +79,8 @@ def test_float32_does_not_change_an_encoder(encoder: ModelEncoder) -> None:
 
 
 def test_bfloat16_has_its_own_vectors_in_the_cache(folder: Path) -> None:
-    encoder = load_encoder(str(folder), layer=3, pooling="last")
+    (folder / "config.json").write_text('{"num_hidden_layers": 2}')
+    encoder = load_encoder(str(folder), layers="1,2", pooling="last")
     assert isinstance(encoder, ModelEncoder)
     half = in_precision(encoder, "bfloat16")
     assert isinstance(half, ModelEncoder)
@@ -164,7 +165,7 @@ def test_a_trial_runs_in_steps_and_stops_at_the_first_reason_against_bfloat16(
     encoder: ModelEncoder, without_products: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    task = TrialTask(str(encoder.folder), None, "mean", encoder.layer_shape)
+    task = TrialTask(str(encoder.folder), (), "mean", encoder.layer_shape)
     assert task.shape == (16, 40)
     seconds = {"torch.float32": 3.0, "torch.bfloat16": 2.0}
     monkeypatch.setattr(precision, "_seconds", lambda layer: seconds[str(layer.weight.dtype)])
@@ -183,7 +184,7 @@ def test_a_gpu_is_fast_if_it_supports_bfloat16_natively(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *, including_emulation: native or including_emulation)
-    *_, trial = run_trial(TrialTask(str(encoder.folder), None, "mean", encoder.layer_shape))
+    *_, trial = run_trial(TrialTask(str(encoder.folder), (), "mean", encoder.layer_shape))
     assert trial.speedup == speedup
     assert (trial.agreement > 0) == native
 
@@ -292,7 +293,7 @@ def test_stored_features_are_used_only_in_their_own_precision(
     with pytest.raises(DataError, match="it holds a job with precision bfloat16"):
         encode(VOTES, tmp_path / "features", encoder=str(folder))
     stored: dict[str, Any] = {"encoder": str(folder), "features": str(tmp_path / "features"), "k": 1}
-    with pytest.raises(DataError, match="use the same encoder, layer, pooling and precision"):
+    with pytest.raises(DataError, match="use the same encoder, layers, pooling and precision"):
         fit(VOTES, **stored)
     features = fit(VOTES, **stored, precision="bfloat16").features
     assert isinstance(features, TextFeatures)

@@ -91,7 +91,7 @@ def test_any_encoder_folder_is_mean_pooled_over_its_real_tokens(bert_folder: Pat
         states = model(**batch).last_hidden_state.numpy()
     mask = batch["attention_mask"].numpy()[:, :, None]
     assert mask.min() == 0, "some text is padded"
-    vectors = load_encoder(str(bert_folder), pooling="mean")
+    vectors = load_encoder(str(bert_folder), layers="last", pooling="mean")
     assert vectors is not None
     np.testing.assert_allclose(vectors.encode(ITEMS), (states * mask).sum(axis=1) / mask.sum(axis=1), atol=1e-5)
 
@@ -118,11 +118,11 @@ def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder
 def test_layer_and_pooling_change_the_vectors_of_a_decoder(llama_folder: Path) -> None:
     text = chat_text("tea ?", "no , never , thank you .")
     identities = set()
-    for layer in (None, 1, LAYERS):
-        states = decoder_states(llama_folder, layer or 3, text)
+    for layers, depth in (("auto", 3), ("1", 1), ("last", LAYERS)):
+        states = decoder_states(llama_folder, depth, text)
         for pooling, expected in (("mean", states.mean(axis=0)), ("last", states[-1])):
-            encoder: Any = load_encoder(str(llama_folder), layer=layer, pooling=pooling)  # type: ignore[arg-type]
-            np.testing.assert_allclose(encoder.encode(ITEMS)[1], expected, atol=1e-5, err_msg=f"{layer} {pooling}")
+            encoder: Any = load_encoder(str(llama_folder), layers=layers, pooling=pooling)  # type: ignore[arg-type]
+            np.testing.assert_allclose(encoder.encode(ITEMS)[1], expected, atol=1e-5, err_msg=f"{layers} {pooling}")
             identities.add(encoder.identity)
     assert len(identities) == 6, "each setting has its own vectors in the cache"
 
@@ -138,13 +138,70 @@ def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, 
     np.testing.assert_allclose(encoder.encode(ITEMS)[0], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [0, LAYERS + 1, -1])
 @pytest.mark.slow
-def test_a_layer_out_of_range_raises_usage_error(llama_folder: Path, layer: int) -> None:
-    encoder = load_encoder(str(llama_folder), layer=layer)
-    assert encoder is not None
-    with pytest.raises(UsageError, match=f"between 1 and {LAYERS} for tiny-llama, not {layer}"):
-        encoder.encode(ITEMS)
+def test_layers_out_of_range_or_not_numbers_raise_usage_error(llama_folder: Path) -> None:
+    with pytest.raises(UsageError, match=f"between 0 and {LAYERS} for tiny-llama, not {LAYERS + 1}"):
+        load_encoder(str(llama_folder), layers=f"1,{LAYERS + 1}")
+    with pytest.raises(UsageError, match="layers must be auto, last, or numbers such as 0,2,4,6, not '-1'"):
+        load_encoder(str(llama_folder), layers="-1")
+
+
+# --- several layers ---------------------------------------------------------------------------------------------------
+
+
+def hidden_states(folder: Path, text: str, **config: Any) -> list[Any]:
+    """Hidden states of every layer, ``(n_tokens, hidden)`` each, one text at a time."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(
+        folder, config=transformers.AutoConfig.from_pretrained(folder, **config)
+    ).eval()
+    with torch.no_grad():
+        tokens = tokenizer(text, return_tensors="pt", add_special_tokens="bert" in folder.name)
+        return [states[0].numpy() for states in model(**tokens, output_hidden_states=True).hidden_states]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "numbers"), [("auto", [0, 1, 2]), ("2,0", [0, 2]), ("1", [1]), ("0", [0])])
+def test_the_layers_of_an_encoder_are_mean_pooled_beside_each_other(
+    bert_folder: Path, layers: str, numbers: list[int]
+) -> None:
+    encoder: Any = load_encoder(str(bert_folder), layers=layers)
+    for vector, (prompt, response) in zip(encoder.encode(ITEMS), ITEMS, strict=True):
+        states = hidden_states(bert_folder, f"{prompt}\n\n{response}")
+        np.testing.assert_allclose(vector, np.hstack([states[n].mean(axis=0) for n in numbers]), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize(("layers", "numbers"), [("0,1,3", [0, 1, 3]), ("0", [0])])
+def test_a_decoder_is_cut_after_the_highest_of_its_layers(
+    llama_folder: Path, layers: str, numbers: list[int], pooling: str
+) -> None:
+    cut = max(*numbers, 1)
+    encoder: Any = load_encoder(str(llama_folder), layers=layers, pooling=pooling)  # type: ignore[arg-type]
+    assert len(encoder._model[0].model.layers) == cut
+    for vector, (prompt, response) in zip(encoder.encode(ITEMS), ITEMS, strict=True):
+        states = hidden_states(llama_folder, chat_text(str(prompt), response), num_hidden_layers=cut)
+        pooled = [states[n].mean(axis=0) if pooling == "mean" else states[n][-1] for n in numbers]
+        np.testing.assert_allclose(vector, np.hstack(pooled), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_features_saved_before_layers_existed_keep_their_vectors_and_identity(
+    bert_folder: Path, llama_folder: Path
+) -> None:
+    for folder, layer, same in [
+        (llama_folder, None, "auto"),
+        (llama_folder, 1, "1"),
+        (bert_folder, None, "last"),
+        (bert_folder, 1, "last"),  # encoders ignored the option
+    ]:
+        old: Any = load_encoder(str(folder), layers=None, layer=layer)
+        new: Any = load_encoder(str(folder), layers=same)
+        assert old.identity.endswith(f"/{'' if layer is None else layer}/mean/left")
+        np.testing.assert_array_equal(old.encode(ITEMS), new.encode(ITEMS))
+        assert old.identity == new.identity or (folder == bert_folder and layer), "the cache is shared"
 
 
 @pytest.mark.slow
@@ -160,7 +217,7 @@ def test_a_long_prompt_does_not_hide_the_response(bert_folder: Path) -> None:
 def test_missing_or_truncated_weights_raise_data_error(
     llama_folder: Path, bert_folder: Path, tmp_path: Path, kept: int
 ) -> None:
-    whole: Any = load_encoder(str(bert_folder))
+    whole: Any = load_encoder(str(bert_folder), layers="last")
     saved = tmp_path / "saved"
     importlib.import_module("sentence_transformers").SentenceTransformer(modules=list(whole.load_model())).save(
         str(saved), create_model_card=False
@@ -289,11 +346,11 @@ def test_a_model_is_loaded_once_for_all_its_encoders(bert_folder: Path, monkeypa
 @pytest.mark.slow
 def test_a_folder_in_half_precision_is_loaded_in_float32(bert_folder: Path, tmp_path: Path) -> None:
     torch: Any = importlib.import_module("torch")
-    whole: Any = load_encoder(str(bert_folder))
+    whole: Any = load_encoder(str(bert_folder), layers="last")
     half = whole.load_model().to(torch.bfloat16)
     half.save(str(tmp_path / "half"), create_model_card=False)
     assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
-    encoder = load_encoder(str(tmp_path / "half"))
+    encoder = load_encoder(str(tmp_path / "half"), layers="last")
     assert encoder is not None
     np.testing.assert_allclose(encoder.encode(ITEMS), whole.encode(ITEMS), atol=0.05)
 
@@ -305,7 +362,7 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
         "import json, sys; from pathlib import Path; import numpy as np\n"
         "from pluralign.features.transformer_encoder import ModelEncoder\n"
         "for folder in sys.argv[2:]:\n"
-        "    encoder = ModelEncoder(Path(folder), 'half', half=True); items = json.loads(sys.argv[1])\n"
+        "    encoder = ModelEncoder(Path(folder), 'half', (0, 2), half=True); items = json.loads(sys.argv[1])\n"
         "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"
         "    print(json.dumps(vectors.tolist()))\n"
     )
@@ -313,7 +370,7 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
     env = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": ""}
     lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
     for folder, line in zip((bert_folder, llama_folder), lines, strict=True):
-        encoder = load_encoder(str(folder))
+        encoder = load_encoder(str(folder), layers="0,2")
         assert encoder is not None
         exact = encoder.encode(ITEMS)
         half = np.array(json.loads(line), dtype=np.float32)

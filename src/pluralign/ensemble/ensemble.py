@@ -187,7 +187,7 @@ class RewardEnsemble:
         return cls(
             members=LinearMembers.from_arrays(own),
             weights=np.array(description["weights"], dtype=np.float64),
-            features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures(**described),
+            features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures.from_json(described),
             temperature=float(description["temperature"]),
             undecided=float(description.get("undecided", 0.0)),
             record=_read_record(folder, description["facts"]),

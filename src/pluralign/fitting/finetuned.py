@@ -39,7 +39,7 @@ from pluralign.training.pairs import Pairs, training_prompts
 from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-FROZEN_OPTIONS = ("encoder", "layer", "pooling", "precision", "surface", "members", "features")
+FROZEN_OPTIONS = ("encoder", "layers", "pooling", "precision", "surface", "members", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")
 """Options that change how much is read at once, and no result: a killed run resumes with other values of them."""
 

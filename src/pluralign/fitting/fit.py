@@ -19,6 +19,8 @@ from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features.frozen import TextFeatures
+from pluralign.features.layers import AUTO
+from pluralign.features.store import with_stored_layers
 from pluralign.fitting.finetuned import fit_finetuned
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
@@ -69,9 +71,10 @@ def fit(
 
     started = time.perf_counter()
     test_rows, processes = held_out_rows(preferences, options), this_process()
-    text_features = TextFeatures(
-        options.encoder, options.layer, options.pooling, options.surface, options.precision
-    ).with_chosen_precision(processes)
+    text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
+    if options.features is not None and options.layers == AUTO:
+        text_features = with_stored_layers(text_features, options.features)
+    text_features = text_features.with_chosen_layers().with_chosen_precision(processes)
     options = replace(options, precision=text_features.precision)
     watcher.encoding(len(preferences.items().prompt_index))
     with encoded_texts(preferences, text_features, options, folder, processes, progress) as features:

@@ -30,6 +30,7 @@ from pluralign.fitting.stagewise_fit import fit_stagewise
 from pluralign.fitting.task import FitTask, FitWatcher, Members
 from pluralign.theory import calibration
 from pluralign.training.hidden_layer import fit_hidden_layer
+from pluralign.training.leading import LEADING, WIDE, leading_axes
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -59,7 +60,12 @@ def learn(
     own_texts = _texts_read(preferences, processes)
     in_train = np.zeros(len(features), dtype=bool)
     in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
-    inputs = fit_feature_map(features, len(surface.NAMES) if options.surface else 0, in_train, processes)
+    n_surface, n_layers = len(surface.NAMES) if options.surface else 0, text_features.n_layers
+    inputs = fit_feature_map(features, n_surface, in_train, processes, n_layers=n_layers)
+    if inputs.dimension > WIDE:
+        wide, a, b = inputs, items.a[~test_rows], items.b[~test_rows]
+        kept = checkpoints.arrays("axes", lambda: {"axes": leading_axes(wide, features, a, b, LEADING, processes)})
+        inputs = replace(wide, axes=kept["axes"])
     mapped = _map_features(inputs, features, own_texts)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index, processes)
     if options.members == "mlp":

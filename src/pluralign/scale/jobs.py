@@ -39,7 +39,7 @@ class Encoded:
 
     folder: str
     encoder: str
-    layer: int | None
+    layers: str
     pooling: str
     precision: str
     surface: bool
@@ -120,14 +120,15 @@ def encode(
     engine, changes = _engine_options(engine_options, changes)
     options = with_changes(options or EncodeOptions(), changes)
     folder = Path(folder).absolute()
-    chosen = _absolute(options.encoder), options.layer, options.pooling, options.surface, options.precision
-    features = TextFeatures(*chosen).with_chosen_precision()
+    chosen = _absolute(options.encoder), options.layers, options.pooling, options.surface, options.precision
+    features = TextFeatures(*chosen).with_chosen_layers().with_chosen_precision()
     encoder = features.load()
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
     features = replace(features, identity=encoder.identity if encoder else "")
     source = _votes(texts, engine) if isinstance(texts, PreferenceSet) else existing_shards(Path(texts), folder)
-    made_by = asdict(options) | {"precision": features.precision, "identity": features.identity}
+    decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
+    made_by = asdict(options) | decided
     settings = {"command": "encode", "texts": source.hash, **made_by, **_cutting(source)}
     job = Job(
         folder=folder,

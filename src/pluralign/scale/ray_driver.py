@@ -71,7 +71,7 @@ def _task_to_json(task: Task) -> dict[str, Any]:
 
 def _task_from_json(values: Mapping[str, Any]) -> Task:
     if "encode" in values:
-        return EncodeTask(TextFeatures(**values["encode"]))
+        return EncodeTask(TextFeatures.from_json(values["encode"]))
     return ScoreTask(Path(values["score"]["ensemble"]), values["score"]["identity"])
 
 

@@ -51,7 +51,7 @@ class FitOptions:
         default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
     )
     encoder: str = same_option(EncodeOptions, "encoder")
-    layer: int | None = same_option(EncodeOptions, "layer")
+    layers: str = same_option(EncodeOptions, "layers")
     pooling: Pooling = same_option(EncodeOptions, "pooling")  # noqa: RUF009
     precision: Precision = same_option(EncodeOptions, "precision")  # noqa: RUF009
     surface: bool = same_option(EncodeOptions, "surface")
