@@ -187,7 +187,9 @@ class FitRecord:
     baseline_formulas: Mapping[str, str] = field(default_factory=dict)
     options: Settings = field(default_factory=dict)
     target: str | None = None
-    """What joint members learned from: ``teacher`` or ``votes``."""
+    """What joint members learned from: ``teacher``, ``mixture`` or ``votes``."""
+    vote_share: float | None = None
+    """Share of the raw votes in that target."""
     history: list[HistoryRow] = field(default_factory=list)
     bound: BoundCost | None = None
     baseline_seconds: Mapping[str, float] = field(default_factory=dict)

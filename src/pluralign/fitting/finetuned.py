@@ -29,10 +29,10 @@ from pluralign.fitting.selection import choose_temperature
 from pluralign.fitting.task import FitWatcher, Members
 from pluralign.theory import calibration
 from pluralign.theory.logistic import sigmoid
-from pluralign.theory.simplex import simplex_least_squares
+from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
 from pluralign.training.bradley_terry import scores
-from pluralign.training.joint import VOTE_SHARE
+from pluralign.training.joint import ONE_REWARD
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, training_prompts
@@ -102,7 +102,7 @@ def fit_finetuned(
     train, check = pairs[~test_rows], pairs[validation]
     test = TestPairs(preferences, test_rows, pairs[test_rows])
     history: list[HistoryRow] = []
-    members_of_sizes = _solve_members(train, size, options.method, bound)
+    members_of_sizes = _solve_members(train, size, options, bound)
     for members in members_of_sizes:
         history.append(test.history_row(members, train, "vote"))
         watcher.record(history[-1])
@@ -112,6 +112,7 @@ def fit_finetuned(
         members.weights,
         tuned.features,
         choose_temperature(members, check),
+        members.undecided,
     )
     baselines = _single_reward_baselines(train, check, tuned.features)
     ensemble, held_out = judge(ensemble, test, features, options, baselines, history)
@@ -160,7 +161,7 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
     return np.isin(prompt, order[: max(1, len(names) // 10)])
 
 
-def _solve_members(train: Pairs, size: int, method: str, bound: float) -> Sequence[Members]:
+def _solve_members(train: Pairs, size: int, options: FitOptions, bound: float) -> Sequence[Members]:
     """Return the ensembles of the history. Each member is a linear function of the model's outputs.
 
     A stagewise member is one output. Joint members are outputs turned towards the single reward, the last output,
@@ -168,15 +169,15 @@ def _solve_members(train: Pairs, size: int, method: str, bound: float) -> Sequen
     """
     axes = np.eye(train.inputs.shape[1])
     difference, prob_a = train.difference, train.prob_a
-    if method == "stagewise":
+    if options.method == "stagewise":
         return [Members(axes[:, :j], solve_weights(difference, axes[:, :j], prob_a)[0]) for j in range(1, size + 1)]
     reward = axes[:, size]
-    if size == 1:
-        return [Members(reward[:, None], np.ones(1))]
     capped = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
-    theta = np.column_stack(capped)
-    target: FloatArray = (1 - VOTE_SHARE) * sigmoid(scores(difference, reward)) + VOTE_SHARE * prob_a
-    return [Members(theta, simplex_least_squares(hard_votes(difference, theta), target))]
+    theta = reward[:, None] if size == 1 else np.column_stack(capped)
+    share = ONE_REWARD.vote_share
+    target: FloatArray = (1 - share) * sigmoid(scores(difference, reward)) + share * prob_a
+    votes = hard_votes(difference, theta)
+    return [Members(theta, *weights_and_undecided(votes, target, undecided=options.undecided))]
 
 
 def _single_reward_baselines(train: Pairs, check: Pairs, features: FinetunedFeatures) -> dict[str, Baseline]:

@@ -86,9 +86,13 @@ def learn(
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(train)
 
-    ensemble = RewardEnsemble(LinearMembers(inputs, members.theta), members.weights, text_features, fitted.temperature)
+    ensemble = RewardEnsemble(
+        LinearMembers(inputs, members.theta), members.weights, text_features, fitted.temperature, members.undecided
+    )
     ensemble, held_out = judge(ensemble, test, features, options, fitted.baselines, history, processes)
-    record_of_fit = replace(ensemble.record, target=fitted.target)
+    record_of_fit = ensemble.record
+    if fitted.blend:
+        record_of_fit = replace(record_of_fit, target=fitted.blend.source, vote_share=fitted.blend.vote_share)
     if fitted.unbounded is not None and record_of_fit.evaluation is not None:
         cost = bound_cost(
             record_of_fit.evaluation, fitted.unbounded, test.pairs, options.max_disagreement, options.level

@@ -1,7 +1,6 @@
 """A joint fit on frozen features: choose the target and the size, fit every size, fit the rivals."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +10,24 @@ from pluralign.core.checkpoints import Arrays
 from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.selection import choose_size, choose_temperature, validation_brier
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.joint import FEW_RESTARTS, RESTARTS, VOTE_SHARE, JointFit, fit_joint_sizes
-from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.policy_level import fit_policy_level
+from pluralign.theory.simplex import weights_and_undecided
+from pluralign.training.joint import (
+    BLENDS,
+    FEW_RESTARTS,
+    FEW_STEPS,
+    MIXTURE,
+    ONE_REWARD,
+    RAW_VOTES,
+    RESTARTS,
+    Blend,
+    fit_joint_ensembles,
+)
+from pluralign.training.pairs import Pairs
+from pluralign.training.policy_level import POLICY_BLENDS, PolicyChoice, choose_policy_options, fit_policy_level
+from pluralign.training.stagewise import hard_votes
 from pluralign.training.teacher import Teacher, fit_teacher
 
-TARGETS = ("teacher", "votes")
+NAMED_BLENDS = {"teacher": ONE_REWARD, "mixture": MIXTURE, "votes": RAW_VOTES}
 AUTO_TARGET_SIZE = 8
 """The size at which ``--k auto`` chooses the target."""
 
@@ -30,22 +40,27 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
         record: called with the ensemble of each size, the wanted one last.
     """
     options, policy = task.options, task.options.level == "policy"
-    teacher = _fit_teacher(task)
-    learn_teacher = _on_pairs(teacher, task.learn)
+    teacher = _teacher(task)
     if options.k == "auto":
         task.watcher.choosing("k")
-    target, validated = choose_target(task, learn_teacher)
+    blend = MIXTURE
+    if policy:
+        _policy_choice(task)  # first, so that no step of the fit starts inside another
+    else:
+        blend = choose_blend(task, teacher)
+    learn_teacher = teacher.refit(task.learn, options.seed)
+    validated: dict[int, Members] = {}
     if options.k == "auto":
-        validated = _without_validation(task, learn_teacher, target, reversed(AUTO_SIZES), validated)
+        validated = _without_validation(task, learn_teacher, blend, reversed(AUTO_SIZES))
         size = choose_size({k: validated[k] for k in AUTO_SIZES}, task.check, options.level)
     else:
         size = int(options.k)
 
     sizes = sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size})
-    every_size = partial(_fit_sizes, task, teacher, target, sizes, record if policy else None)
+    every_size = partial(_fit_sizes, task, teacher, blend, sizes, record if policy else None)
     fits: list[Callable[[], Any]] = [every_size]
     if options.max_disagreement < 1:
-        free = partial(members_of_sizes, task, task.train, teacher, [size], target, bound=1.0)
+        free = partial(members_of_sizes, task, task.train, teacher, [size], blend, bound=1.0)
         fits.append(lambda: task.keep(f"unbounded-{size}", free)[size])
     fits.append(lambda: fit_rivals(task))
     ensembles, *unbounded, baselines = task.in_parallel(fits)
@@ -56,41 +71,54 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
     temperature = 1.0  # policy-level members are trained at this scale
     if not policy:
         task.watcher.choosing("temperature")
-        validated = _without_validation(task, learn_teacher, target, [size], validated)
+        validated = validated or _without_validation(task, learn_teacher, blend, [size])
         temperature = choose_temperature(validated[size].unit_spread(task.learn), task.check)
     return Fitted(
         members=ensembles[size],
         temperature=temperature,
         baselines=baselines,
         unbounded=unbounded[0] if unbounded else None,
-        target=None if policy else target,
+        blend=None if policy else blend,
     )
 
 
-def choose_target(task: FitTask, learn_teacher: Teacher) -> tuple[str, dict[int, Members]]:
-    """Choose what joint members learn from: the teacher or the raw votes, whichever predicts validation votes better.
+def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
+    """Choose what joint members learn from: the target whose ensemble predicts the votes of validation prompts best.
+
+    Every fold is held out once; all targets are trained side by side on the rest.
 
     Args:
         task: the fit.
-        learn_teacher: the teacher fitted without the validation prompts.
-
-    Returns:
-        The target, and the ensemble fitted to it without the validation prompts, by its size. Empty where nothing had
-        to be fitted: the target was given, the level is ``policy``, or there is one member, which is the teacher.
+        teacher: the teacher of all training pairs. It is fitted again without each fold.
     """
     options = task.options
-    if options.target != "auto" or options.level == "policy":
-        return options.target, {}
+    if options.target != "auto":
+        return NAMED_BLENDS[options.target]
     size = AUTO_TARGET_SIZE if options.k == "auto" else int(options.k)
     if size == 1:
-        return "teacher", {}
+        return ONE_REWARD
     task.watcher.choosing("target")
-    fits = task.in_parallel(
-        [partial(_without_validation, task, learn_teacher, target, [size], {}) for target in TARGETS]
-    )
-    errors = [validation_brier(fit[size], task.check, options.level) for fit in fits]
-    chosen = 0 if errors[0] <= errors[1] else 1
-    return TARGETS[chosen], fits[chosen]
+
+    def errors(fold: int) -> Arrays:
+        learn, check = task.train[~task.folds[fold]], task.train[task.folds[fold]]
+        fits = fit_joint_ensembles(
+            learn,
+            teacher.refit(learn, options.seed),
+            [(size, blend) for blend in BLENDS],
+            seed=options.seed,
+            bound=task.bound,
+            restarts=1,
+            undecided=options.undecided,
+            steps=FEW_STEPS,
+        )
+        members = (Members(fit.theta, fit.weights, fit.undecided) for fit in fits)
+        return {"errors": np.array([validation_brier(one, check, options.level) for one in members])}
+
+    def kept(fold: int) -> Arrays:
+        return task.checkpoints.arrays(f"targets-{fold}", partial(errors, fold))
+
+    found = task.in_parallel([partial(kept, fold) for fold in range(len(task.folds))])
+    return BLENDS[int(np.argmin(sum(one["errors"] for one in found)))]
 
 
 def members_of_sizes(
@@ -98,38 +126,51 @@ def members_of_sizes(
     pairs: Pairs,
     teacher: Teacher,
     sizes: Sequence[int],
-    target: str,
+    blend: Blend,
     *,
     bound: float,
     restarts: int = FEW_RESTARTS,
 ) -> dict[int, Members]:
-    """Return an ensemble of each size fitted to ``pairs``. A single member is the teacher.
+    """Return an ensemble of each size fitted to ``pairs``. A single member of a vote-level fit is the teacher.
 
     Args:
         task: the fit, for its options and folds.
         pairs: the training pairs, or those without the validation prompts.
         teacher: the teacher fitted to ``pairs``.
         sizes: numbers of members.
-        target: ``votes``, or a blend of the teacher's probabilities with the votes.
+        blend: what members learn from.
         bound: the largest disagreement of a member on training pairs.
         restarts: random starts of the vote-level fit.
     """
-    seed, fits = task.options.seed, dict[int, JointFit]()
+    seed, undecided = task.options.seed, task.options.undecided
     if task.options.level == "policy":
-        folds = task.folds if pairs is task.train else validation_folds(pairs.prompt, seed)[:1]
-        fits = {k: fit_policy_level(pairs, k, folds, l2=teacher.l2, seed=seed, bound=bound) for k in sizes}
-    elif several := [k for k in sizes if k > 1]:
-        share = 1.0 if target == "votes" else VOTE_SHARE
-        fits = fit_joint_sizes(pairs, teacher, several, seed=seed, vote_share=share, bound=bound, restarts=restarts)
-    alone = Members(teacher.theta[:, None], np.ones(1))
-    return {k: Members(fits[k].theta, fits[k].weights) if k in fits else alone for k in sizes}
+        choice = _policy_choice(task)
+        fits = {k: fit_policy_level(pairs, teacher, k, choice, seed=seed, bound=bound) for k in sizes}
+        return {k: Members(fit.theta, fit.weights) for k, fit in fits.items()}
+    members = {}
+    if 1 in sizes:
+        theta = teacher.theta[:, None]
+        votes = hard_votes(pairs.difference, theta)
+        members[1] = Members(theta, *weights_and_undecided(votes, pairs.prob_a, undecided=undecided))
+    if several := [k for k in sizes if k > 1]:
+        trained = fit_joint_ensembles(
+            pairs,
+            teacher,
+            [(k, blend) for k in several],
+            seed=seed,
+            bound=bound,
+            restarts=restarts,
+            undecided=undecided,
+        )
+        members |= {k: Members(fit.theta, fit.weights, fit.undecided) for k, fit in zip(several, trained, strict=True)}
+    return members
 
 
 def _fit_sizes(
-    task: FitTask, teacher: Teacher, target: str, sizes: Sequence[int], record: Callable[[Members], None] | None
+    task: FitTask, teacher: Teacher, blend: Blend, sizes: Sequence[int], record: Callable[[Members], None] | None
 ) -> dict[int, Members]:
     """Return an ensemble of each size: trained side by side at the vote level, one after the other at policy level."""
-    fit = partial(members_of_sizes, task, task.train, teacher, target=target, bound=task.bound, restarts=RESTARTS)
+    fit = partial(members_of_sizes, task, task.train, teacher, blend=blend, bound=task.bound, restarts=RESTARTS)
     if task.options.level == "vote":
         return task.keep("joint", partial(fit, sizes))
     fits: dict[int, Members] = {}
@@ -140,29 +181,39 @@ def _fit_sizes(
     return fits
 
 
+def _policy_choice(task: FitTask) -> PolicyChoice:
+    """Return the target and regularisation of a policy-level fit, chosen on the folds for the wanted size."""
+    size = AUTO_TARGET_SIZE if task.options.k == "auto" else int(task.options.k)
+
+    def compute() -> Arrays:
+        task.watcher.choosing("target")
+        choice = choose_policy_options(task.train, _teacher(task), size, task.folds, seed=task.options.seed)
+        return {"blend": np.array(POLICY_BLENDS.index(choice.blend)), "l2": np.array(choice.l2)}
+
+    arrays = task.checkpoints.arrays("policy-options", compute)
+    return PolicyChoice(POLICY_BLENDS[int(arrays["blend"])], float(arrays["l2"]))
+
+
 def _without_validation(
-    task: FitTask, learn_teacher: Teacher, target: str, sizes: Iterable[int], known: Mapping[int, Members]
-) -> dict[int, Members]:
-    """Return ensembles of these sizes fitted without the validation prompts; ``known`` ones are not fitted again."""
+    task: FitTask, learn_teacher: Teacher, blend: Blend, sizes: Iterable[int]
+) -> Mapping[int, Members]:
+    """Return ensembles of these sizes fitted without the validation prompts."""
 
     def fit(k: int) -> dict[int, Members]:
-        members = partial(members_of_sizes, task, task.learn, learn_teacher, [k], target, bound=task.bound)
-        return task.keep(f"validation-{target}-{k}", members)
+        members = partial(members_of_sizes, task, task.learn, learn_teacher, [k], blend, bound=task.bound)
+        return task.keep(f"validation-{k}", members)
 
-    fits = task.in_parallel([partial(fit, k) for k in sizes if k not in known])
-    return {**known, **{k: members for fit in fits for k, members in fit.items()}}
+    fits = task.in_parallel([partial(fit, k) for k in sizes])
+    return {k: members for fit in fits for k, members in fit.items()}
 
 
-def _fit_teacher(task: FitTask) -> Teacher:
+def _teacher(task: FitTask) -> Teacher:
     """Return the teacher of the training pairs, with its damping and regularisation chosen on the folds."""
 
     def compute() -> Arrays:
-        return {name: np.asarray(value) for name, value in vars(fit_teacher(task.train, task.folds)).items()}
+        teacher = fit_teacher(task.train, task.folds, seed=task.options.seed)
+        return {name: np.asarray(value) for name, value in vars(teacher).items()}
 
     arrays = task.checkpoints.arrays("teacher", compute)
-    return Teacher(arrays["theta"], *(float(arrays[name]) for name in ("damping", "mean_square", "l2")))
-
-
-def _on_pairs(teacher: Teacher, pairs: Pairs) -> Teacher:
-    """Return the teacher fitted to other pairs, with the same damping and regularisation."""
-    return replace(teacher, theta=fit_bradley_terry(teacher.damp(pairs.difference), pairs.prob_a, teacher.l2))
+    rewards = (arrays[name] for name in ("theta", "voices", "voice_weights", "axes"))
+    return Teacher(*rewards, *(float(arrays[name]) for name in ("damping", "mean_square", "l2")))

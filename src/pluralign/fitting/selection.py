@@ -35,7 +35,8 @@ def choose_size(fits: Mapping[int, Members], check: Pairs, level: Level) -> int:
 def choose_temperature(members: Members, check: Pairs) -> float:
     """Return the temperature at which the policy-level reading predicts the validation votes best."""
     difference = scores(check.difference, members.theta)
-    errors = [
-        calibration.brier(calibration.policy_prob(difference, members.weights, beta), check.prob_a) for beta in BETAS
-    ]
+    errors = []
+    for beta in BETAS:
+        share = calibration.policy_prob(difference, members.weights, beta)
+        errors.append(calibration.brier(calibration.with_undecided(share, members.undecided), check.prob_a))
     return float(BETAS[int(np.argmin(errors))])

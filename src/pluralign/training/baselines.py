@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.stats import t as student_t
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
-from pluralign.core.random_streams import BOOTSTRAP, MIXTURE, random_stream
+from pluralign.core.random_streams import BOOTSTRAP, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
@@ -28,6 +28,7 @@ from pluralign.training.bradley_terry import (
     scores,
 )
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_share
+from pluralign.training.mixture import fit_em
 from pluralign.training.pairs import Differences, Matrix, Pairs, row_squares
 from pluralign.training.stagewise import hard_votes, solve_weights
 from pluralign.training.teacher import damp
@@ -39,8 +40,8 @@ DAMPINGS = (1.0, 3.0, 10.0)
 """Values of c that damped soft BT tries beside 0, which is plain soft BT."""
 DAMPING_CONFIDENCE = 0.975
 """Confidence of the one-sided paired t-test over validation prompts that a damping must pass to be used."""
-EM_ROUNDS, SEARCH_ROUNDS = 12, 4
-"""Rounds of the final mixture, and of the fits that choose its regularisation."""
+SEARCH_ROUNDS = 4
+"""Rounds of EM in the fits that choose the regularisation of the mixture."""
 SEARCH_FOLDS = 2
 """The mixture and the mean–variance model choose their options on at most this many folds."""
 MIXTURE_FACTORS = (0.3, 1.0, 3.0)
@@ -328,39 +329,3 @@ def _fit_mixture(
     axes = directions_with(difference, theta, min(REDUCED, len(theta)))
     members, weights = fit_em(difference @ axes, prob_a, axes.T @ theta, k, l2=l2, seed=seed)
     return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}
-
-
-def fit_em(
-    x: Array, prob_a: FloatArray, guide: FloatArray, k: int, *, l2: float, seed: int = 0, rounds: int = EM_ROUNDS
-) -> tuple[FloatArray, FloatArray]:
-    """Fit a mixture of k Bradley–Terry models by EM: each vote comes from one of k groups of people.
-
-    E: a vote for a comes from group j with probability ∝ π_j σ(Δr_j), a vote for b ∝ π_j (1 − σ(Δr_j)).
-    M: each group's reward is fitted to its share of the votes by two Newton steps from its last value, and π_j is
-    that share.
-
-    Args:
-        x: differences, ``(n, m)``.
-        prob_a: share of people preferring a, ``(n,)``.
-        guide: the reward that all groups start from, with noise added, ``(m,)``.
-        k: number of groups.
-        l2: regularisation strength of each group's reward.
-        seed: of the noise.
-        rounds: number of E and M steps.
-
-    Returns:
-        The rewards, ``(m, k)``, and π, ``(k,)``.
-    """
-    noise = random_stream(seed, MIXTURE).standard_normal((x.shape[1], k))
-    members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
-    weights = np.full(k, 1 / k)
-    for _ in range(rounds):
-        soft = sigmoid(scores(x, members))
-        for_a = weights * soft / (soft @ weights)[:, None] * prob_a[:, None]
-        for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - prob_a)[:, None]
-        count = np.maximum(for_a + for_b, 1e-9)
-        for j in range(k):
-            target, weight = for_a[:, j] / count[:, j], count[:, j] / count[:, j].mean()
-            members[:, j] = fit_bradley_terry(x, target, l2, weight=weight, start=members[:, j], steps=2)
-        weights = count.mean(axis=0) / count.mean(axis=0).sum()
-    return members, weights

@@ -2,16 +2,18 @@
 
 The vote 1[Δr > 0] has no gradient, so training replaces it by σ(Δr/τ) and lowers τ step by step:
 
-    min over θ, α   mean_i (Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread.
+    min over θ, α, u   mean_i (u/2 + Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread,
 
-The weights α of the hard votes are then solved exactly. With a few thousand noisy pairs, these choices matter:
+with positive α_j and u of sum 1: u is the undecided share, the votes that no member explains. The weights and u of the
+hard votes are then solved exactly. With a few thousand noisy pairs, these choices matter:
 
+* **an undecided share**. Without it, an ensemble that must predict ½ spends members on near-opposites r and −r;
 * **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). They change the teacher but no vote, since a vote does not
   depend on a positive factor;
-* **a teacher** (``teacher``). The target t is mostly the share it predicts, which has no vote noise;
+* **a teacher** (``teacher``). The target t blends the share it predicts, which has no vote noise, with the raw votes;
 * **few directions**: the leading principal ones and the teacher's own;
 * **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs that nobody voted on;
-* **restarts and sizes in one pass**; the restart with the lowest error on the training pairs is kept;
+* **restarts, sizes and targets in one pass**; the restart with the lowest error on the training pairs is kept;
 * **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
 
@@ -20,7 +22,7 @@ docs/log.md has the measured effect of each. ``policy_level`` trains members for
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +32,7 @@ from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import weights_and_undecided
-from pluralign.training.bradley_terry import directions_with, scores
+from pluralign.training.bradley_terry import scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
@@ -38,26 +40,44 @@ from pluralign.training.teacher import Teacher
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
-VOTE_DIRECTIONS = 64
-"""Members are trained in this many principal directions."""
-RESTARTS = 6
-FEW_RESTARTS = 3
+RESTARTS = 4
+FEW_RESTARTS = 2
 """Restarts of fits that only serve a choice or a comparison."""
 STEPS = 500
+FEW_STEPS = 250
+"""Optimiser steps of fits that only serve a choice."""
 BATCH = 4096
 """Pairs per step, mixtures included."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
 """τ at the first and at the last step."""
-MIXTURE_SHARE = 0.3
+MIXTURE_SHARE = 0.6
 """Share of rotated mixtures in a batch."""
-VOTE_SHARE = 0.3
-"""Share of the raw votes in the target; the teacher has the rest."""
 SPREAD_L2 = 0.003
 TEACHER_CORRELATION = 0.1
 """Minimum correlation of a member's reward differences with the teacher's."""
 DISAGREEMENT_PENALTY = 0.3
 """Penalty per unit of disagreement above the bound."""
+
+
+Source: TypeAlias = Literal["teacher", "mixture", "votes"]
+"""The one reward of the teacher, its mixture of rewards, or nothing but the raw votes."""
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What members learn from: (1 − s) × the share that a teacher predicts + s × the share of votes."""
+
+    source: Source
+    vote_share: float
+    """s; 1 for ``votes``."""
+
+
+ONE_REWARD = Blend("teacher", 0.3)
+MIXTURE = Blend("mixture", 0.3)
+RAW_VOTES = Blend("votes", 1.0)
+BLENDS = (ONE_REWARD, Blend("mixture", 0.0), MIXTURE, Blend("mixture", 0.6), RAW_VOTES)
+"""The targets that validation prompts choose from."""
 
 
 @dataclass(frozen=True)
@@ -74,59 +94,86 @@ class JointFit:
     """Squared error to the target on the training pairs; restarts are compared by it."""
 
 
-def fit_joint(pairs: Pairs, teacher: Teacher, k: int, **options: Any) -> JointFit:
-    """Train k members together for hard votes; options are those of ``fit_joint_sizes``."""
-    return fit_joint_sizes(pairs, teacher, [k], **options)[k]
+def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = MIXTURE, **options: Any) -> JointFit:
+    """Train k members together for hard votes; options are those of ``fit_joint_ensembles``."""
+    return fit_joint_ensembles(pairs, teacher, [(k, blend)], **options)[0]
 
 
-def fit_joint_sizes(
+def fit_joint_ensembles(
     pairs: Pairs,
     teacher: Teacher,
-    sizes: Sequence[int],
+    plans: Sequence[tuple[int, Blend]],
     *,
     seed: int = 0,
-    vote_share: float = VOTE_SHARE,
     bound: float = 1.0,
     restarts: int = RESTARTS,
     undecided: bool = True,
-) -> dict[int, JointFit]:
-    """Train ensembles of several sizes for hard votes. They are independent, but share the batches of the largest.
+    steps: int | None = None,
+) -> list[JointFit]:
+    """Train several ensembles for hard votes. They are independent, but share the batches.
 
     Args:
         pairs: the training pairs.
-        teacher: the reward that provides most of the target.
-        sizes: number of members of each ensemble.
+        teacher: the rewards that provide most of the target.
+        plans: number of members and target of each ensemble.
         seed: of starts and batches.
-        vote_share: share of the raw votes in the target; 1 uses neither teacher nor mixtures.
         bound: maximum training disagreement of a member; 1 sets no bound.
-        restarts: number of starts per size.
+        restarts: number of starts per ensemble.
         undecided: whether to learn an undecided share u; else u = 0, the paper's form.
+        steps: optimiser steps; ``STEPS`` by default.
 
     Returns:
-        The best restart of each size.
+        The best restart of each ensemble.
     """
-    damped = teacher.damp(pairs.difference)
-    axes = directions_with(damped, teacher.theta, min(VOTE_DIRECTIONS, damped.shape[1]))
+    damped, axes = teacher.damp(pairs.difference), teacher.axes
     x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
     guide = (axes.T @ teacher.theta).astype(np.float32)
-    share = sigmoid(scores(x, guide))
-    target = (1 - vote_share) * share + vote_share * pairs.prob_a
-    problem = _Problem(x, guide, target.astype(np.float32), share.astype(np.float32), vote_share < 1, bound, undecided)
-    fits: dict[int, JointFit] = {}
-    for candidate in _train_ensembles(problem, [k for k in sizes for _ in range(restarts)], seed):
-        # The penalty keeps members near the bound; the cap enforces it.
-        capped = [cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T]
-        theta = np.column_stack(capped)
-        votes = hard_votes(x, theta)
-        weights, rest = weights_and_undecided(votes, target, undecided=undecided)
-        error = brier(with_undecided(votes @ weights, rest), target)
-        fit = JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, rest, error)
-        best = fits.setdefault(len(weights), fit)
-        fits[len(weights)] = min(best, fit, key=lambda one: one.score)
+    blends = list(dict.fromkeys(blend for _, blend in plans))
+    labels = _Labels(teacher, blends, scores(damped, np.column_stack([teacher.theta, teacher.voices])))
+    targets = labels.blended(labels.rewards, pairs.prob_a)
+    problem = _Problem(x, guide, labels, targets.astype(np.float32), bound, undecided)
+    repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
+    trained = _train_ensembles(problem, repeated, seed, steps or STEPS)
+    fits: list[JointFit] = []
+    for position, (_, blend) in enumerate(plans):
+        target, of_plan = targets[:, blends.index(blend)], []
+        for candidate in trained[position * restarts : (position + 1) * restarts]:
+            # The penalty keeps members near the bound; the cap enforces it.
+            capped = [
+                cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T
+            ]
+            theta = np.column_stack(capped)
+            votes = hard_votes(x, theta)
+            weights, rest = weights_and_undecided(votes, target, undecided=undecided)
+            error = brier(with_undecided(votes @ weights, rest), target)
+            of_plan.append(JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, rest, error))
+        fits.append(min(of_plan, key=lambda fit: fit.score))
     return fits
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
+
+
+class _Labels:
+    """The targets of pairs and of rotated mixtures."""
+
+    def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
+        self.blends, self.weights = blends, teacher.voice_weights
+        self.rewards = rewards.astype(np.float32)
+        """Reward differences of the teacher: of the one reward, then of the mixture, ``(n, 1 + n_voices)``."""
+
+    def blended(self, rewards: FloatArray | SingleArray, prob_a: FloatArray | None) -> FloatArray:
+        """Return one target per blend, ``(n, n_blends)``; of mixtures, which nobody voted on, the teacher's share."""
+        one, mixture = self.one_reward(rewards), sigmoid(rewards[:, 1:]) @ self.weights
+        columns = []
+        for blend in self.blends:
+            share = one if blend.source == "teacher" else mixture
+            columns.append(share if prob_a is None else (1 - blend.vote_share) * share + blend.vote_share * prob_a)
+        return np.column_stack(columns)
+
+    def one_reward(self, rewards: FloatArray | SingleArray) -> FloatArray:
+        """Return the share that the one reward predicts, ``(n,)``."""
+        return sigmoid(rewards[:, 0])
 
 
 @dataclass(frozen=True)
@@ -136,34 +183,32 @@ class _Problem:
     x: SingleArray
     """Damped differences, ``(n, m)``."""
     teacher: SingleArray
-    """``(m,)``."""
-    target: SingleArray
-    """Share that weighted votes should match, ``(n,)``."""
-    share: SingleArray
-    """Share predicted by the teacher, ``(n,)``."""
-    mixtures: bool
-    """Whether batches contain rotated mixtures."""
+    """The one reward of the teacher, ``(m,)``."""
+    labels: _Labels
+    targets: SingleArray
+    """Shares that weighted votes should match, one column per blend, ``(n, n_blends)``."""
     bound: float
     """Disagreement above which a member is penalised; 1 sets no bound."""
     undecided: bool
     """Whether an undecided share is learned."""
 
 
-def _train_ensembles(problem: _Problem, sizes: Sequence[int], seed: int) -> list[FloatArray]:
-    """Train one ensemble per entry of ``sizes``, all in one pass; return the members of each, ``(m, k)``."""
+def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, steps: int) -> list[FloatArray]:
+    """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
     rng = random_stream(seed, JOINT)
+    sizes = [k for k, _ in plans]
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.teacher[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
-    # The logits of the members' weights, then that of the undecided share of each ensemble.
+    # The logits of the members' weights, then that of the undecided share of each ensemble: a quarter at the start.
     logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
-    logits[theta.shape[1] :] = np.log(sizes) - 1 if problem.undecided else -np.inf
+    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if problem.undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
     l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
-    batches = _Batches(problem, rng)
+    batches = _Batches(problem, [blend for _, blend in plans], rng)
     gradients = VoteGradients(batches.weight, sizes, problem.bound)
-    for step in range(STEPS):
-        done = step / (STEPS - 1)
+    for step in range(steps):
+        done = step / (steps - 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
         rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
         batch, target, share = batches.draw()
@@ -221,12 +266,19 @@ def _random_start(
 
 
 class _Batches:
-    """Batches of pairs and rotated mixtures. Large arrays are reused in every step to save allocations."""
+    """Batches of pairs and rotated mixtures. Large arrays are reused in every step to save allocations.
 
-    def __init__(self, problem: _Problem, rng: np.random.Generator) -> None:
-        self.problem, self.rng = problem, rng
+    Args:
+        problem: the pairs.
+        blends: blend of each ensemble, as an index.
+        rng: draws pairs and angles.
+    """
+
+    def __init__(self, problem: _Problem, blends: Sequence[int], rng: np.random.Generator) -> None:
+        self.problem, self.blends, self.rng = problem, list(blends), rng
         n, m = problem.x.shape
-        self.n_mixed = int(BATCH * MIXTURE_SHARE) if problem.mixtures else 0
+        raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
+        self.n_mixed = 0 if raw.all() else int(BATCH * MIXTURE_SHARE)
         n_drawn = BATCH - self.n_mixed
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
         self.rows = np.arange(min(n, n_drawn))
@@ -234,11 +286,17 @@ class _Batches:
         self.other = np.empty((self.n_mixed, m), dtype=np.float32)
         self.drawn, self.mixed = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
         self.drawn[:] = problem.x[self.rows]
-        self.weight = np.full((len(self.batch), 1), 1 / BATCH, dtype=np.float32)
+        # Weight of each row for each ensemble. Mixtures have no votes, so raw votes are learned without them.
+        self.weight = np.full((len(self.batch), len(self.blends)), 1 / BATCH, dtype=np.float32)
         self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
+        self.weight[:, raw] = 0
+        self.weight[: len(self.rows), raw] = 1 / len(self.rows)
 
     def draw(self) -> tuple[SingleArray, SingleArray, SingleArray]:
-        """Return differences ``(n, m)``, targets and the teacher's shares of a batch; valid until the next call."""
+        """Return differences ``(n, m)``, the target of each ensemble ``(n, n_ensembles)`` and the teacher's shares.
+
+        They are valid until the next call.
+        """
         problem, n = self.problem, len(self.problem.x)
         if self.resample:
             self.rows = self.rng.integers(n, size=len(self.drawn))
@@ -247,12 +305,14 @@ class _Batches:
         angle = self.rng.random((self.n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
         np.take(problem.x, first, axis=0, out=self.mixed, mode="clip")
         np.take(problem.x, second, axis=0, out=self.other, mode="clip")
-        self.mixed *= np.cos(angle)
-        self.mixed += np.multiply(self.other, np.sin(angle), out=self.other)
-        mixed_share = sigmoid(self.mixed @ problem.teacher).astype(np.float32)
-        target = np.concatenate([problem.target[self.rows], mixed_share])
-        share = np.concatenate([problem.share[self.rows], mixed_share])
-        return self.batch, target, share
+        cosine, sine = np.cos(angle), np.sin(angle)
+        self.mixed *= cosine
+        self.mixed += np.multiply(self.other, sine, out=self.other)
+        labels, rewards = problem.labels, problem.labels.rewards
+        mixed = rewards[first] * cosine + rewards[second] * sine
+        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed, None).astype(np.float32)])
+        share = labels.one_reward(np.concatenate([rewards[self.rows], mixed])).astype(np.float32)
+        return self.batch, target[:, self.blends], share
 
 
 class VoteGradients:
@@ -260,20 +320,21 @@ class VoteGradients:
 
     With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i of people preferring a, the loss of an ensemble of k members is
 
-        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),   D_j = Σ_i w_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
+        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),
+        D_j = Σ_i v_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
 
     the squared error plus the penalty c on disagreement above the bound. Weights and undecided share are positive,
     Σ_j α_j + u = 1. Large arrays are reused.
 
     Args:
-        weight: w, ``(n, 1)``.
+        weight: w of each ensemble, ``(n, n_ensembles)``; v is their mean.
         sizes: number of members of each ensemble.
         bound: disagreement above which a member is penalised.
     """
 
     def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:
         n_members, n_ensembles = sum(sizes), len(sizes)
-        self.weight, self.bound = weight, bound
+        self.weight, self.common, self.bound = weight, weight.mean(axis=1), bound
         self.penalty = np.repeat(np.float32(DISAGREEMENT_PENALTY) / np.array(sizes, dtype=np.float32), sizes)
         self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
         self.blocks = np.zeros((n_members, n_ensembles), dtype=np.float32)
@@ -295,7 +356,7 @@ class VoteGradients:
 
         Args:
             x: differences, ``(n, m)``.
-            target: t, the share that weighted votes should match, ``(n,)``.
+            target: t of each ensemble, the share that weighted votes should match, ``(n, n_ensembles)``.
             share: p, the share of people taken to prefer a, ``(n,)``.
             theta: members of all ensembles, one ensemble after the other, ``(m, n_members)``.
             logits: of α, then of the undecided share of each ensemble, ``(n_members + n_ensembles,)``. −∞ there
@@ -311,9 +372,10 @@ class VoteGradients:
         total = np.add.reduceat(weights, self.firsts) + undecided
         weights, undecided = weights / total[self.ensemble], undecided / total
         self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
-        factors[:, :-1] = 0.5 * (lean @ self.blocks + 1) - target[:, None]
-        factors[:, -1] = 1 - 2 * share
-        factors *= self.weight
+        np.matmul(lean, 0.5 * self.blocks, out=factors[:, :-1])
+        factors[:, :-1] += 0.5 - target
+        factors[:, :-1] *= self.weight
+        factors[:, -1] = (1 - 2 * share) * self.common
         moments = factors.T @ lean
         coefficients[:-1] = 0.5 * self.blocks.T
         coefficients[-1] = 0.25 * self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)

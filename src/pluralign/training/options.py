@@ -11,7 +11,7 @@ from pluralign.features.options import EncodeOptions, Pooling, Precision
 Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
 Loss: TypeAlias = Literal["mse", "bce"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
-Target: TypeAlias = Literal["auto", "teacher", "votes"]
+Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Optimizer: TypeAlias = Literal["soap", "adamw"]
 MAX_MEMBERS = 256
@@ -42,7 +42,14 @@ class FitOptions:
     level: Level = field(default="vote", metadata={"help": "Train for shares of hard votes, or of policies."})
     target: Target = field(
         default="auto",
-        metadata={"help": "Joint: learn from a teacher, from raw votes, or from the better one in validation (auto)."},
+        metadata={
+            "help": "Joint: learn from one soft reward and votes (teacher), from a mixture of rewards and votes, or "
+            "from votes alone. auto: the best target on validation prompts."
+        },
+    )
+    undecided: bool = field(
+        default=True,
+        metadata={"help": "Joint: learn the share of votes that no member explains. Without it: the paper's form."},
     )
     members: MemberKind = field(
         default="linear", metadata={"help": "Rewards that are linear in the features, or a small network."}

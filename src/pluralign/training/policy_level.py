@@ -1,9 +1,13 @@
 """Joint ensembles for the policy level: k members whose weighted σ(Δr_j) match the votes (App. A).
 
-``joint`` trains for hard votes instead. Here the loss is smooth, so all members and weights are fitted by L-BFGS.
+``joint`` trains for hard votes instead. Here the loss is smooth, so all members and weights are fitted by L-BFGS. They
+start from a mixture of Bradley–Terry rewards fitted by EM. The target is the votes alone, or their blend with the share
+that the teacher's mixture predicts: on damped differences, so that members learn to be less certain of long ones. There
+is no undecided share: σ(Δr) near ½ already says that a member is undecided.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
@@ -14,84 +18,149 @@ from pluralign.core.random_streams import POLICY_LEVEL, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, principal_directions, scores
-from pluralign.training.joint import JointFit
+from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, scores
+from pluralign.training.joint import MIXTURE, RAW_VOTES, Blend, JointFit
 from pluralign.training.member_bounds import cap_disagreement
-from pluralign.training.pairs import Pairs
+from pluralign.training.mixture import fit_em
+from pluralign.training.pairs import Pairs, row_squares
+from pluralign.training.teacher import Teacher, damping_factor
 
-POLICY_DIRECTIONS = 128
+POLICY_DIRECTIONS = 64
 """Members are fitted in this many principal directions."""
 POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
-POLICY_NOISE = 0.5
-"""Spread of the random start of each member, relative to the Bradley–Terry reward."""
+POLICY_BLENDS = (MIXTURE, RAW_VOTES)
+"""The targets that validation prompts choose from."""
+ROTATED = 8192
+"""Number of rotated mixtures beside the pairs, with half of the total weight."""
 VALIDATION_STEPS, STEPS = 50, 100
-"""L-BFGS iterations of a fit that chooses the regularisation, and of the final fit."""
+"""L-BFGS iterations of a fit that makes a choice, and of the final fit."""
 
 
-def fit_policy_level(
-    pairs: Pairs, k: int, folds: Sequence[Mask], *, l2: float, seed: int = 0, bound: float = 1.0
-) -> JointFit:
-    """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes; validation prompts choose regularisation.
+@dataclass(frozen=True)
+class PolicyChoice:
+    """Target and regularisation of a policy-level fit."""
+
+    blend: Blend
+    l2: float
+
+
+def choose_policy_options(
+    pairs: Pairs, teacher: Teacher, k: int, folds: Sequence[Mask], *, seed: int = 0
+) -> PolicyChoice:
+    """Return the target and the regularisation whose ensemble predicts the votes of validation prompts best.
 
     Args:
         pairs: the training pairs.
+        teacher: the teacher of all pairs. It is fitted again without each fold.
         k: number of members.
         folds: masks of validation pairs, ``(n,)`` each.
-        l2: regularisation of the Bradley–Terry reward that all members start from, with noise added.
-        seed: of the noise.
+        seed: of the start and of rotated mixtures.
+    """
+    choices = [PolicyChoice(blend, l2) for blend in POLICY_BLENDS for l2 in POLICY_L2_GRID]
+    errors = np.zeros(len(choices))
+    for held_out in folds:
+        rest, check = pairs[~held_out], pairs[held_out]
+        task = _Task.of(rest, teacher.refit(rest, seed), k, seed)
+        for position, choice in enumerate(choices):
+            theta, weights = task.minimise(choice, VALIDATION_STEPS)
+            errors[position] += brier(sigmoid(scores(check.difference, theta)) @ weights, check.prob_a)
+    return choices[int(np.argmin(errors))]
+
+
+def fit_policy_level(
+    pairs: Pairs, teacher: Teacher, k: int, choice: PolicyChoice, *, seed: int = 0, bound: float = 1.0
+) -> JointFit:
+    """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes.
+
+    Args:
+        pairs: the training pairs.
+        teacher: fitted to these pairs; it predicts part of the target.
+        k: number of members.
+        choice: target and regularisation.
+        seed: of the start and of rotated mixtures.
         bound: maximum training disagreement of a member; 1 sets no bound.
     """
-    difference, prob_a = pairs.difference, pairs.prob_a
-    leading = difference @ principal_directions(difference, POLICY_DIRECTIONS)
-    errors = np.zeros(len(POLICY_L2_GRID))
-    for held_out in folds:
-        train, validation = leading[~held_out], leading[held_out]
-        start = _noisy_start(train, fit_bradley_terry(train, prob_a[~held_out], l2), k, seed)
-        for position, strength in enumerate(POLICY_L2_GRID):
-            theta, weights = _minimise(train, prob_a[~held_out], start, strength, VALIDATION_STEPS)
-            errors[position] += brier(sigmoid(scores(validation, theta)) @ weights, prob_a[held_out])
-    reward = fit_bradley_terry(difference, prob_a, l2)
-    axes = directions_with(difference, reward, min(POLICY_DIRECTIONS, difference.shape[1]))
-    x = np.ascontiguousarray(difference @ axes)
-    start = _noisy_start(x, axes.T @ reward, k, seed)
-    theta, weights = _minimise(x, prob_a, start, POLICY_L2_GRID[int(np.argmin(errors))], STEPS)
-    members = np.asarray(axes @ theta)
-    capped = np.column_stack([cap_disagreement(member, reward, difference, prob_a, bound) for member in members.T])
-    soft = sigmoid(scores(difference, capped))
+    task = _Task.of(pairs, teacher, k, seed)
+    members, weights = task.minimise(choice, STEPS)
+    capped = np.column_stack(
+        [cap_disagreement(member, task.reward, pairs.difference, pairs.prob_a, bound) for member in members.T]
+    )
+    soft = sigmoid(scores(pairs.difference, capped))
     if not np.array_equal(capped, members):  # the shares are linear in the weights: solve these again
-        weights = simplex_least_squares(soft, prob_a)
-    return JointFit(capped, weights, brier(soft @ weights, prob_a))
+        weights = simplex_least_squares(soft, pairs.prob_a)
+    return JointFit(capped, weights, 0.0, brier(soft @ weights, pairs.prob_a))
 
 
-def _noisy_start(x: Array, reward: FloatArray, k: int, seed: int) -> FloatArray:
-    """Return k copies of a reward with noise of half its spread added, ``(m, k)``."""
-    noise = random_stream(seed, POLICY_LEVEL).standard_normal((len(reward), k))
-    strength = POLICY_NOISE * np.std(scores(x, reward)) / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
-    return np.asarray(reward[:, None] + strength * noise)
+@dataclass(frozen=True)
+class _Task:
+    """Pairs and rotated mixtures in the leading directions, with the members that a fit starts from."""
+
+    axes: Array
+    """``(d, m)``."""
+    x: Array
+    """Differences of the pairs, then of the rotated mixtures, ``(n + ROTATED, m)``."""
+    prob_a: FloatArray
+    """``(n,)``."""
+    taught: FloatArray
+    """Share that the teacher's mixture predicts, ``(n + ROTATED,)``."""
+    reward: FloatArray
+    """One Bradley–Terry reward, ``(d,)``."""
+    start: FloatArray
+    """``(m, k)``."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, teacher: Teacher, k: int, seed: int) -> "_Task":
+        """Return the task of some pairs."""
+        difference, prob_a = pairs.difference, pairs.prob_a
+        reward = fit_bradley_terry(difference, prob_a, teacher.l2)
+        axes = directions_with(difference, reward, min(POLICY_DIRECTIONS, difference.shape[1]))
+        x = np.ascontiguousarray(difference @ axes)
+        start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.l2, seed=seed)
+        # A rotated mixture has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
+        rng = random_stream(seed, POLICY_LEVEL)
+        first, second = rng.integers(len(x), size=(2, ROTATED))
+        angle = rng.random((ROTATED, 1)) * 2 * np.pi
+        cosine, sine = np.cos(angle), np.sin(angle)
+        squares, rewards = row_squares(difference).astype(np.float64), scores(difference, teacher.voices)
+        squares = np.append(squares, cosine[:, 0] ** 2 * squares[first] + sine[:, 0] ** 2 * squares[second])
+        rewards = np.vstack([rewards, cosine * rewards[first] + sine * rewards[second]])
+        factor = damping_factor(squares, teacher.damping, teacher.mean_square)
+        taught = sigmoid(rewards * factor[:, None]) @ teacher.voice_weights
+        rotated = (cosine * x[first] + sine * x[second]).astype(x.dtype)
+        return cls(axes, np.vstack([x, rotated]), prob_a, np.asarray(taught), reward, start)
+
+    def minimise(self, choice: PolicyChoice, steps: int) -> tuple[FloatArray, FloatArray]:
+        """Return the members ``(d, k)`` and weights that minimise ``policy_loss``."""
+        n, share = len(self.prob_a), choice.blend.vote_share
+        if share == 1:
+            x, target, weight = self.x[:n], self.prob_a, np.full(n, 1 / n)
+        else:
+            x, target = self.x, np.append((1 - share) * self.taught[:n] + share * self.prob_a, self.taught[n:])
+            weight = np.append(np.full(n, 0.5 / n), np.full(ROTATED, 0.5 / ROTATED))
+        k = self.start.shape[1]
+        unknowns = np.append(self.start.ravel(), np.zeros(k))
+        objective = policy_loss(x, target, choice.l2, k, weight)
+        solution = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+        theta, logits = solution[: self.start.size].reshape(self.start.shape), solution[self.start.size :]
+        return np.asarray(self.axes @ theta, dtype=np.float64), softmax(logits)
 
 
-def _minimise(x: Array, prob_a: FloatArray, start: FloatArray, l2: float, steps: int) -> tuple[FloatArray, FloatArray]:
-    """Return the members and weights that minimise ``policy_loss``."""
-    objective = policy_loss(x, prob_a, l2, start.shape[1])
-    unknowns = np.append(start.ravel(), np.zeros(start.shape[1]))
-    solution = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
-    theta, logits = solution[: start.size].reshape(start.shape), solution[start.size :]
-    return theta, softmax(logits)
-
-
-def policy_loss(x: Array, prob_a: FloatArray, l2: float, k: int) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (θ, logits of α) ↦ (mean (Σ_j α_j σ(θ_j·d) − p)² + l2/k Σ_j |θ_j|², its gradient)."""
-    n, m = x.shape
+def policy_loss(
+    x: Array, target: FloatArray, l2: float, k: int, weight: FloatArray
+) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j|², its gradient)."""
+    m = x.shape[1]
 
     def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
         theta, weights = unknowns[: m * k].reshape(m, k), softmax(unknowns[m * k :])
         soft = sigmoid(scores(x, theta))
-        error = soft @ weights - prob_a
-        slope = (2 / n) * error[:, None] * weights * soft * (1 - soft)
+        error = soft @ weights - target
+        weighted = 2 * weight * error
+        slope = weighted[:, None] * weights * soft * (1 - soft)
         theta_gradient = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * theta
-        weight_gradient = (2 / n) * (error @ soft)
+        weight_gradient = weighted @ soft
         logit_gradient = weights * (weight_gradient - weights @ weight_gradient)
-        value = float(np.mean(error**2) + l2 / k * np.sum(theta**2))
+        value = float(weight @ error**2 + l2 / k * np.sum(theta**2))
         return value, np.append(theta_gradient.ravel(), logit_gradient)
 
     return value_and_gradient

@@ -1,8 +1,8 @@
-"""The teacher of joint ensembles: a soft-label Bradley–Terry reward on damped feature differences.
+"""The teachers of joint ensembles: a soft-label Bradley–Terry reward, and a mixture of such rewards.
 
-Joint members learn mostly from the share that the teacher predicts, which has no vote noise. Damping shortens long
-differences: votes on very different texts (one of them junk, say) are less extreme than a logistic model predicts.
-Damping and regularisation are chosen on validation prompts.
+Joint members learn mostly from the share that a teacher predicts, which has no vote noise. Both teachers see damped
+feature differences. Damping shortens long differences: votes on very different texts (one of them junk, say) are less
+extreme than a logistic model predicts. Damping and regularisation are chosen on validation prompts.
 """
 
 from collections.abc import Sequence
@@ -10,28 +10,40 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
     SEARCH_DIRECTIONS,
+    directions_with,
     fit_bradley_terry,
     fit_path,
     principal_directions,
     scores,
 )
+from pluralign.training.mixture import fit_em
 from pluralign.training.pairs import Matrix, Pairs, row_squares, scale_rows
 
-DAMPING_GRID = (0.0, 1.0, 3.0)
+DAMPING_GRID = (0.0, 1.0, 3.0, 10.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+VOICES = 8
+"""Number of rewards in the mixture."""
+DIRECTIONS = 64
+"""The mixture and the members that learn from it are fitted in this many principal directions."""
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A soft-label Bradley–Terry reward on damped differences."""
+    """One Bradley–Terry reward, and a mixture of several, on damped differences."""
 
     theta: FloatArray
-    """``(d,)``."""
+    """The one reward, ``(d,)``."""
+    voices: FloatArray
+    """The rewards of the mixture, ``(d, n_voices)``."""
+    voice_weights: FloatArray
+    """π, ``(n_voices,)``, with sum 1."""
+    axes: Array
+    """The leading directions of damped differences, and the rest of ``theta``: orthonormal columns, ``(d, m)``."""
     damping: float
     """c, chosen on validation prompts."""
     mean_square: float
@@ -44,8 +56,16 @@ class Teacher:
         return damp(difference, self.damping, self.mean_square)
 
     def prob_hat(self, difference: Matrix) -> FloatArray:
-        """Return σ(θ·d̃), ``(n,)``."""
+        """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
         return sigmoid(scores(self.damp(difference), self.theta))
+
+    def prob_mixture(self, difference: Matrix) -> FloatArray:
+        """Return the share that the mixture predicts, Σ_j π_j σ(θ_j·d̃), ``(n,)``."""
+        return np.asarray(sigmoid(scores(self.damp(difference), self.voices)) @ self.voice_weights)
+
+    def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
+        """Return the teacher fitted to other pairs, with the same damping and regularisation."""
+        return _fit(pairs, self.damping, self.mean_square, self.l2, seed)
 
 
 def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
@@ -63,17 +83,25 @@ def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     """
     if damping == 0:
         return difference
-    factor = np.sqrt((1 + damping) / (1 + damping * row_squares(difference) / mean_square))
+    factor = damping_factor(row_squares(difference), damping, mean_square)
     return scale_rows(difference, factor.astype(difference.dtype))
 
 
-def fit_teacher(pairs: Pairs, folds: Sequence[Mask], dampings: Sequence[float] = DAMPING_GRID) -> Teacher:
+def damping_factor(squares: FloatArray, damping: float, mean_square: float) -> FloatArray:
+    """Return √((1+c)/(1+c|d|²/mean|d|²)) from |d|², ``(n,)``."""
+    return np.asarray(np.sqrt((1 + damping) / (1 + damping * squares / mean_square)))
+
+
+def fit_teacher(
+    pairs: Pairs, folds: Sequence[Mask], dampings: Sequence[float] = DAMPING_GRID, seed: int = 0
+) -> Teacher:
     """Fit the teacher with the damping and regularisation that have the lowest Brier score on validation prompts.
 
     Args:
         pairs: the training pairs.
         folds: masks of validation pairs, ``(n,)`` each.
         dampings: values of c to choose from.
+        seed: of the start of the mixture.
     """
     difference, prob_a = pairs.difference, pairs.prob_a
     mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
@@ -87,5 +115,12 @@ def fit_teacher(pairs: Pairs, folds: Sequence[Mask], dampings: Sequence[float] =
                 error = brier(sigmoid(scores(reduced[held_out], theta)), prob_a[held_out])
                 errors[damping, l2] = errors.get((damping, l2), 0.0) + error
     damping, l2 = min(errors, key=errors.__getitem__)
-    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2)
-    return Teacher(theta, damping, mean_square, l2)
+    return _fit(pairs, damping, mean_square, l2, seed)
+
+
+def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, seed: int) -> Teacher:
+    damped = damp(pairs.difference, damping, mean_square)
+    theta = fit_bradley_terry(damped, pairs.prob_a, l2)
+    axes = directions_with(damped, theta, min(DIRECTIONS, len(theta)))
+    voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=l2, seed=seed)
+    return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2)
