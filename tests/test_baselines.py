@@ -18,9 +18,9 @@ from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines
 from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped
-from pluralign.training.mixture import fit_em
 from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
+from pluralign.training.mixture import fit_em
 from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
 

@@ -197,7 +197,9 @@ def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> No
 @pytest.mark.slow
 def test_four_members_beat_one_reward_and_constant_half_on_the_town_hall() -> None:
     """A full-length fit on surface features: no exact score, but the order that makes the method useful."""
-    ensemble = fit(town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1)
+    ensemble = fit(
+        town_hall(1200).preferences, k=4, encoder="none", target="teacher", max_disagreement=1, undecided=False
+    )
     evaluation = evaluation_of(ensemble)
     half = evaluation.baselines["constant_half"].brier
     assert evaluation.test.brier < half
@@ -470,7 +472,7 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"variant": "printd"}, "did you mean 'printed'"),
         ({"loss": "rmse"}, "did you mean 'mse'"),
         ({"level": "votes"}, "did you mean 'vote'"),
-        ({"target": "xyz"}, "known are: auto, teacher, votes"),
+        ({"target": "xyz"}, "known are: auto, teacher, mixture, votes"),
         ({"members": "liner"}, "did you mean 'linear'"),
         ({"pooling": "lst"}, "did you mean 'last'"),
         ({"max_disagreement": 0.0}, "max_disagreement must be above 0"),

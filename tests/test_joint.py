@@ -2,16 +2,28 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from simulated import paired, swapped
 
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import joint
-from pluralign.training.joint import DISAGREEMENT_PENALTY, JointFit, VoteGradients, fit_joint, fit_joint_sizes
+from pluralign.training.joint import (
+    BLENDS,
+    DISAGREEMENT_PENALTY,
+    MIXTURE,
+    ONE_REWARD,
+    RAW_VOTES,
+    Blend,
+    JointFit,
+    VoteGradients,
+    fit_joint,
+    fit_joint_ensembles,
+)
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import hard_votes, stages
 from pluralign.training.teacher import Teacher, fit_teacher
@@ -41,7 +53,7 @@ def teacher_of(seed: int, common: float = 1.0, d: int = 8) -> Teacher:
 
 
 def predicted(fit: JointFit, pairs: Pairs) -> np.ndarray:
-    return np.asarray(hard_votes(pairs.difference, fit.theta) @ fit.weights)
+    return with_undecided(hard_votes(pairs.difference, fit.theta) @ fit.weights, fit.undecided)
 
 
 @pytest.fixture
@@ -54,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_eight_members_predict_the_true_shares_of_a_population(seed: int) -> None:
     train, test, true = population(seed)
-    fits = [fit_joint(train, teacher_of(seed), 8), fit_joint(train, teacher_of(seed), 8, vote_share=1.0)]
+    fits = [fit_joint(train, teacher_of(seed), 8), fit_joint(train, teacher_of(seed), 8, RAW_VOTES)]
     from_teacher, from_votes = (np.mean((predicted(fit, test) - true) ** 2) for fit in fits)
     two = np.mean((predicted(fit_joint(train, teacher_of(seed), 2), test) - true) ** 2)
     *_, printed = stages(train.difference, train.prob_a, 8, l2=0.01, variant="printed")
@@ -70,24 +82,64 @@ def test_eight_members_predict_the_true_shares_of_a_population(seed: int) -> Non
 @pytest.mark.usefixtures("quick")
 def test_single_member_is_no_better_than_the_floor() -> None:
     train, _, _ = population(0)
-    share = predicted(fit_joint(train, teacher_of(0), 1), train)
+    share = predicted(fit_joint(train, teacher_of(0), 1, undecided=False), train)
     assert set(share.tolist()) <= {0.0, 0.5, 1.0}
     assert brier(share, train.prob_a) >= floor(train.prob_a) - 1e-12
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("d", "vote_share"), [(8, 0.0), (8, 0.4), (8, 1.0), (80, 0.4)])
-def test_weights_are_optimal_for_the_blend_of_teacher_and_votes(d: int, vote_share: float) -> None:
+@pytest.mark.parametrize("undecided", [True, False])
+@pytest.mark.parametrize(("d", "blend"), [(8, blend) for blend in BLENDS] + [(80, Blend("mixture", 0.4))])
+def test_weights_and_undecided_share_are_optimal_for_the_blend(d: int, blend: Blend, undecided: bool) -> None:
     train, _, _ = population(0, d=d)
     teacher = teacher_of(0, d=d)
-    fit = fit_joint(train, teacher, 4, vote_share=vote_share)
-    target = (1 - vote_share) * teacher.prob_hat(train.difference) + vote_share * train.prob_a
+    fit = fit_joint(train, teacher, 4, blend, undecided=undecided)
+    taught = {"teacher": teacher.prob_hat, "mixture": teacher.prob_mixture, "votes": teacher.prob_hat}
+    target = (1 - blend.vote_share) * taught[blend.source](train.difference) + blend.vote_share * train.prob_a
     votes = hard_votes(train.difference, fit.theta)
     assert fit.theta.shape == (d, 4)
     assert fit.weights.min() >= 0
     assert fit.weights.sum() == pytest.approx(1)
-    assert optimality_gap(votes, target, fit.weights) < 1e-4
-    assert fit.score == pytest.approx(brier(votes @ fit.weights, target), abs=1e-4)
+    columns, weights = votes, fit.weights
+    if undecided:
+        columns = np.column_stack([votes, np.full(len(votes), 0.5)])
+        weights = np.append((1 - fit.undecided) * fit.weights, fit.undecided)
+    else:
+        assert fit.undecided == 0
+    assert optimality_gap(columns, target, weights) < 1e-4
+    assert fit.score == pytest.approx(brier(columns @ weights, target), abs=1e-4)
+
+
+def test_undecided_share_replaces_members_that_are_near_opposites() -> None:
+    """Half of the votes are coin flips: without an undecided share some member must vote against the others."""
+    train, _, _ = population(0)
+    noisy = replace(train, prob_a=0.5 * train.prob_a + 0.25)
+    teacher = fit_teacher(noisy, validation_folds(noisy.prompt, 0))
+    fits = [fit_joint(noisy, teacher, 4, undecided=undecided) for undecided in (True, False)]
+
+    def smallest_correlation(fit: JointFit) -> float:
+        return float(np.corrcoef(hard_votes(noisy.difference, fit.theta[:, fit.weights > 1e-3]).T).min())
+
+    assert 0.3 < fits[0].undecided < 0.7
+    assert smallest_correlation(fits[0]) > smallest_correlation(fits[1]) + 0.3
+    errors = [np.mean((predicted(fit, noisy) - noisy.prob_a) ** 2) for fit in fits]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: int) -> None:
+    train, test, true = population(seed)
+    assert brier(predicted(fit_joint(train, teacher_of(seed), 2), test), true) < constant_half(true)
+
+
+@pytest.mark.usefixtures("quick")
+def test_targets_trained_together_equal_those_trained_alone() -> None:
+    """Up to rounding and the starts, which depend on the number of ensembles: so their errors are compared."""
+    train, _, _ = population(0)
+    together = fit_joint_ensembles(train, teacher_of(0), [(4, blend) for blend in (ONE_REWARD, MIXTURE, RAW_VOTES)])
+    alone = [fit_joint(train, teacher_of(0), 4, blend) for blend in (ONE_REWARD, MIXTURE, RAW_VOTES)]
+    for one, other in zip(together, alone, strict=True):
+        assert one.score == pytest.approx(other.score, rel=0.25)
 
 
 @pytest.mark.usefixtures("quick")
@@ -99,18 +151,19 @@ def test_members_have_unit_spread_over_damped_differences(bound: float) -> None:
 
 
 @functools.cache
-def bounded(common: float, bound: float, vote_share: float) -> JointFit:
-    return fit_joint(population(2, common)[0], teacher_of(2, common), 4, vote_share=vote_share, bound=bound)
+def bounded(common: float, bound: float, blend: Blend, undecided: bool = False) -> JointFit:
+    train, teacher = population(2, common)[0], teacher_of(2, common)
+    return fit_joint(train, teacher, 4, blend, bound=bound, undecided=undecided)
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("vote_share", [0.3, 1.0])
-def test_bounded_members_stay_correlated_with_the_teacher(vote_share: float) -> None:
+@pytest.mark.parametrize("blend", [ONE_REWARD, RAW_VOTES])
+def test_bounded_members_stay_correlated_with_the_teacher(blend: Blend) -> None:
     train, _, _ = population(2, 0.3)
     teacher = teacher_of(2, 0.3)
 
     def least_correlation(bound: float) -> float:
-        fit = fit_joint(train, teacher, 8, vote_share=vote_share, bound=bound)
+        fit = fit_joint(train, teacher, 8, blend, bound=bound, undecided=False)
         reward = teacher.damp(train.difference) @ np.column_stack([teacher.theta, fit.theta])
         reward /= np.sqrt(np.mean(reward**2, axis=0))
         return float(np.mean(reward[:, 1:] * reward[:, :1], axis=0).min())
@@ -140,20 +193,24 @@ def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("common", "bound", "vote_share"), [(1.0, 0.45, 0.3), (0.3, 0.48, 0.3), (0.3, 0.48, 1.0), (0.3, 0.42, 0.3)]
+    ("common", "bound", "blend"),
+    [(1.0, 0.45, ONE_REWARD), (0.3, 0.48, MIXTURE), (0.3, 0.48, RAW_VOTES), (0.3, 0.42, ONE_REWARD)],
 )
-def test_no_member_with_weight_disagrees_more_than_the_bound(common: float, bound: float, vote_share: float) -> None:
+@pytest.mark.parametrize("undecided", [True, False])
+def test_no_member_with_weight_disagrees_more_than_the_bound(
+    common: float, bound: float, blend: Blend, undecided: bool
+) -> None:
     train, _, _ = population(2, common)
     teacher_votes = hard_votes(train.difference, teacher_of(2, common).theta[:, None])
     assert np.max(disagreement(teacher_votes, train.prob_a)) < bound - 0.02, "the teacher meets the bound"
-    fit = bounded(common, bound, vote_share)
+    fit = bounded(common, bound, blend, undecided)
     disagreements = np.asarray(disagreement(hard_votes(train.difference, fit.theta), train.prob_a))
     assert disagreements[fit.weights > 1e-3].max() <= bound + 0.01
 
 
 def test_without_a_bound_some_member_is_no_better_than_chance() -> None:
     train, _, _ = population(2, 0.3)
-    fit = bounded(0.3, 1.0, 0.3)
+    fit = bounded(0.3, 1.0, ONE_REWARD)
     disagreements = np.asarray(disagreement(hard_votes(train.difference, fit.theta), train.prob_a))
     assert disagreements[fit.weights > 1e-3].max() > 0.49
 
@@ -177,41 +234,44 @@ def test_swapping_a_pair_swaps_the_share() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("some", "vote_share"), [(1.0, 0.3), (0.5, 1.0)])
-def test_training_does_not_depend_on_the_order_within_pairs(some: float, vote_share: float) -> None:
+@pytest.mark.parametrize(("some", "blend"), [(1.0, ONE_REWARD), (0.5, RAW_VOTES)])
+def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: Blend) -> None:
     """All pairs swapped: the same problem. Some pairs swapped: other mixtures, so only without a teacher."""
     train, test, _ = population(0)
     other = swapped(train, np.random.default_rng(0).random(len(train)) < some)
     teacher = fit_teacher(other, validation_folds(other.prompt, 0))
     np.testing.assert_allclose(teacher.theta, teacher_of(0).theta, atol=1e-4)
-    one, same = (fit_joint(pairs, teacher_of(0), 4, vote_share=vote_share) for pairs in (train, other))
+    one, same = (fit_joint(pairs, teacher_of(0), 4, blend) for pairs in (train, other))
     assert np.mean((predicted(same, test) - predicted(one, test)) ** 2) < 1e-3
 
 
 @pytest.mark.usefixtures("quick")
 def test_smaller_ensembles_do_not_change_the_largest() -> None:
     train, _, _ = population(0)
-    together = fit_joint_sizes(train, teacher_of(0), [2, 4])
-    assert [together[k].theta.shape[1] for k in (2, 4)] == [2, 4]
+    together = fit_joint_ensembles(train, teacher_of(0), [(2, MIXTURE), (4, MIXTURE)])
+    assert [fit.theta.shape[1] for fit in together] == [2, 4]
     alone = fit_joint(train, teacher_of(0), 4)
-    np.testing.assert_allclose(together[4].theta, alone.theta, rtol=1e-2, atol=1e-3)
-    np.testing.assert_allclose(together[4].weights, alone.weights, atol=1e-2)
+    np.testing.assert_allclose(together[1].theta, alone.theta, rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(together[1].weights, alone.weights, atol=1e-2)
 
 
 @pytest.mark.parametrize("bound", [0.5, 1.0])
 def test_vote_gradients_equal_finite_differences(bound: float) -> None:
     rng = np.random.default_rng(3)
     n, m, sizes, tau = 40, 3, [3, 2], 0.7
-    x, theta, logits = rng.normal(size=(n, m)), rng.normal(size=(m, sum(sizes))), rng.normal(size=sum(sizes))
-    target, share, weight = rng.random(n), rng.random(n), rng.dirichlet(np.ones(n))
+    x, theta = rng.normal(size=(n, m)), rng.normal(size=(m, sum(sizes)))
+    logits = rng.normal(size=sum(sizes) + len(sizes))
+    target, share, weight = rng.random((n, 2)), rng.random(n), rng.dirichlet(np.ones(n), size=2).T
 
     def loss(theta: np.ndarray, logits: np.ndarray) -> float:
         total = 0.0
-        for k, columns in zip(sizes, np.split(np.arange(sum(sizes)), [sizes[0]]), strict=True):
-            votes = 1 / (1 + np.exp(-x @ theta[:, columns] / tau))
-            alpha = np.exp(logits[columns]) / np.exp(logits[columns]).sum()
-            total += float(weight @ (votes @ alpha - target) ** 2)
-            against = weight @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
+        for e, columns in enumerate(np.split(np.arange(sum(sizes)), [sizes[0]])):
+            k, votes = sizes[e], 1 / (1 + np.exp(-x @ theta[:, columns] / tau))
+            alpha = np.exp(np.append(logits[columns], logits[sum(sizes) + e]))
+            alpha /= alpha.sum()
+            prediction = votes @ alpha[:-1] + alpha[-1] / 2
+            total += float(weight[:, e] @ (prediction - target[:, e]) ** 2)
+            against = weight.mean(axis=1) @ (share[:, None] * (1 - votes) + (1 - share[:, None]) * votes)
             total += DISAGREEMENT_PENALTY / k * np.maximum(0, against - bound).sum()
         return total
 
@@ -219,7 +279,7 @@ def test_vote_gradients_equal_finite_differences(bound: float) -> None:
         steps = 1e-5 * np.eye(at.size).reshape(at.size, *at.shape)
         return np.array([(of(at + step) - of(at - step)) / 2e-5 for step in steps]).reshape(at.shape)
 
-    gradients = VoteGradients(weight[:, None].astype(np.float32), sizes, bound)
+    gradients = VoteGradients(weight.astype(np.float32), sizes, bound)
     single = [array.astype(np.float32) for array in (x, target, share, theta, logits)]
     of_theta, of_logits = gradients(single[0], single[1], single[2], single[3], single[4], np.float32(tau))
     np.testing.assert_allclose(of_theta, numeric(lambda other: loss(other, logits), theta), atol=2e-5)

@@ -9,20 +9,22 @@ from simulated import numeric_gradient, paired
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import fit_bradley_terry
+from pluralign.training.joint import MIXTURE, RAW_VOTES
 from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.policy_level import fit_policy_level, policy_loss
+from pluralign.training.policy_level import PolicyChoice, choose_policy_options, fit_policy_level, policy_loss
+from pluralign.training.teacher import Teacher, damp, fit_teacher
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.2]), st.integers(1, 4))
 def test_policy_loss_gradient_equals_finite_differences(seed: int, l2: float, k: int) -> None:
     rng = np.random.default_rng(seed)
-    x, prob_a = rng.standard_normal((25, 3)), rng.random(25)
-    loss, unknowns = policy_loss(x, prob_a, l2, k), rng.standard_normal(3 * k + k)
+    x, prob_a, weight = rng.standard_normal((25, 3)), rng.random(25), rng.dirichlet(np.ones(25))
+    loss, unknowns = policy_loss(x, prob_a, l2, k, weight), rng.standard_normal(3 * k + k)
     theta, logits = unknowns[: 3 * k].reshape(3, k), unknowns[3 * k :]
     weights = np.exp(logits) / np.exp(logits).sum()
     share = 1 / (1 + np.exp(-x @ theta)) @ weights
     value, gradient = loss(unknowns)
-    assert value == pytest.approx(np.mean((share - prob_a) ** 2) + l2 / k * np.sum(theta**2), rel=1e-12)
+    assert value == pytest.approx(weight @ (share - prob_a) ** 2 + l2 / k * np.sum(theta**2), rel=1e-12)
     np.testing.assert_allclose(gradient, numeric_gradient(lambda at: loss(at)[0], unknowns), atol=1e-8)
 
 
@@ -34,15 +36,22 @@ def two_groups() -> Pairs:
     return paired(difference, rng.binomial(40, share) / 40)
 
 
+VOTES = PolicyChoice(RAW_VOTES, 0.003)
+
+
+def teacher_of(pairs: Pairs) -> Teacher:
+    return fit_teacher(pairs, validation_folds(pairs.prompt, 0))
+
+
 def test_two_policies_fit_two_groups_better_than_one_reward() -> None:
     pairs = two_groups()
-    folds = validation_folds(pairs.prompt, 0)
     single = brier(sigmoid(pairs.difference @ fit_bradley_terry(pairs.difference, pairs.prob_a, 1e-3)), pairs.prob_a)
-    fit = fit_policy_level(pairs, 2, folds, l2=0.01)
+    fit = fit_policy_level(pairs, teacher_of(pairs), 2, VOTES)
     share = sigmoid(pairs.difference @ fit.theta) @ fit.weights
     assert ((share > 0) & (share < 1)).all()
     assert fit.weights.min() > 0
     assert fit.weights.sum() == pytest.approx(1)
+    assert fit.undecided == 0
     assert fit.score == pytest.approx(brier(share, pairs.prob_a), abs=1e-6)
     assert fit.score < 0.5 * single
 
@@ -51,14 +60,33 @@ def test_training_lowers_the_error_of_the_start() -> None:
     pairs = two_groups()
     guide = fit_bradley_terry(pairs.difference, pairs.prob_a, 0.01)
     start = brier(sigmoid(pairs.difference @ guide), pairs.prob_a)
-    scores = [fit_policy_level(pairs, k, validation_folds(pairs.prompt, 0), l2=0.01).score for k in (1, 4)]
+    scores = [fit_policy_level(pairs, teacher_of(pairs), k, VOTES).score for k in (1, 4)]
     assert scores[0] < start, "even a single member is fitted to the squared error"
     assert scores[1] < scores[0]
 
 
 def test_fit_depends_only_on_the_seed() -> None:
     pairs = two_groups()
-    folds = validation_folds(pairs.prompt, 0)
-    one, again, other = (fit_policy_level(pairs, 3, folds, l2=0.01, seed=seed) for seed in (0, 0, 1))
+    teacher, choice = teacher_of(pairs), PolicyChoice(MIXTURE, 0.03)
+    one, again, other = (fit_policy_level(pairs, teacher, 3, choice, seed=seed) for seed in (0, 0, 1))
     assert one.theta.tobytes() == again.theta.tobytes()
     assert np.abs(one.theta - other.theta).max() > 0.01
+
+
+def test_many_votes_without_damping_are_learned_from_votes_alone() -> None:
+    pairs = two_groups()
+    choice = choose_policy_options(pairs, teacher_of(pairs), 2, validation_folds(pairs.prompt, 0))
+    assert choice.blend == RAW_VOTES
+    assert choice.l2 == 0.003
+
+
+def test_the_teacher_shrinks_long_differences_where_there_are_few_votes() -> None:
+    """One vote per pair, damped: the teacher's share is less noisy than the votes, so it is part of the target."""
+    rng = np.random.default_rng(8)
+    difference = rng.standard_normal((300, 12)) * np.exp(0.7 * rng.standard_normal((300, 1)))
+    mean_square = float((difference**2).sum(axis=1).mean())
+    reward = np.zeros(12)
+    reward[:3] = 0.6
+    pairs = paired(difference, rng.binomial(1, sigmoid(np.asarray(damp(difference, 10.0, mean_square)) @ reward)))
+    choice = choose_policy_options(pairs, teacher_of(pairs), 4, validation_folds(pairs.prompt, 0))
+    assert choice.blend == MIXTURE

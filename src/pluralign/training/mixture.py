@@ -8,6 +8,7 @@ from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import fit_bradley_terry, scores
 
 EM_ROUNDS = 12
+ROUNDING = 1e-9
 
 
 def fit_em(
@@ -35,7 +36,7 @@ def fit_em(
     members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
     weights = np.full(k, 1 / k)
     for _ in range(rounds):
-        soft = sigmoid(scores(x, members))
+        soft = np.clip(sigmoid(scores(x, members)), ROUNDING, 1 - ROUNDING)  # no group is impossible
         for_a = weights * soft / (soft @ weights)[:, None] * prob_a[:, None]
         for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - prob_a)[:, None]
         count = np.maximum(for_a + for_b, 1e-9)
