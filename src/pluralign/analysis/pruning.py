@@ -1,8 +1,8 @@
 """``prune``: remove the members furthest from the ensemble (Theorem 3), and compare the error with its bound.
 
 The distance of a member to the ensemble decides, so people's votes play no part in the choice; they only measure the
-error before and after. The theorem is about hard votes, and so are the figures here. The rule is in
-``theory.guarantees``.
+error before and after. The theorem is about hard votes, and so are the figures here. The undecided share counts as one
+more reward, at distance ½ from every ensemble. The rule is in ``theory.guarantees``.
 """
 
 import math
@@ -43,6 +43,11 @@ class Pruning:
     kept: list[int]
     removed: list[int]
     removed_weight: float
+    """Σ (1 − u)α_j over the removed members, plus u if the undecided share was removed."""
+    undecided: float
+    """u of the original."""
+    undecided_after: float
+    """u of the pruned ensemble. 0 if it was removed; otherwise higher than before, since weights are scaled to sum 1."""
     distances: list[float]
     """d(V_j, p̂) of each original member."""
     epsilon: float
@@ -122,6 +127,7 @@ def prune(
         test_brier=evaluation.test.brier,
         test_brier_corrected=evaluation.test.brier_corrected,
         weights=pruning.ensemble.weights.tolist(),
+        undecided=pruning.ensemble.undecided,
     )
     record = ensemble.record
     if record.data is not None:
@@ -161,12 +167,17 @@ def plan_pruning(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
 ) -> Pruning:
     """Return what ``prune`` would do, without encoding texts. The ensemble in it keeps the record of the original."""
-    people, weights = held_out.preferences, ensemble.weights
-    kept = guarantees.members_to_keep(held_out.votes, weights, beta, only_far=only_far)
+    people, weights, undecided = held_out.preferences, ensemble.weights, ensemble.undecided
+    kept = guarantees.members_to_keep(held_out.votes, weights, beta, only_far=only_far, undecided=undecided)
     removed = np.setdiff1d(np.arange(len(weights)), kept)
-    rest = weights[kept] / weights[kept].sum() if len(removed) else weights
-    before = calibration.ensemble_prob(held_out.votes, weights)
-    after = calibration.ensemble_prob(held_out.votes[:, kept], rest) if len(removed) else before
+    keeps_undecided = guarantees.keeps_undecided(held_out.votes, weights, undecided, beta)
+    removed_weight = float((1 - undecided) * weights[removed].sum()) + (0.0 if keeps_undecided else undecided)
+    pruned, rest = ensemble, held_out.take(kept)
+    if removed_weight > 0 or len(removed):
+        left = undecided / (1 - removed_weight) if keeps_undecided and undecided else 0.0
+        pruned = ensemble.take(kept.tolist(), weights[kept] / weights[kept].sum(), left)
+    before = ensemble.readings(held_out.difference)["vote"]
+    after = pruned.readings(rest.difference)["vote"]
     errors = [corrected_errors(share, people) for share in (before, after)]
     measured = float(np.nanmean(errors[0]))
     epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
@@ -174,14 +185,16 @@ def plan_pruning(
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
     threshold = guarantees.outlier_threshold(beta, epsilon, least)
     return Pruning(
-        ensemble=ensemble.take(kept.tolist(), rest),
-        held_out=held_out.take(kept),
+        ensemble=pruned,
+        held_out=rest,
         beta=beta,
         only_far=only_far,
         kept=kept.tolist(),
         removed=removed.tolist(),
-        removed_weight=float(weights[removed].sum()),
-        distances=guarantees.distances_to_ensemble(held_out.votes, weights).tolist(),
+        removed_weight=removed_weight,
+        undecided=undecided,
+        undecided_after=pruned.undecided,
+        distances=guarantees.distances_to_ensemble(held_out.votes, weights, undecided).tolist(),
         epsilon=epsilon,
         epsilon_clipped=measured < 0,
         bound=guarantees.pruning_bound(epsilon, beta),
