@@ -237,7 +237,7 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
             f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, {equal}."
-            + (TWO_REWARDS if pruning.undecided else "")
+            + (TWO_REWARDS if pruning.undecided_before else "")
         )
     else:
         here += ". Single votes do not show how much people disagree."
@@ -268,8 +268,8 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
         f"{pruning.error_after.mean:.4f}; the error of always predicting ½ is {error_of_half:.4f}."
     )
-    kept = pruning.undecided_after > 0 or pruning.undecided == 0
-    if pruning.undecided:
+    kept = pruning.ensemble.undecided > 0 or pruning.undecided_before == 0
+    if pruning.undecided_before:
         here += f" The undecided share counts as a reward at distance ½ and is {'kept' if kept else 'removed'}."
     return OutlierControl(
         states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
@@ -283,7 +283,7 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         outlier_threshold=pruning.outlier_threshold,
         names_outliers=possible,
         outliers=pruning.outliers_before,
-        outlier_weight=float((1 - pruning.undecided) * weights[pruning.outliers_before].sum()),
+        outlier_weight=float((1 - pruning.undecided_before) * weights[pruning.outliers_before].sum()),
         undecided_kept=kept,
         distances=pruning.distances,
         removed=pruning.removed,

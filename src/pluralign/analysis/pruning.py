@@ -44,10 +44,8 @@ class Pruning:
     removed: list[int]
     removed_weight: float
     """Σ (1 − u)α_j over the removed members, plus u if the undecided share was removed."""
-    undecided: float
-    """u of the original."""
-    undecided_after: float
-    """u of the pruned ensemble. 0 if it was removed; otherwise higher than before, since weights are scaled to sum 1."""
+    undecided_before: float
+    """u of the original. In the pruned ensemble it is 0 if it was removed; else it grows as the other weights do."""
     distances: list[float]
     """d(V_j, p̂) of each original member."""
     epsilon: float
@@ -77,7 +75,8 @@ class Pruning:
     def to_json(self) -> dict[str, Any]:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
         own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
-        return dict(to_json(own)) | {"k": self.ensemble.k, "weights": self.ensemble.weights.tolist()}
+        after = {"weights": self.ensemble.weights.tolist(), "undecided": self.ensemble.undecided}
+        return dict(to_json(own)) | {"k": self.ensemble.k, **after}
 
     def save(self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "") -> None:
         """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original."""
@@ -192,8 +191,7 @@ def plan_pruning(
         kept=kept.tolist(),
         removed=removed.tolist(),
         removed_weight=removed_weight,
-        undecided=undecided,
-        undecided_after=pruned.undecided,
+        undecided_before=undecided,
         distances=guarantees.distances_to_ensemble(held_out.votes, weights, undecided).tolist(),
         epsilon=epsilon,
         epsilon_clipped=measured < 0,

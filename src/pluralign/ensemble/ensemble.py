@@ -118,9 +118,7 @@ class RewardEnsemble:
         """The level it was fitted for."""
         return self.record.level
 
-    def take(
-        self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None
-    ) -> "RewardEnsemble":
+    def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
         """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged)."""
         return replace(
             self,

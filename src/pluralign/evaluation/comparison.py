@@ -65,6 +65,19 @@ def _row_name(kind: str, name: str, reading: str) -> str:
     return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
 
 
+def undecided_sentence(undecided: float) -> str:
+    """Return the undecided share in words that need no knowledge of the paper; empty for 0.
+
+    Example:
+        >>> undecided_sentence(0.331)
+        'Undecided share: 33 %. No member explains these votes; they are predicted to split evenly.'
+    """
+    if not undecided:
+        return ""
+    share = f"{100 * undecided:.{0 if undecided >= 0.01 else 1}f} %"
+    return f"Undecided share: {share}. No member explains these votes; they are predicted to split evenly."
+
+
 def standing(difference: Interval) -> str:
     """Return ``ahead of``, ``behind``, or ``level with`` if the interval of the difference contains 0.
 

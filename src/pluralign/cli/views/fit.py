@@ -8,7 +8,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.views.evaluation import bound_line, chance_warning, comparison_table, member_table, verdict_line
+from pluralign.cli.views.evaluation import (
+    bound_line,
+    chance_warning,
+    comparison_table,
+    member_table,
+    other_scores,
+    undecided_line,
+    verdict_line,
+)
 from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import HistoryRow
@@ -78,10 +86,12 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     if evaluation:
         yield from verdict_line(evaluation)
         yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
+        yield from other_scores(evaluation)
     yield _history_table(record.history)
     if evaluation:
         yield member_table(evaluation.members)
         yield from chance_warning(evaluation.members)
+    yield from undecided_line(ensemble.undecided)
     yield from bound_line(record.bound)
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
