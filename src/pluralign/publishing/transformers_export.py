@@ -76,7 +76,8 @@ def export(
     """Write a fine-tuned ensemble as transformers reward models.
 
     Without ``member`` and ``separate`` the ensemble becomes one model with one output per member. Its configuration
-    holds their weights, their names and the undecided share. The members of a stagewise ensemble are separate models and cannot be exported so.
+    holds their weights, their names and the undecided share. The members of a stagewise ensemble are separate models
+    and cannot be exported so.
 
     Args:
         folder: folder of the ensemble, written by ``fit``.
