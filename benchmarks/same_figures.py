@@ -33,8 +33,9 @@ def main() -> None:
     found = list(differences(recorded.record.to_json(), again.record.to_json()))
     if recorded.members.theta.tobytes() != again.members.theta.tobytes():
         found.append("members: the parameters differ")
-    if recorded.weights.tolist() != again.weights.tolist() or recorded.temperature != again.temperature:
-        found.append("weights or temperature differ")
+    for name in ("weights", "temperature", "undecided"):
+        if np.any(getattr(recorded, name) != getattr(again, name)):
+            found.append(f"{name}: the values differ")
     print("\n".join(found) or "identical")
     sys.exit(bool(found))
 
