@@ -3,9 +3,9 @@
     python benchmarks/same_figures.py FOLDER DATA
 
 FOLDER was written by ``pluralign fit DATA -o FOLDER``, by this version or an earlier one, on frozen features. After a
-change of the code that should not change results, this prints "identical": parameters, weights, temperature and all
-figures of the record are the same to the last digit. Timings and versions are not compared. Another CPU can change the
-last digits.
+change of the code that should not change results, this prints "identical": parameters, weights, temperature, undecided
+share and all figures of the record are the same to the last digit. Timings and versions are not compared. Another CPU
+can change the last digits.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 import pluralign
 from pluralign.training.options import FitOptions
