@@ -35,9 +35,11 @@ def main() -> None:
     found = list(differences(recorded.record.to_json(), again.record.to_json()))
     if recorded.members.theta.tobytes() != again.members.theta.tobytes():
         found.append("members: the parameters differ")
-    for name in ("weights", "temperature", "undecided"):
-        if np.any(getattr(recorded, name) != getattr(again, name)):
-            found.append(f"{name}: the values differ")
+    found += [
+        f"{name}: the values differ"
+        for name in ("weights", "temperature", "undecided")
+        if not np.array_equal(getattr(recorded, name), getattr(again, name))
+    ]
     print("\n".join(found) or "identical")
     sys.exit(bool(found))
 
