@@ -49,7 +49,7 @@ function start(ensemble) {
 
 function introduction({ k, data: source, votes, undecided }) {
   const share = undecided
-    ? "their weighted votes and the undecided share give the predicted share of people who prefer an answer."
+    ? "their weighted votes and half of the undecided share predict the share of people who prefer an answer."
     : "the weight of the votes for an answer is the predicted share of people who prefer it.";
   const trained = source.train_pairs ? ` Trained on ${count(source.train_pairs)} pairs of answers with votes` : "";
   const tested = votes ? `; tested on ${count(votes.pairs)} pairs from held-out prompts` : "";
