@@ -161,7 +161,7 @@ def test_compare_shows_the_undecided_share_between_both_sides(
         share = 0.2 + 0.6 * (rewards[0] > rewards[1]) @ ensemble.weights
         text = page.inner_text("#compare")
         assert f"{percent(share)} of people are predicted to prefer A" in text
-        assert f"plus half of the undecided share of {percent(0.4)}" in text
+        assert f"The undecided share of {percent(0.4)} counts half for each side" in text
         parts = page.query_selector_all(".split > *")
         widths = np.array([part.bounding_box()["width"] for part in parts])
         (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]

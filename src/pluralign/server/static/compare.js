@@ -76,11 +76,16 @@ export function compare(panel, ensemble) {
     const ties = members.filter((one) => one.vote === 0.5);
     const reading = ensemble.level === "policy" ? soft : hard;
     const { undecided } = ensemble;
-    const even = undecided ? ` plus half of the undecided share of ${percent(undecided)}` : "";
+    const own = camps.a.reduce((sum, one) => sum + one.weight, 0);
+    const voters = `${plural(camps.a.length, "member", "members")} voting for A`;
+    const counted = undecided
+      ? `The ${voters} ${camps.a.length === 1 ? "has" : "have"} ${percent(own)} of the weight. The undecided share of ` +
+        `${percent(undecided)} counts half for each side. `
+      : `This is the weight of the ${voters}. `;
     const how =
       ensemble.level === "policy"
         ? `Each member counts with its probability of preferring A. With hard votes the share is ${percent(hard)}.`
-        : `This is the weight of the ${plural(camps.a.length, "member", "members")} voting for A${even}. ` +
+        : counted +
           `With each member’s probability of preferring A instead of its vote, the share is ${percent(soft)}.`;
     const people = pair ? pair.votes_a + pair.votes_b : 0;
     const middle = undecided ? `, undecided ${percent(undecided)}` : "";
