@@ -230,7 +230,7 @@ def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Pat
     facts = json.loads(done.stdout)
     assert facts["report"] == str(target)
     assert len(facts["figures"]) == 10
-    assert facts["study"]["certificate"]["theorem_2"]["k"] == 3
+    assert facts["study"]["certificate"]["k"] == 3
     text = target.read_text()
     assert "pluralign fit demo" in text
     assert "--k 3 --encoder none --test-fraction 0.4" in text
