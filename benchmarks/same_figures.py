@@ -3,9 +3,9 @@
     python benchmarks/same_figures.py FOLDER DATA
 
 FOLDER was written by ``pluralign fit DATA -o FOLDER``, by this version or an earlier one, on frozen features. After a
-change of the code that should not change results, this prints "identical": parameters, weights, temperature and all
-figures of the record are the same to the last digit. Timings and versions are not compared. Another CPU can change the
-last digits.
+change of the code that should not change results, this prints "identical": parameters, weights, temperature, undecided
+share and all figures of the record are the same to the last digit. Timings and versions are not compared. Another CPU
+can change the last digits.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 import pluralign
 from pluralign.training.options import FitOptions
@@ -33,8 +35,11 @@ def main() -> None:
     found = list(differences(recorded.record.to_json(), again.record.to_json()))
     if recorded.members.theta.tobytes() != again.members.theta.tobytes():
         found.append("members: the parameters differ")
-    if recorded.weights.tolist() != again.weights.tolist() or recorded.temperature != again.temperature:
-        found.append("weights or temperature differ")
+    found += [
+        f"{name}: the values differ"
+        for name in ("weights", "temperature", "undecided")
+        if not np.array_equal(getattr(recorded, name), getattr(again, name))
+    ]
     print("\n".join(found) or "identical")
     sys.exit(bool(found))
 

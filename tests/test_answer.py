@@ -68,7 +68,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
 def test_answer_is_score_followed_by_choose(
     ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
-    ensemble = replace(ensemble, record=replace(ensemble.record, level=level))
+    ensemble = replace(ensemble, record=replace(ensemble.record, level=level), undecided=0.3)
     texts = [*CANDIDATES, CANDIDATES[0]]
     scored = dict(options)
     if "choices" in options:
@@ -86,6 +86,7 @@ def test_answer_is_score_followed_by_choose(
             prompt=PROMPT,
             level=level,
             temperature=ensemble.temperature,
+            undecided=0.3,
             profiles=cards,
             seed=seed,
             **scored,
@@ -180,10 +181,10 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
     assert stats.chisquare(counts, ensemble.weights * 600).pvalue > 1e-4
 
 
-def test_drawn_answers_to_a_pair_match_the_predicted_share(ensemble: RewardEnsemble) -> None:
+def test_drawn_answers_to_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble) -> None:
     pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[2]], [1], [1])
     for level in ("vote", "policy"):
-        leveled = replace(ensemble, record=replace(ensemble.record, level=level))
+        leveled = replace(ensemble, record=replace(ensemble.record, level=level), undecided=0.0)
         share = float(leveled.prob_hat(pair, level)[0])
         drawn = [
             answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text

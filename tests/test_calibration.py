@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pluralign.theory import calibration, intervals, reliability
 from pluralign.theory.calibration import (
+    absolute_error,
     brier,
     brier_corrected,
     constant_half,
@@ -32,6 +33,7 @@ from pluralign.theory.calibration import (
     sampling_noise,
     squared_error,
     votes_from_rewards,
+    with_undecided,
 )
 
 TRUE_SHARES = [Fraction(x, 20) for x in (0, 1, 5, 9, 10, 14, 20)]
@@ -170,6 +172,26 @@ def test_log_loss_is_entropy_plus_divergence() -> None:
     entropy = scipy.stats.entropy([p, 1 - p])
     divergence = scipy.special.rel_entr([p, 1 - p], [q, 1 - q]).sum(axis=0)
     assert log_loss(q, p) == pytest.approx(np.mean(entropy + divergence))
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("predicted", [Fraction(1, 10), Fraction(1, 2), Fraction(7, 10)])
+def test_the_absolute_error_is_too_high_on_average(n: int, predicted: Fraction) -> None:
+    """By enumeration of all vote counts: its expectation is at least |p̂ − p*|, and above it near p*."""
+    for truth in TRUE_SHARES:
+        counts = [math.comb(n, votes) * truth**votes * (1 - truth) ** (n - votes) for votes in range(n + 1)]
+        errors = [absolute_error([float(predicted)], [votes / n]) for votes in range(n + 1)]
+        expected = sum(float(count) * error for count, error in zip(counts, errors, strict=True))
+        assert expected >= abs(float(predicted - truth)) - 1e-12
+        if truth == predicted:
+            assert expected > 0.05
+
+
+def test_an_undecided_share_is_between_0_and_1() -> None:
+    assert with_undecided([0.0, 1.0], 1.0).tolist() == [0.5, 0.5]
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="undecided must be between 0 and 1"):
+            with_undecided([0.5], wrong)
 
 
 @pytest.mark.parametrize("clip", [1e-6, 1e-3])
@@ -355,7 +377,7 @@ def test_shares_outside_the_unit_interval_by_rounding_are_accepted() -> None:
     assert brier([1.0 + 2e-16, -1e-9], [1.0, 0.0]) == 0.0
 
 
-@pytest.mark.parametrize(("module", "count"), [(calibration, 15), (intervals, 2), (reliability, 4)])
+@pytest.mark.parametrize(("module", "count"), [(calibration, 17), (intervals, 2), (reliability, 4)])
 def test_every_public_function_has_an_example(module: ModuleType, count: int) -> None:
     functions = [f for f in vars(module).values() if getattr(f, "__module__", "") == module.__name__]
     public = [f for f in functions if f.__name__[0].islower()]

@@ -20,7 +20,7 @@ from pluralign.features.frozen import TextFeatures
 from pluralign.training.options import FitOptions
 from pluralign.votes.town_hall.townhall import town_hall
 
-FIT_KEYS = {"method", "k", "weights", "seconds", "history", "test", "baselines", "members"}
+FIT_KEYS = {"method", "k", "weights", "undecided", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}
 QUICK = ("--encoder", "none", "--method", "stagewise", "--k", "3")
 SOFT_BT = "The ensemble is {} a single soft BT reward read as σ(Δr):"
@@ -70,7 +70,8 @@ def test_fit_prints_one_json_object_and_nothing_else(data: Path, tmp_path: Path)
     assert set(facts["test"]) >= {"brier", "brier_corrected", "noise", "log_loss", "interval"}
     assert set(facts["baselines"]) >= BASELINES
     assert all(set(member) >= {"weight", "disagreement", "regret"} for member in facts["members"])
-    assert RewardEnsemble.load(tmp_path / "out").weights.tolist() == facts["weights"]
+    saved = RewardEnsemble.load(tmp_path / "out")
+    assert (saved.weights.tolist(), saved.undecided) == (facts["weights"], facts["undecided"])
 
 
 def test_fit_compares_the_ensemble_with_soft_bt(fitted: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -110,6 +111,23 @@ def test_evaluate_scores_the_same_baselines_on_other_votes(
     assert page.returncode == 0
     for words in ("200 pairs", "constant ½", "soft BT as σ(Δr)", "mixture of BT", "member 2", "95 %"):
         assert words in text, words
+
+
+def test_the_terminal_shows_the_undecided_share_and_the_absolute_error(data: Path, tmp_path: Path) -> None:
+    dataclasses.replace(some_ensemble(), undecided=0.3).save(tmp_path)
+    words = {
+        ("evaluate", tmp_path, data): (
+            "Undecided share: 30 %. No member explains these votes",
+            "Mean absolute error 0.",
+        ),
+        ("certify", tmp_path, data): ("3 members, undecided share 30.0%", "counts as two rewards"),
+        ("prune", tmp_path, "--data", data, "-o", tmp_path / "pruned"): ("undecided share 0.300 0.500 0.500 kept",),
+    }
+    for command, expected in words.items():
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
+        for part in expected:
+            assert part in " ".join(done.stdout.split()), part
 
 
 def test_evaluate_does_not_call_training_prompts_held_out(

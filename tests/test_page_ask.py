@@ -136,7 +136,8 @@ def test_choices_on_pairs_update_the_posterior(
             [int(a) for a in chosen],
             [int(not a) for a in chosen],
         )
-        expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
+        scored = ScoredChoices.of(ensemble, votes)
+        expected = steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided)
         shares = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
         assert shares == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
         assert f"Member {expected.member} answers" in page.inner_text("#ask")

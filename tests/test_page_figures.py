@@ -1,15 +1,17 @@
 """The tabs Calibration, Members and Compare show the data of the server."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from page_browser import Tab, percent, plain
+from page_browser import Tab, page_data, percent, plain
+from served import running
 
 from pluralign.analysis.profiles import member_profiles
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.server.explain import explain_votes
 
 
@@ -129,7 +131,7 @@ def test_compare_shows_votes_and_reasons(
     rewards = ensemble.rewards([(texts[0], texts[1]), (texts[0], texts[2])])
     cards = member_profiles(ensemble.weights, load_held_out(town_folder))
     expected = explain_votes(ensemble, cards, texts[0], texts[1:], rewards)
-    share = sum(one.weight * one.vote for one in expected)
+    share = ensemble.undecided / 2 + (1 - ensemble.undecided) * sum(one.weight * one.vote for one in expected)
     assert f"{percent(share)} of people are predicted to prefer A" in page.inner_text("#compare")
     assert f"In the data {pair['votes_a']} of" in page.inner_text("#compare")
     camps = page.query_selector_all(".camp")
@@ -147,6 +149,24 @@ def test_compare_shows_votes_and_reasons(
     tab.rest()
     assert page.input_value("#response-a") == shown["steering_pairs"][1]["response_a"]
     assert "In the data" in page.inner_text("#compare")
+
+
+def test_compare_shows_the_undecided_share_between_both_sides(
+    tab: Tab, ensemble: RewardEnsemble, held_out: HeldOutVotes
+) -> None:
+    with running(replace(ensemble, undecided=0.4), held_out=held_out) as client:
+        page = tab.open(f"{client.address}/#compare")
+        pair = page_data(f"{client.address}/")["steering_pairs"][0]
+        rewards = ensemble.rewards([(pair["prompt"], pair["response_a"]), (pair["prompt"], pair["response_b"])])
+        share = 0.2 + 0.6 * (rewards[0] > rewards[1]) @ ensemble.weights
+        text = page.inner_text("#compare")
+        assert f"{percent(share)} of people are predicted to prefer A" in text
+        assert f"The undecided share of {percent(0.4)} counts half for each side" in text
+        parts = page.query_selector_all(".split > *")
+        widths = np.array([part.bounding_box()["width"] for part in parts])
+        (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]
+        assert widths[coin] / widths.sum() == pytest.approx(0.4, abs=0.02)
+        assert "Undecided share: 40 %" in page.inner_text("#crowd")
 
 
 def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:

@@ -111,6 +111,16 @@ def test_the_page_shows_the_figures_of_the_fit(ensemble: RewardEnsemble, found: 
         assert f"{card.member} · " in text
 
 
+def test_the_page_shows_the_undecided_share_and_the_absolute_error(ensemble: RewardEnsemble, found: ReportData) -> None:
+    evaluation = replace(evaluation_of(ensemble), undecided=0.331)
+    text = page(ensemble, replace(found, record=replace(found.record, evaluation=evaluation)))
+    assert "<b>33 %</b>undecided<small>" in text
+    plain = page(ensemble, replace(found, record=replace(found.record, evaluation=replace(evaluation, undecided=0.0))))
+    assert "%</b>undecided<small>" not in plain
+    for baseline in evaluation.baselines.values():
+        assert f"<td>{baseline.absolute_error:.3f}</td>" in text
+
+
 def test_the_page_reports_that_soft_bt_is_better(ensemble: RewardEnsemble, found: ReportData) -> None:
     evaluation = evaluation_of(ensemble)
     soft_bt = evaluation.baselines["soft_bt"]
@@ -220,7 +230,7 @@ def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Pat
     facts = json.loads(done.stdout)
     assert facts["report"] == str(target)
     assert len(facts["figures"]) == 10
-    assert facts["study"]["certificate"]["theorem_2"]["k"] == 3
+    assert facts["study"]["certificate"]["k"] == 3
     text = target.read_text()
     assert "pluralign fit demo" in text
     assert "--k 3 --encoder none --test-fraction 0.4" in text

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,31 @@ def test_compare_and_score_match_the_command_line(client: Client, town_folder: P
     offline = [json.loads(line) for line in run("score", town_folder, write_jsonl(texts)).stdout.splitlines()]
     for ours, theirs in zip(client.json("/v1/score", {"texts": texts})["results"], offline, strict=True):
         assert ours["rewards"] == pytest.approx(theirs["rewards"])
+
+
+def test_predicted_shares_include_the_undecided_share(ensemble: RewardEnsemble) -> None:
+    undecided = replace(ensemble, undecided=0.4)
+    rewards = ensemble.rewards([("Tea?", TEXTS[0]), ("Tea?", TEXTS[1])])
+    with running(undecided) as client:
+        reply = client.json("/v1/explain", pair())
+        assert reply["undecided"] == 0.4
+        assert client.json("/v1/compare", {"pairs": [pair()]})["results"] == [
+            {key: reply[key] for key in ("votes", "prob_hat", "prob_policy")}
+        ]
+        shown = client.json("/v1/ensemble")
+        drawn = {
+            client.json("/v1/answer", {"prompt": "Tea?", "mode": "distributional", "candidates": TEXTS, "seed": seed})[
+                "answers"
+            ][0]["member"]
+            for seed in range(20)
+        }
+    assert reply["prob_hat"] == pytest.approx(0.2 + 0.6 * (rewards[0] > rewards[1]) @ ensemble.weights)
+    soft = 1 / (1 + np.exp(-(rewards[0] - rewards[1]) / ensemble.temperature))
+    assert reply["prob_policy"] == pytest.approx(0.2 + 0.6 * soft @ ensemble.weights)
+    assert shown["undecided"] == 0.4
+    assert shown["weights"] == ensemble.weights.tolist()
+    assert shown["undecided_note"].startswith("Undecided share: 40 %. ")
+    assert drawn <= set(range(ensemble.k)), "every draw is a member"
 
 
 def test_rerank_scores_by_weighted_pairwise_support(client: Client, ensemble: RewardEnsemble) -> None:

@@ -20,10 +20,12 @@ def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 
 def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature)
+    scored = ScoredChoices.of(ensemble, choices)
+    return steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided)
 
 
 def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, town_folder: Path) -> None:
+    ensemble = replace(ensemble, undecided=0.0)
     votes = load_held_out(town_folder).preferences
     for member in range(ensemble.k):
         own = ensemble.votes(votes)[:, member]
@@ -34,10 +36,13 @@ def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, town_f
         assert found.path[-1][member] > 0.9 > found.path[1][member], "the posterior sharpens"
 
 
-def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble) -> None:
+@pytest.mark.parametrize("undecided", [0.0, 0.1, 0.4])
+def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble, undecided: float) -> None:
+    ensemble, at_random = replace(ensemble, undecided=undecided), max(undecided, 0.1)
     pair = PreferenceSet.from_columns(["Trees?"], ["Yes, and many of them, please!"], ["No."], [1], [0])
     reward_a, reward_b = ensemble.pair_rewards(pair)
-    likelihood = 0.05 + 0.9 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
+    chance = 1 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
+    likelihood = at_random / 2 + (1 - at_random) * chance
     expected = ensemble.weights * likelihood
     assert steer_from(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
 

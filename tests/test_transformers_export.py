@@ -228,6 +228,43 @@ def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_an_undecided_share_survives_the_export(joint: Path, tmp_path: Path) -> None:
+    """The exported model predicts as the ensemble does, and its card gives the formula that it is evaluated by."""
+    ensemble = replace(RewardEnsemble.load(joint), undecided=0.4)
+    ensemble.save(tmp_path / "dir")
+    done = export(tmp_path / "dir", tmp_path / "out")
+    assert done.undecided == 0.4
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["pluralign_undecided"] == 0.4
+    assert json.loads((tmp_path / "out" / "pluralign.json").read_text())["undecided"] == 0.4
+    votes = some_votes(tmp_path)
+    assert evaluate(tmp_path / "out", votes, groups=[]).levels["vote"].brier == pytest.approx(
+        evaluate(ensemble, votes, groups=[]).levels["vote"].brier
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    (formula,) = re.findall(r"`(u / 2 \+ .*?)`", card)
+    torch = importlib.import_module("torch")
+    rewards_a, rewards_b = torch.tensor(ensemble.rewards(ITEMS[:2]))
+    known = {"u": 0.4, "weights": torch.tensor(WEIGHTS), "rewards_a": rewards_a, "rewards_b": rewards_b}
+    expected = 0.2 + 0.6 * np.array(WEIGHTS) @ (rewards_a > rewards_b).numpy()
+    assert float(eval(formula, known)) == pytest.approx(expected)
+    assert "u/2 + (1 − u) × w" in card
+    assert "u = 0.4000 is the undecided share" in card
+    export(joint, tmp_path / "plain")
+    assert "undecided" not in (tmp_path / "plain" / "README.md").read_text()
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["pluralign_undecided"] == 0
+
+
+@pytest.mark.slow
+def test_an_undecided_share_that_is_none_is_rejected(joint: Path, tmp_path: Path) -> None:
+    export(joint, tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    for wrong in (1.5, "much"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"pluralign_undecided": wrong}))
+        with pytest.raises(DataError, match="pluralign_undecided is not a share; give a number from 0 to 1"):
+            evaluate(tmp_path / "out", some_votes(tmp_path), groups=[])
+
+
+@pytest.mark.slow
 def test_a_pair_classifier_keeps_its_bias_and_gives_raw_scores_to_cross_encoders(tmp_path: Path) -> None:
     sentence_transformers = importlib.import_module("sentence_transformers")
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")

@@ -27,6 +27,8 @@ TRIVIAL_ERROR = 0.25
 """Largest possible error of always predicting ½: (½ − p*)² is at most ¼."""
 SMALL_GAP = 0.05
 """A gap between measured and true error that counts as small."""
+TWO_REWARDS = " The undecided share counts as two rewards."
+"""Added to statements about the number of rewards."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class SmallSize(Statement):
     sufficient_size_here: int | None
     """⌈mean p*(1 − p*)/ε⌉."""
     k: int
+    """Number of rewards in the paper's form: two more than members with an undecided share."""
     random_error: float
     """Expected error of k random annotators."""
     own_error: float
@@ -78,6 +81,9 @@ class OutlierControl(Statement):
     """Whether the threshold is below 1, so that a member can be an outlier."""
     outliers: list[int]
     outlier_weight: float
+    """Weight of these members, in shares of all votes: the sum of (1 − u)α_j."""
+    undecided_kept: bool
+    """Whether pruning keeps the undecided share."""
     distances: list[float]
     removed: list[int]
     removed_weight: float
@@ -96,6 +102,7 @@ class Generalization(Statement):
 
     d: int
     k: int
+    """Number of rewards in the paper's form: two more than members with an undecided share."""
     pseudo_dimension: float
     delta: float
     pairs: int
@@ -163,6 +170,9 @@ class Certificate:
     pairs: int
     prompts: int
     k: int
+    """Number of members."""
+    undecided: float
+    """u, the share of votes that no member explains."""
     theorem_2: SmallSize
     theorem_3: OutlierControl
     theorem_4: Generalization
@@ -203,7 +213,8 @@ def certify(
         pairs=len(people),
         prompts=len(people.prompts),
         k=ensemble.k,
-        theorem_2=_small_size(pruning, people, ensemble.k, epsilon),
+        undecided=ensemble.undecided,
+        theorem_2=_small_size(pruning, people, guarantees.paper_size(ensemble.k, ensemble.undecided), epsilon),
         theorem_3=_outlier_control(pruning, ensemble.weights, people),
         theorem_4=_generalization(ensemble, people, delta),
         lemma_1=_vote_noise(ensemble, held_out),
@@ -226,6 +237,7 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
             f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, {equal}."
+            + (TWO_REWARDS if pruning.undecided_before else "")
         )
     else:
         here += ". Single votes do not show how much people disagree."
@@ -256,6 +268,9 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
         f"{pruning.error_after.mean:.4f}; the error of always predicting ½ is {error_of_half:.4f}."
     )
+    kept = pruning.ensemble.undecided > 0 or pruning.undecided_before == 0
+    if pruning.undecided_before:
+        here += f" The undecided share counts as a reward at distance ½ and is {'kept' if kept else 'removed'}."
     return OutlierControl(
         states="Outliers have little weight, and removing the members furthest from the ensemble adds little error.",
         here=here,
@@ -268,7 +283,8 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         outlier_threshold=pruning.outlier_threshold,
         names_outliers=possible,
         outliers=pruning.outliers_before,
-        outlier_weight=float(weights[pruning.outliers_before].sum()),
+        outlier_weight=float((1 - pruning.undecided_before) * weights[pruning.outliers_before].sum()),
+        undecided_kept=kept,
         distances=pruning.distances,
         removed=pruning.removed,
         removed_weight=pruning.removed_weight,
@@ -282,7 +298,7 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
 def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: float) -> Generalization:
     data = ensemble.record.data
     pairs, prompts = (data.train_pairs, data.train_prompts) if data else (len(people), len(people.prompts))
-    d, k = ensemble.members.theta.shape
+    d, k = ensemble.members.theta.shape[0], guarantees.paper_size(ensemble.k, ensemble.undecided)
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
     start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
     history = ensemble.record.history
@@ -291,6 +307,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; " + (
         f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it is vacuous."
     )
+    here += TWO_REWARDS if ensemble.undecided else ""
     if gap is not None:
         here += f" The measured gap between held-out and training Brier score is {gap:+.4f}."
     tuned = isinstance(ensemble.features, FinetunedFeatures)
@@ -318,7 +335,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
 
 def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
     people = held_out.preferences
-    share = calibration.ensemble_prob(held_out.votes, ensemble.weights)
+    share = ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
     noise = clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)

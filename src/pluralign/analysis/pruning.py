@@ -1,8 +1,8 @@
 """``prune``: remove the members furthest from the ensemble (Theorem 3), and compare the error with its bound.
 
 The distance of a member to the ensemble decides, so people's votes play no part in the choice; they only measure the
-error before and after. The theorem is about hard votes, and so are the figures here. The rule is in
-``theory.guarantees``.
+error before and after. The theorem is about hard votes, and so are the figures here. The undecided share counts as one
+more reward, at distance ½ from every ensemble. The rule is in ``theory.guarantees``.
 """
 
 import math
@@ -43,6 +43,9 @@ class Pruning:
     kept: list[int]
     removed: list[int]
     removed_weight: float
+    """Σ (1 − u)α_j over the removed members, plus u if the undecided share was removed."""
+    undecided_before: float
+    """u of the original. In the pruned ensemble it is 0 if it was removed; else it grows as the other weights do."""
     distances: list[float]
     """d(V_j, p̂) of each original member."""
     epsilon: float
@@ -72,7 +75,8 @@ class Pruning:
     def to_json(self) -> dict[str, Any]:
         """Return the figures with the keys of the command line's JSON, without the ensemble and its votes."""
         own = {name: value for name, value in vars(self).items() if name not in ("ensemble", "held_out")}
-        return dict(to_json(own)) | {"k": self.ensemble.k, "weights": self.ensemble.weights.tolist()}
+        after = {"weights": self.ensemble.weights.tolist(), "undecided": self.ensemble.undecided}
+        return dict(to_json(own)) | {"k": self.ensemble.k, **after}
 
     def save(self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "") -> None:
         """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original."""
@@ -122,6 +126,7 @@ def prune(
         test_brier=evaluation.test.brier,
         test_brier_corrected=evaluation.test.brier_corrected,
         weights=pruning.ensemble.weights.tolist(),
+        undecided=pruning.ensemble.undecided,
     )
     record = ensemble.record
     if record.data is not None:
@@ -161,12 +166,17 @@ def plan_pruning(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, beta: float = BETA, *, only_far: bool = False
 ) -> Pruning:
     """Return what ``prune`` would do, without encoding texts. The ensemble in it keeps the record of the original."""
-    people, weights = held_out.preferences, ensemble.weights
-    kept = guarantees.members_to_keep(held_out.votes, weights, beta, only_far=only_far)
+    people, weights, undecided = held_out.preferences, ensemble.weights, ensemble.undecided
+    kept = guarantees.members_to_keep(held_out.votes, weights, beta, only_far=only_far, undecided=undecided)
     removed = np.setdiff1d(np.arange(len(weights)), kept)
-    rest = weights[kept] / weights[kept].sum() if len(removed) else weights
-    before = calibration.ensemble_prob(held_out.votes, weights)
-    after = calibration.ensemble_prob(held_out.votes[:, kept], rest) if len(removed) else before
+    keeps_undecided = guarantees.keeps_undecided(held_out.votes, weights, undecided, beta)
+    removed_weight = float((1 - undecided) * weights[removed].sum()) + (0.0 if keeps_undecided else undecided)
+    pruned, rest = ensemble, held_out.take(kept)
+    if removed_weight > 0 or len(removed):
+        left = undecided / (1 - removed_weight) if keeps_undecided and undecided else 0.0
+        pruned = ensemble.take(kept.tolist(), weights[kept] / weights[kept].sum(), left)
+    before = ensemble.readings(held_out.difference)["vote"]
+    after = pruned.readings(rest.difference)["vote"]
     errors = [corrected_errors(share, people) for share in (before, after)]
     measured = float(np.nanmean(errors[0]))
     epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
@@ -174,14 +184,15 @@ def plan_pruning(
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
     threshold = guarantees.outlier_threshold(beta, epsilon, least)
     return Pruning(
-        ensemble=ensemble.take(kept.tolist(), rest),
-        held_out=held_out.take(kept),
+        ensemble=pruned,
+        held_out=rest,
         beta=beta,
         only_far=only_far,
         kept=kept.tolist(),
         removed=removed.tolist(),
-        removed_weight=float(weights[removed].sum()),
-        distances=guarantees.distances_to_ensemble(held_out.votes, weights).tolist(),
+        removed_weight=removed_weight,
+        undecided_before=undecided,
+        distances=guarantees.distances_to_ensemble(held_out.votes, weights, undecided).tolist(),
         epsilon=epsilon,
         epsilon_clipped=measured < 0,
         bound=guarantees.pruning_bound(epsilon, beta),

@@ -4,6 +4,9 @@
 - *steerable*: one member answers, chosen by number, by a preference in words, or by the user's own choices.
 - *distributional*: a member is drawn with probability equal to its weight.
 
+The undecided share of an ensemble is no member: it is never drawn, has no entry on a slate, and does not change the
+consensus. It only makes steering by choices more cautious.
+
 ``answer`` is two steps: ``score`` asks the ensemble for rewards, and ``choose`` picks answers from them without any
 model. A member's policy is best-of-N: it answers with its favourite candidate. In distributional mode, the members of
 an ensemble fitted at the policy level sample a candidate from their policy instead. A refusal policy runs before any
@@ -105,6 +108,7 @@ def answer(
         prompt=prompt,
         level=ensemble.level,
         temperature=ensemble.temperature,
+        undecided=ensemble.undecided,
         rule=rule,
         member=member,
         like=like,
@@ -150,6 +154,7 @@ def choose(
     prompt: PromptLike = "",
     level: Level = "vote",
     temperature: float = 1.0,
+    undecided: float = 0.0,
     rule: str = "maximin",
     member: int | None = None,
     like: str = "",
@@ -168,6 +173,7 @@ def choose(
         level: the level that the ensemble was fitted at. Distributional mode: ``policy`` samples a candidate from the
             member's policy, ``vote`` takes its favourite.
         temperature: β of the ensemble, for ``level="policy"`` and for ``choices``.
+        undecided: the ensemble's undecided share, for ``choices``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
@@ -196,7 +202,16 @@ def choose(
         if level == "policy":
             favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
         return Answer(mode, (_pick(texts, favourite, weights, drawn),), candidates=len(texts), notes=notes)
-    steering = steer(weights, temperature, member=member, like=like, choices=choices, profiles=profiles, seed=seed)
+    steering = steer(
+        weights,
+        temperature,
+        undecided=undecided,
+        member=member,
+        like=like,
+        choices=choices,
+        profiles=profiles,
+        seed=seed,
+    )
     entry = _pick(texts, favourite, weights, steering.member)
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
 

@@ -129,6 +129,10 @@ def consensus(
 ) -> Consensus:
     """Choose one answer by a social-choice rule over the weighted members.
 
+    Supports are shares of the members' weight. With an undecided share u the predicted share of people is
+    u/2 + (1 − u) times the support. This increases with the support and keeps ½ at ½, so every rule of
+    ``social_choice`` chooses the same answer.
+
     Args:
         texts: distinct candidates.
         rewards: of the candidates, ``(n_candidates, k)``.

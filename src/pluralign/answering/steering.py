@@ -22,7 +22,7 @@ from pluralign.theory.logistic import sigmoid
 from pluralign.votes.preferences import PreferenceSet
 
 SLIP = 0.1
-"""Share of a user's choices that are random: half of them go either way."""
+"""Smallest share of a user's choices that count as random: half of them go either way."""
 DRAWS = 4000
 """Monte Carlo draws behind the posterior of a match by words."""
 SURE_ENOUGH = 0.5
@@ -83,6 +83,7 @@ def steer(
     weights: FloatArray,
     temperature: float = 1.0,
     *,
+    undecided: float = 0.0,
     member: int | None = None,
     like: str = "",
     choices: ScoredChoices | None = None,
@@ -94,6 +95,7 @@ def steer(
     Args:
         weights: of the members, ``(k,)``.
         temperature: β of the ensemble; used with ``choices``.
+        undecided: the ensemble's undecided share; used with ``choices``.
         member: this member.
         like: a preference in words; matched to ``profiles``.
         choices: pairs that the user voted on.
@@ -111,26 +113,30 @@ def steer(
             raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
         return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
     if choices is not None:
-        return steer_by_choices(choices, weights, temperature)
+        return steer_by_choices(choices, weights, temperature, undecided)
     return steer_by_words(like, profiles, seed=seed)
 
 
-def steer_by_choices(choices: ScoredChoices, weights: FloatArray, temperature: float) -> Steering:
+def steer_by_choices(
+    choices: ScoredChoices, weights: FloatArray, temperature: float, undecided: float = 0.0
+) -> Steering:
     """Choose the member with the highest posterior probability given the user's choices.
 
     With the weights as prior, and n_a of n votes for a on pair i, the posterior is
 
-      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},   q_ij = (1 − 2η) σ(Δr_ij / β) + η,
+      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},   q_ij = ``choice_probability``,
 
-    where β is the ensemble's fitted temperature and 2η (``SLIP``) the share of random choices.
+    where β is the ensemble's fitted temperature and u its undecided share. A user of any member is undecided as often
+    as people are on average, so before any choice the predicted probability of a is p̂ at the policy level.
 
     Args:
         choices: the user's pairs and the members' rewards of them.
         weights: of the members, ``(k,)``.
         temperature: β.
+        undecided: u.
     """
     votes = choices.votes
-    chance = choice_probability(choices.reward_a - choices.reward_b, temperature)
+    chance = choice_probability(choices.reward_a - choices.reward_b, temperature, undecided)
     votes_a = (votes.votes_a + 0.5 * votes.counted_ties)[:, None]
     votes_b = (votes.votes_b + 0.5 * votes.counted_ties)[:, None]
     log_likelihood = votes_a * np.log(chance) + votes_b * np.log1p(-chance)
@@ -143,18 +149,26 @@ def steer_by_choices(choices: ScoredChoices, weights: FloatArray, temperature: f
     return Steering(best, why, float(path[-1][best]), tuple(path[-1].tolist()), tuple(tuple(p.tolist()) for p in path))
 
 
-def choice_probability(difference: FloatArray, temperature: float) -> FloatArray:
+def choice_probability(difference: FloatArray, temperature: float, undecided: float = 0.0) -> FloatArray:
     """Return the probability that a user who shares a member's preferences chooses response a.
+
+      q = s/2 + (1 − s) σ(Δr / β),   s = max(u, ``SLIP``)
+
+    s is the share of random choices: the undecided share of the ensemble, or ``SLIP`` if that is larger.
 
     Args:
         difference: reward of a less reward of b, any shape.
         temperature: β.
+        undecided: u.
 
     Example:
         >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0)
         array([0.05, 0.5 , 0.95])
+        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0, undecided=0.4)
+        array([0.2, 0.5, 0.8])
     """
-    return np.asarray(SLIP / 2 + (1 - SLIP) * sigmoid(difference / temperature))
+    at_random = max(undecided, SLIP)
+    return np.asarray(at_random / 2 + (1 - at_random) * sigmoid(difference / temperature))
 
 
 def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:

@@ -59,7 +59,8 @@ class RewardEnsemble:
 
     def __repr__(self) -> str:
         weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
-        return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights})"
+        undecided = f", undecided {self.undecided:.2f}" if self.undecided else ""
+        return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights}{undecided})"
 
     def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
         """Return the reward of each member for each (prompt, response), ``(n_items, k)``."""
@@ -117,18 +118,23 @@ class RewardEnsemble:
         """The level it was fitted for."""
         return self.record.level
 
-    def take(self, indices: Sequence[int], weights: npt.ArrayLike) -> "RewardEnsemble":
-        """Return an ensemble of some of the members, with new weights."""
-        return replace(self, members=self.members.take(indices), weights=np.asarray(weights, dtype=np.float64))
+    def take(self, indices: Sequence[int], weights: npt.ArrayLike, undecided: float | None = None) -> "RewardEnsemble":
+        """Return an ensemble of some of the members, with new weights and undecided share (default: unchanged)."""
+        return replace(
+            self,
+            members=self.members.take(indices),
+            weights=np.asarray(weights, dtype=np.float64),
+            undecided=self.undecided if undecided is None else undecided,
+        )
 
     def first(self, k: int) -> "RewardEnsemble":
-        """Return a stagewise ensemble after its first k stages, with the weights of that stage."""
-        stages = {stage.k: stage.weights for stage in self.record.history}
+        """Return a stagewise ensemble after its first k stages, with the weights and undecided share of that stage."""
+        stages = {stage.k: stage for stage in self.record.history}
         if self.record.method != "stagewise":
             raise UsageError("first(k) needs a stagewise ensemble; joint members are calibrated only together.")
         if k not in stages or not 1 <= k <= self.k:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
-        return self.take(range(k), stages[k])
+        return self.take(range(k), stages[k].weights, stages[k].undecided)
 
     # --- on disk ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 Undefined figures are NaN here and null in JSON.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
@@ -41,6 +42,8 @@ class Figures:
     """Brier − noise: an unbiased estimate of the true calibration error (Lemma 1). NaN if every pair has one vote."""
     noise: float
     log_loss: float
+    absolute_error: float = field(default=math.nan, kw_only=True)
+    """mean |p̂ − p|. NaN in records of version 0.1, which did not measure it."""
     calibration_error: float
     """Expected calibration error over ten bins of equal mass."""
     interval: Interval
@@ -54,6 +57,8 @@ class Compared:
     brier: float
     brier_corrected: float
     log_loss: float
+    absolute_error: float = field(default=math.nan, kw_only=True)
+    """mean |p̂ − p|. NaN in records of version 0.1, which did not measure it."""
     k: int
     difference: Interval
     """Below 0 the ensemble is better."""
@@ -107,6 +112,8 @@ class Evaluation:
     """Figures of every reading. An ensemble has two: hard votes, and policies at the fitted temperature."""
     baselines: Mapping[str, Compared]
     members: list[MemberFigures]
+    undecided: float = field(default=0.0, kw_only=True)
+    """u, the share of votes that no member explains. 0 for predictors without one."""
     reliability: Reliability
     strata: Mapping[str, tuple[int, float]]
     """Number of pairs and mean squared error, by how people split."""

@@ -22,6 +22,8 @@ class Prediction:
     brier: float
     brier_corrected: float
     log_loss: float
+    absolute_error: float
+    """NaN in records of version 0.1."""
     worst: float | None
     """Largest disagreement of a member. None if it has no votes."""
     interval: Interval | None
@@ -40,8 +42,8 @@ def comparison(evaluation: Evaluation) -> list[Prediction]:
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or 1
     rows = [
         Prediction(
-            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, worst, own.interval, None,
-            level == evaluation.level,
+            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
+            own.interval, None, level == evaluation.level,
         )
         for level, own in evaluation.levels.items()
     ]  # fmt: skip
@@ -51,8 +53,8 @@ def comparison(evaluation: Evaluation) -> list[Prediction]:
         others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
     rows += [
         Prediction(
-            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.worst_disagreement, None,
-            None if math.isnan(other.difference.low) else other.difference, False,
+            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.absolute_error,
+            other.worst_disagreement, None, None if math.isnan(other.difference.low) else other.difference, False,
         )
         for label, other in others
     ]  # fmt: skip
@@ -61,6 +63,19 @@ def comparison(evaluation: Evaluation) -> list[Prediction]:
 
 def _row_name(kind: str, name: str, reading: str) -> str:
     return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+
+
+def undecided_sentence(undecided: float) -> str:
+    """Return the undecided share in words that need no knowledge of the paper; empty for 0.
+
+    Example:
+        >>> undecided_sentence(0.331)
+        'Undecided share: 33 %. No member explains these votes; they are predicted to split evenly.'
+    """
+    if not undecided:
+        return ""
+    share = f"{100 * undecided:.{0 if undecided >= 0.01 else 1}f} %"
+    return f"Undecided share: {share}. No member explains these votes; they are predicted to split evenly."
 
 
 def standing(difference: Interval) -> str:

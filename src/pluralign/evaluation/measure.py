@@ -94,6 +94,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
             name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
         },
         members=members,
+        undecided=subject.undecided,
         reliability=reliability(prediction, p),
         strata=by_stratum(calibration.squared_error(prediction, p), p),
         pairs=len(preferences),
@@ -112,6 +113,7 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
         brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
         noise=calibration.noise(p, n, ties),
         log_loss=calibration.log_loss(prediction, p),
+        absolute_error=calibration.absolute_error(prediction, p),
         calibration_error=expected_calibration_error(prediction, p),
         interval=clustered_interval(values, preferences.prompt_index),
     )
@@ -127,6 +129,7 @@ def compare(
         brier=calibration.brier(share, p),
         brier_corrected=calibration.brier_corrected(share, p, n, ties),
         log_loss=calibration.log_loss(share, p),
+        absolute_error=calibration.absolute_error(share, p),
         k=k,
         difference=paired_difference(ours, theirs, preferences.prompt_index),
         worst_disagreement=worst,

@@ -29,7 +29,9 @@ def policy_level(
     reference: str | None = None,
     progress: Progress | None = None,
 ) -> PolicyLevel | None:
-    """Return the Brier score of p̂ = Σ_j α_j σ(Δr_j / β + log π_ref(a)/π_ref(b)) for a grid of β, ending in β → 0.
+    """Return the Brier score of the policy level for a grid of β, ending in β → 0.
+
+      p̂ = u/2 + (1 − u) Σ_j α_j σ(Δr_j / β + log π_ref(a)/π_ref(b))
 
     Without a reference policy the log-ratio is 0. The limit is the share of hard votes, with or without a reference,
     except for tied rewards, where the reference alone decides.
@@ -52,13 +54,18 @@ def policy_level(
             raise UsageError(f"{subject.name} has probabilities, but the policy level needs rewards.")
         return None
     difference, weights = subject.difference, subject.weights
+
+    def share(beta: float, log_ratio: FloatArray | float = 0.0) -> FloatArray:
+        prediction = calibration.policy_prob(difference, weights, beta, log_ratio)
+        return calibration.with_undecided(prediction, subject.undecided)
+
     ratio = None if reference is None else reference_log_ratio(reference, preferences, progress)
     own = [subject.temperature] if subject.temperature else []
     rows = [
         _policy_row(
             beta,
-            calibration.policy_prob(difference, weights, beta),
-            None if ratio is None else calibration.policy_prob(difference, weights, beta, ratio),
+            share(beta),
+            None if ratio is None else share(beta, ratio),
             preferences,
         )
         for beta in sorted({*BETAS, *betas, *own}, reverse=True)
@@ -66,7 +73,8 @@ def policy_level(
     limit = None
     if ratio is not None:
         tied = sigmoid(ratio)[:, None]
-        limit = calibration.ensemble_prob(np.where(difference == 0, tied, (difference > 0).astype(float)), weights)
+        votes = np.where(difference == 0, tied, (difference > 0).astype(float))
+        limit = calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided)
     rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
     return PolicyLevel(reference, rows)
 

@@ -34,6 +34,8 @@ class Predictor:
     """reward_a − reward_b of each member, ``(n_pairs, k)``. None for files of probabilities."""
     weights: FloatArray | None = None
     """Of the members, ``(k,)``."""
+    undecided: float = 0.0
+    """u, the share of votes that no member explains."""
     temperature: float | None = None
     """β of an ensemble's policy-level reading, or T of the tempered reading of another reward model."""
     note: str = ""
@@ -69,6 +71,7 @@ def ensemble_predictor(
         level=ensemble.level,
         difference=difference,
         weights=ensemble.weights,
+        undecided=ensemble.undecided,
         temperature=ensemble.temperature,
     )
 
@@ -81,25 +84,26 @@ def reward_predictor(
     preferences: PreferenceSet,
     seed: int = 0,
     note: str = "",
+    undecided: float = 0.0,
 ) -> Predictor:
     """Return rewards that were trained elsewhere as a predictor with three readings.
 
     ``vote``: Σ_j α_j 1[Δr_j > 0]. ``policy``: Σ_j α_j σ(Δr_j), App. A at β = 1, the model of a Bradley–Terry
-    reward. ``tempered``: Σ_j α_j σ(Δr_j / T), see ``cross_fitted``. The main reading of one reward is σ(Δr), that of
-    several is the share of their votes.
+    reward. ``tempered``: Σ_j α_j σ(Δr_j / T), see ``cross_fitted``. An undecided share u turns each into
+    u/2 + (1 − u) times it. The main reading of one reward is σ(Δr), that of several is the share of their votes.
     """
     votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
     readings = {
-        "vote": calibration.ensemble_prob(votes, weights),
-        "policy": calibration.policy_prob(difference, weights, 1.0),
+        "vote": calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided),
+        "policy": calibration.with_undecided(calibration.policy_prob(difference, weights, 1.0), undecided),
     }
     temperature = None
     if len(preferences.prompts) > 1:
         readings["tempered"], temperature = cross_fitted(
-            difference, weights, preferences.prob_a, preferences.prompt_index, seed
+            difference, weights, preferences.prob_a, preferences.prompt_index, seed, undecided
         )
     level = "policy" if len(weights) == 1 else "vote"
-    return Predictor(name, kind, readings, level, difference, weights, temperature, note)
+    return Predictor(name, kind, readings, level, difference, weights, undecided, temperature, note)
 
 
 def cross_fitted(
@@ -108,12 +112,13 @@ def cross_fitted(
     prob_a: FloatArray,
     prompt_index: npt.NDArray[np.integer[Any]],
     seed: int = 0,
+    undecided: float = 0.0,
 ) -> tuple[FloatArray, float]:
-    """Return Σ_j α_j σ(Δr_j / T) with T chosen on prompts other than those it is applied to.
+    """Return p̂(T) = u/2 + (1 − u) Σ_j α_j σ(Δr_j / T) with T chosen on prompts other than those it is applied to.
 
     Prompts are split into five folds. For each fold, T minimises the Brier score on the other four,
 
-      T_f = argmin_T mean over pairs outside f of (Σ_j α_j σ(Δr_j / T) − p)²,
+      T_f = argmin_T mean over pairs outside f of (p̂(T) − p)²,
 
     over a grid around the typical |Δr|.
 
@@ -132,13 +137,17 @@ def cross_fitted(
     parts = np.array_split(random_stream(seed, EVALUATION_FOLDS).permutation(prompts), min(FOLDS, len(prompts)))
     held_out = [np.isin(prompt_index, part) for part in parts]
     sums = np.empty((len(temperatures), len(parts)))
+
+    def share(rows: FloatArray, temperature: float) -> FloatArray:
+        return calibration.with_undecided(calibration.policy_prob(rows, weights, temperature), undecided)
+
     for row, temperature in enumerate(temperatures):
-        error = calibration.squared_error(calibration.policy_prob(difference, weights, temperature), prob_a)
+        error = calibration.squared_error(share(difference, temperature), prob_a)
         sums[row] = [error[mask].sum() for mask in held_out]
     chosen = temperatures[np.argmin(sums.sum(axis=1, keepdims=True) - sums, axis=0)]
     shares = np.empty(len(prob_a))
     for mask, temperature in zip(held_out, chosen, strict=True):
-        shares[mask] = calibration.policy_prob(difference[mask], weights, temperature)
+        shares[mask] = share(difference[mask], temperature)
     return shares, float(np.median(chosen))
 
 

@@ -13,7 +13,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor, reward_predictor
 from pluralign.evaluation.score_files import read_score_file
-from pluralign.models.classifier import WEIGHTS_KEY, model_rewards, reward_model_config
+from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.models.loading import model_folder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -83,4 +83,8 @@ def _model_predictor(
         if weights.shape != (k,) or not (weights >= 0).all() or not math.isclose(weights.sum(), 1, abs_tol=1e-6):
             remedy = f"give {k} weights that are not negative and sum to 1"
             raise DataError(f"{WEIGHTS_KEY} does not match its {k} rewards", file=str(folder), remedy=remedy)
-    return reward_predictor(name, "reward model", rewards[items.a] - rewards[items.b], weights, preferences, seed, note)
+    undecided = config.get(UNDECIDED_KEY, 0.0)
+    if not isinstance(undecided, int | float) or not 0 <= undecided <= 1:
+        raise DataError(f"{UNDECIDED_KEY} is not a share", file=str(folder), remedy="give a number from 0 to 1")
+    difference = rewards[items.a] - rewards[items.b]
+    return reward_predictor(name, "reward model", difference, weights, preferences, seed, note, float(undecided))

@@ -14,6 +14,8 @@ from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_tex
 
 WEIGHTS_KEY = "pluralign_weights"
 """Key of the members' weights in the configuration of a model with several rewards."""
+UNDECIDED_KEY = "pluralign_undecided"
+"""Key of the undecided share beside them; 0 if it is missing."""
 
 
 def reward_model_config(folder: Path) -> dict[str, Any]:

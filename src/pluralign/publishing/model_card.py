@@ -97,6 +97,7 @@ class ModelCard:
             base=self.base,
             base_id=self.base_id,
             k=self.ensemble.k,
+            undecided=self.ensemble.undecided,
             members=members,
             rows=rows,
             far=[row.member for row in rows if row.far and row.member in members],

@@ -26,14 +26,14 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.features.finetuned import FinetunedFeatures, load_finetuned, model_folders
-from pluralign.models.classifier import WEIGHTS_KEY, classifier_head, classifier_tokens
+from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.publishing.model_card import Kind, ModelCard, Reads
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
 INDEX_FILE = "pluralign.json"
-"""Index of an export: its members, their weights, and the version that wrote it."""
+"""Index of an export: its members, their weights, the undecided share, and the version that wrote it."""
 KNOWN_BASES = {
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
@@ -54,6 +54,8 @@ class Export:
     names: list[str]
     weights: list[float]
     """Weights of the exported members in the ensemble; they sum to 1 if all are exported."""
+    undecided: float
+    """Share of votes that no member explains."""
     base: str
     hub: str | None
     """URL on the hub, if the export was pushed."""
@@ -74,7 +76,8 @@ def export(
     """Write a fine-tuned ensemble as transformers reward models.
 
     Without ``member`` and ``separate`` the ensemble becomes one model with one output per member. Its configuration
-    holds their weights and names. The members of a stagewise ensemble are separate models and cannot be exported so.
+    holds their weights, their names and the undecided share. The members of a stagewise ensemble are separate models
+    and cannot be exported so.
 
     Args:
         folder: folder of the ensemble, written by ``fit``.
@@ -121,7 +124,13 @@ def export(
         if separate:
             (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
         rows = [asdict(card.member_row(j)) | {"folder": place} for place, chosen in groups.items() for j in chosen]
-        index = {"format": "pluralign-export", "pluralign": __version__, "base": base, "members": rows}
+        index = {
+            "format": "pluralign-export",
+            "pluralign": __version__,
+            "base": base,
+            "undecided": ensemble.undecided,
+            "members": rows,
+        }
         (partial / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), "utf-8")
     return Export(
         folder=str(output),
@@ -129,6 +138,7 @@ def export(
         members=members,
         names=[names[j] for j in members],
         weights=ensemble.weights[members].tolist(),
+        undecided=ensemble.undecided,
         base=base,
         hub=upload_model(output, push_to_hub, private=not public) if push_to_hub else None,
     )
@@ -213,6 +223,7 @@ def _describe(
     config.pluralign, config.pluralign_names = __version__, labels
     if kind == "ensemble":
         setattr(config, WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
+        setattr(config, UNDECIDED_KEY, ensemble.undecided)
         config.pluralign_temperature = ensemble.temperature
     else:
         config.pluralign_member, config.pluralign_member_weight = chosen[0], float(ensemble.weights[chosen[0]])

@@ -21,7 +21,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.evaluation.comparison import Prediction, Verdict, comparison, standing, verdicts
+from pluralign.evaluation.comparison import Prediction, Verdict, comparison, standing, undecided_sentence, verdicts
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.server.page_examples import Example, VotedPair, example_prompts, steering_pairs, voted_pair
@@ -151,6 +151,10 @@ class PageData:
     name: str
     k: int
     weights: list[float]
+    undecided: float
+    """Share of votes that no member explains."""
+    undecided_note: str
+    """The same in words; empty if it is 0."""
     level: Level
     temperature: float
     method: str | None
@@ -217,6 +221,8 @@ def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
         name=name,
         k=ensemble.k,
         weights=ensemble.weights.tolist(),
+        undecided=ensemble.undecided,
+        undecided_note=undecided_sentence(ensemble.undecided),
         level=ensemble.level,
         temperature=ensemble.temperature,
         method=record.method or None,

@@ -108,8 +108,10 @@ class Comparison(Result):
     """Votes on one pair."""
 
     votes: list[float] = Field(description="Each member's vote: 1 for a, 0 for b, 0.5 for a tie")
-    prob_hat: float = Field(description="Predicted share of people preferring a: the weight of members voting for a")
-    prob_policy: float = Field(description="Probability that a policy drawn by weight prefers a")
+    prob_hat: float = Field(
+        description="Predicted share of people preferring a: undecided/2 + (1 - undecided) × weight of members voting a"
+    )
+    prob_policy: float = Field(description="The same with each member's probability of preferring a for its vote")
 
 
 class CompareResponse(Result):
@@ -149,6 +151,7 @@ class ExplainResponse(Comparison):
 
     rewards: PairRewards
     members: list[MemberVote]
+    undecided: float = Field(description="Share of votes that no member explains; predicted to split evenly")
 
 
 class RerankRequest(Body):

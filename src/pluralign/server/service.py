@@ -147,7 +147,12 @@ class Service:
         members = await asyncio.to_thread(explain_votes, self.ensemble, self.profiles, prompt, responses, rewards)
         (comparison,) = self._comparisons(reward_a, reward_b)
         a, b = rewards.tolist()
-        return ExplainResponse(**comparison.model_dump(), rewards=PairRewards(a=a, b=b), members=members)
+        return ExplainResponse(
+            **comparison.model_dump(),
+            rewards=PairRewards(a=a, b=b),
+            members=members,
+            undecided=self.ensemble.undecided,
+        )
 
     def _comparisons(self, reward_a: FloatArray, reward_b: FloatArray) -> list[Comparison]:
         votes, shares = calibration.votes_from_rewards(reward_a, reward_b), self.ensemble.readings(reward_a - reward_b)
@@ -238,6 +243,7 @@ class Service:
             prompt=prompt,
             level=self.ensemble.level,
             temperature=self.ensemble.temperature,
+            undecided=self.ensemble.undecided,
             rule=rule,
             member=member,
             like=like,
@@ -251,7 +257,9 @@ class Service:
         if choices:
             votes = self._votes(choices)
             scored = _scored_choices(votes, await self.rewards(texts_of(votes)))
-            steering = steer_by_choices(scored, self.ensemble.weights, self.ensemble.temperature)
+            steering = steer_by_choices(
+                scored, self.ensemble.weights, self.ensemble.temperature, self.ensemble.undecided
+            )
         else:
             prior = tuple(self.weights(None).tolist())
             likeliest = prior.index(max(prior))

@@ -112,8 +112,9 @@ def policy_prob(
 def with_undecided(share: npt.ArrayLike, undecided: float) -> FloatArray:
     """Add an undecided share u, whose votes are split evenly: p_hat = u/2 + (1 - u) share.
 
-    It equals an ensemble that also has the members r and -r with weight u/2 each, for any reward r without ties: on
-    every pair one of the two votes for a. So the paper's theorems apply to it.
+    It equals an ensemble whose members have the weights (1 - u) alpha_j, and that also has r and -r with weight u/2
+    each, for any reward r without ties: on every pair exactly one of the two votes for a. A constant reward with
+    weight u does the same, because a tie counts 1/2. So the paper's theorems apply (docs/explanation/undecided.md).
 
     Args:
         share: share of the other votes for response a, ``(n_pairs,)``.
@@ -237,6 +238,24 @@ def log_loss(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike, clip: float = 1e-6)
     p = checked("prob_a", prob_a)
     q = np.clip(checked("prob_hat", prob_hat, p.shape), clip, 1.0 - clip)
     return float(-(p * np.log(q) + (1.0 - p) * np.log1p(-q)).mean())
+
+
+def absolute_error(prob_hat: npt.ArrayLike, prob_a: npt.ArrayLike) -> float:
+    """Compute the mean absolute error, mean |p_hat - p|: how many points a predicted share is off.
+
+    It has no correction for sampling noise. An estimate from n votes has an expectation that is a polynomial in p* of
+    degree at most n, and |p_hat - p*| is none, so no unbiased estimate exists. The value is too high on average:
+    E|p_hat - p| >= |p_hat - p*| (Jensen). It is not a proper score either: the best prediction is the median of the
+    observed share, not p*. Compare predictors by the Brier score; read this one as a size.
+
+    Example:
+        >>> absolute_error([0.5, 1.0], [0.75, 1.0])
+        0.125
+
+    Reference: Section 2, below Definition 1, names it as an alternative to the squared error.
+    """
+    p = checked("prob_a", prob_a)
+    return float(np.abs(checked("prob_hat", prob_hat, p.shape) - p).mean())
 
 
 # --- reference scores -------------------------------------------------------------------------------------------------

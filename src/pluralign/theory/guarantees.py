@@ -115,15 +115,29 @@ def outlier_threshold(beta: float, epsilon: float, minimum: float) -> float:
     return checked_beta(beta) * minimum + (beta + 1) * math.sqrt(epsilon)
 
 
-def distances_to_ensemble(votes: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """Compute the distance of each member from the ensemble: d(V_j, p̂) = mean |vote_j − p̂|, with p̂ = Σ_j α_j vote_j.
+def paper_size(k: int, undecided: float) -> int:
+    """Compute the number of rewards in the paper's form of an ensemble: k, or k + 2 with an undecided share u > 0.
 
-    A reward tie, a vote of ½, counts as a random choice: mean [v(1 − p̂) + (1 − v)p̂], as in
-    ``calibration.disagreement``. The weighted mean of the distances is mean 2p̂(1 − p̂).
+    The paper has no undecided share. There, u is the weight of two more rewards, r and −r with u/2 each.
+
+    Example:
+        >>> paper_size(8, 0.0), paper_size(8, 0.3)
+        (8, 10)
+    """
+    return k + 2 if undecided > 0 else k
+
+
+def distances_to_ensemble(votes: npt.ArrayLike, weights: npt.ArrayLike, undecided: float = 0.0) -> FloatArray:
+    """Compute the distance of each member from the ensemble: d(V_j, p̂) = mean |vote_j − p̂|.
+
+    p̂ = u/2 + (1 − u) Σ_j α_j vote_j. A reward tie, a vote of ½, counts as a random choice:
+    mean [v(1 − p̂) + (1 − v)p̂], as in ``calibration.disagreement``. The undecided share votes ½ on every pair, so its
+    distance is ½. The mean of all distances, with weights (1 − u)α_j and u, is mean 2p̂(1 − p̂).
 
     Args:
         votes: votes of the members on any pairs, ``(n_pairs, k)``.
         weights: weights of the members, ``(k,)``.
+        undecided: u.
 
     Returns:
         The distances, ``(k,)``.
@@ -134,17 +148,50 @@ def distances_to_ensemble(votes: npt.ArrayLike, weights: npt.ArrayLike) -> Float
 
     Reference: the proof of Theorem 3.
     """
-    return np.asarray(calibration.disagreement(votes, calibration.ensemble_prob(votes, weights)))
+    share = calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided)
+    return np.asarray(calibration.disagreement(votes, share))
+
+
+def far_distance(votes: npt.ArrayLike, weights: npt.ArrayLike, beta: float, undecided: float = 0.0) -> float:
+    """Compute the distance from the ensemble above which a reward may be an outlier: β·mean min(p̂, 1 − p̂).
+
+    Rewards beyond it have at most 1/(β−1) of the weight, and every (β, (β+1)√ε)-outlier is among them.
+
+    Example:
+        >>> round(far_distance([[1, 1, 0], [1, 0, 0]], [0.5, 0.3, 0.2], beta=2.0), 3)
+        0.7
+
+    Reference: the proof of Theorem 3.
+    """
+    share = calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided)
+    return checked_beta(beta) * float(np.minimum(share, 1 - share).mean())
+
+
+def keeps_undecided(votes: npt.ArrayLike, weights: npt.ArrayLike, undecided: float, beta: float) -> bool:
+    """Decide whether pruning keeps the undecided share: unless it may be an outlier, ½ > β·mean min(p̂, 1 − p̂).
+
+    Its distance and its disagreement with people are ½. It is never far if u ≥ 1/β, since mean min(p̂, 1 − p̂) ≥ u/2.
+
+    Example:
+        >>> votes = np.array([[1, 1], [1, 1], [0, 1]])
+        >>> keeps_undecided(votes, [0.9, 0.1], 0.1, beta=5.0), keeps_undecided(votes, [0.9, 0.1], 0.2, beta=5.0)
+        (False, True)
+    """
+    return far_distance(votes, weights, beta, undecided) + ROUNDING >= 0.5
 
 
 def members_to_keep(
-    votes: npt.ArrayLike, weights: npt.ArrayLike, beta: float, *, only_far: bool = False
+    votes: npt.ArrayLike, weights: npt.ArrayLike, beta: float, *, only_far: bool = False, undecided: float = 0.0
 ) -> npt.NDArray[np.int64]:
     """Find the members that Theorem 3 keeps: all but the 1/(β−1) of weight that is furthest from the ensemble.
 
     Members are ordered by d(V_j, p̂). Removed are the furthest ones whose cumulative weight is at most 1/(β−1). Votes of
     people are not needed. If the ensemble was ε-calibrated, the remaining members, with weights scaled to sum 1, are
     (√ε + 1/(β−1))²-calibrated and include no (β, (β+1)√ε)-outlier.
+
+    With an undecided share u, member j has the weight (1 − u)α_j. The guarantees need two things: the removed weight is
+    at most 1/(β−1), and every reward beyond ``far_distance`` is removed. So the undecided share stays unless it is
+    beyond it (``keeps_undecided``); then it is removed too, and u of the 1/(β−1) is used up.
 
     At β = 2 this rule would remove all members, so the nearest member with weight is always kept. It is no outlier: the
     weighted mean distance, mean 2p̂(1 − p̂), is at most 2 mean min(p̂, 1 − p̂).
@@ -158,6 +205,7 @@ def members_to_keep(
         weights: weights of the members, ``(k,)``.
         beta: at least 2; a larger value removes less.
         only_far: keep the members that cannot be outliers.
+        undecided: u.
 
     Returns:
         Sorted indices of the members to keep.
@@ -171,16 +219,15 @@ def members_to_keep(
 
     Reference: Theorem 3 and its proof.
     """
-    most = outlier_weight_bound(beta)
     alpha = np.asarray(weights, dtype=np.float64)
-    distance = distances_to_ensemble(votes, alpha)
+    most = outlier_weight_bound(beta) - (0.0 if keeps_undecided(votes, alpha, undecided, beta) else undecided)
+    distance = distances_to_ensemble(votes, alpha, undecided)
     furthest_first = np.argsort(-distance, kind="stable")
     if only_far:
-        share = calibration.ensemble_prob(votes, alpha)
-        stays = distance <= beta * float(np.minimum(share, 1 - share).mean()) + ROUNDING
+        stays = distance <= far_distance(votes, alpha, beta, undecided) + ROUNDING
     else:
         stays = np.empty(len(alpha), dtype=bool)
-        stays[furthest_first] = np.cumsum(alpha[furthest_first]) > most + ROUNDING
+        stays[furthest_first] = (1 - undecided) * np.cumsum(alpha[furthest_first]) > most + ROUNDING
     stays[furthest_first[alpha[furthest_first] > 0][-1]] = True
     return np.flatnonzero(stays)
 

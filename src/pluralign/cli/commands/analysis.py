@@ -152,7 +152,12 @@ def profile(
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options)
     profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
-    result = {"members": profiles, "pairs": len(votes), "prompts": len(votes.prompts)}
+    result = {
+        "members": profiles,
+        "undecided": loaded.undecided,
+        "pairs": len(votes),
+        "prompts": len(votes.prompts),
+    }
     emit(result, profile_page(profiles, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
 

@@ -71,7 +71,8 @@ def fit(
             preferences, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
         )
     if prints:
-        result = {"folder": str(output), **ensemble.record.to_json(), "weights": ensemble.weights.tolist()}
+        own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}
+        result = {"folder": str(output), **ensemble.record.to_json(), **own}
         emit(result, fit_page(ensemble, str(output)), as_json)
 
 

@@ -27,6 +27,10 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
         outcome = f"Removed {count} of {k} members ({which}), {pruning.removed_weight:.3f} of the weight"
     else:
         outcome = f"Removed no member; all {k} are kept"
+        if pruning.removed_weight:
+            outcome = (
+                f"Removed the undecided share, {pruning.removed_weight:.3f} of the weight; all {k} members are kept"
+            )
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
     yield _distance_table(pruning, before)
     yield _pruning_cost_table(pruning)
@@ -43,7 +47,8 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
 def _distance_table(pruning: Pruning, before: RewardEnsemble) -> Table:
     table = figure_table("Members (furthest first)", "", "weight", "distance", "disagreement", "")
     for j in sorted(range(before.k), key=lambda j: -pruning.distances[j]):
-        cells = (before.weights[j], pruning.distances[j], pruning.disagreements[j])
+        weight = (1 - pruning.undecided_before) * before.weights[j]
+        cells = (weight, pruning.distances[j], pruning.disagreements[j])
         outcome = "removed" if j in pruning.removed else "kept"
         marked = f"{outcome}, outlier" if j in pruning.outliers_before else outcome
         style = "red" if outcome == "removed" else ""
@@ -51,6 +56,10 @@ def _distance_table(pruning: Pruning, before: RewardEnsemble) -> Table:
     table.caption = (
         "distance: how often the member and a random member prefer different responses; it does not depend on votes"
     )
+    if pruning.undecided_before:
+        outcome = "kept" if pruning.ensemble.undecided else "removed"
+        table.add_row("undecided share", f"{pruning.undecided_before:.3f}", "0.500", "0.500", outcome)
+        table.caption += "; weight: share of all votes, including the undecided share"
     return table
 
 
@@ -67,7 +76,10 @@ def _pruning_cost_table(pruning: Pruning) -> Table:
 def certificate_page(certificate: Certificate, title: str) -> Iterator[RenderableType]:
     """Yield each theorem in one line, its numbers here, and whether it is informative or vacuous."""
     yield heading(title)
-    yield Text(f"{certificate.k} members, {certificate.pairs:,} pairs, {certificate.prompts:,} prompts\n")
+    members = f"{certificate.k} members"
+    if certificate.undecided:
+        members += f", undecided share {certificate.undecided:.1%}"
+    yield Text(f"{members}, {certificate.pairs:,} pairs, {certificate.prompts:,} prompts\n")
     parts: dict[str, Statement] = {
         "Theorem 2 (small size)": certificate.theorem_2,
         "Theorem 3 (outliers)": certificate.theorem_3,

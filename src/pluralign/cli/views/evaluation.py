@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
-from pluralign.evaluation.comparison import comparison, standing, voices_sentence
+from pluralign.evaluation.comparison import comparison, standing, undecided_sentence, voices_sentence
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.results import FullEvaluation, PolicyLevel
 
@@ -31,8 +31,10 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield from verdict_line(evaluation)
     yield from voices_line(evaluation)
     yield comparison_table(evaluation, "Scores on these votes (best first)")
+    yield from other_scores(evaluation)
     if predictor.k > 1:
         yield member_table(evaluation.members)
+    yield from undecided_line(evaluation.undecided)
     yield from chance_warning(evaluation.members)
     yield _majority_table(evaluation)
     for grouping, groups in evaluation.groups.items():
@@ -83,6 +85,17 @@ def voices_line(evaluation: Evaluation) -> Iterator[RenderableType]:
         yield Text(voices_sentence(evaluation.voices))
 
 
+def other_scores(evaluation: Evaluation) -> Iterator[RenderableType]:
+    """Yield the absolute error and the log loss, beside those of soft BT; nothing for records without them."""
+    own, rival = evaluation.test, evaluation.baselines.get("soft_bt")
+    if math.isnan(own.absolute_error):
+        return
+    line = f"Mean absolute error {own.absolute_error:.4f}, log loss {own.log_loss:.4f}"
+    if rival is not None:
+        line += f" (soft BT: {rival.absolute_error:.4f} and {rival.log_loss:.4f})"
+    yield Text(f"{line}; neither is corrected for noise.")
+
+
 def member_table(members: Sequence[MemberFigures]) -> Table:
     """Return weight, disagreement and regret of every member; red is worse than chance."""
     table = figure_table("Members", "", "weight", "disagreement", "regret")
@@ -92,6 +105,12 @@ def member_table(members: Sequence[MemberFigures]) -> Table:
         table.add_row(f"member {position}", *cells, style=style)
     table.caption = DISAGREEMENT_CAPTION
     return table
+
+
+def undecided_line(undecided: float) -> Iterator[RenderableType]:
+    """Yield the undecided share, if there is one."""
+    if undecided:
+        yield Text(undecided_sentence(undecided))
 
 
 DISAGREEMENT_CAPTION = (

@@ -13,6 +13,8 @@ from pluralign.cli.views.evaluation import (
     chance_warning,
     comparison_table,
     member_table,
+    other_scores,
+    undecided_line,
     verdict_line,
     voices_line,
 )
@@ -86,10 +88,12 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield from verdict_line(evaluation)
         yield from voices_line(evaluation)
         yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
+        yield from other_scores(evaluation)
     yield _history_table(record.history)
     if evaluation:
         yield member_table(evaluation.members)
         yield from chance_warning(evaluation.members)
+    yield from undecided_line(ensemble.undecided)
     yield from bound_line(record.bound)
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding

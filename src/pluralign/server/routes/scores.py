@@ -46,7 +46,10 @@ def score_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/explain", tags=["scores"])
     async def explain(body: Pair) -> ExplainResponse:
-        """Each member's vote on a pair, with reasons: ``{votes, prob_hat, prob_policy, rewards, members}``."""
+        """Each member's vote on a pair, with reasons.
+
+        ``{votes, prob_hat, prob_policy, rewards, members, undecided}``
+        """
         return await service.explain(body)
 
     @router.post("/rerank", tags=["rerank"], response_model_exclude_unset=True)

@@ -47,18 +47,21 @@ function start(ensemble) {
   tabs(shown);
 }
 
-function introduction({ k, data: source, votes }) {
+function introduction({ k, data: source, votes, undecided }) {
+  const share = undecided
+    ? "their weighted votes and half of the undecided share predict the share of people who prefer an answer."
+    : "the weight of the votes for an answer is the predicted share of people who prefer it.";
   const trained = source.train_pairs ? ` Trained on ${count(source.train_pairs)} pairs of answers with votes` : "";
   const tested = votes ? `; tested on ${count(votes.pairs)} pairs from held-out prompts` : "";
   return (
     `${plural(k, "reward model represents", "reward models represent")} people who disagree. Each of these members ` +
-    "votes between two answers; the weight of the votes for an answer is the predicted share of people who prefer it." +
+    `votes between two answers; ${share}` +
     (trained && `${trained}${tested}.`)
   );
 }
 
 /** All members as one bar, divided by weight; each part links to the member's card. */
-function crowd({ members: cards }) {
+function crowd({ members: cards, undecided_note: undecided }) {
   const total = cards.reduce((sum, card) => sum + card.weight, 0);
   const parts = cards.map((card) => {
     const label = `Member ${card.member}, weight ${percent(card.weight)}: ${card.name}`;
@@ -69,7 +72,7 @@ function crowd({ members: cards }) {
     "div",
     {},
     el("ul", { class: "strip", "aria-label": "Members by weight" }, parts),
-    el("p", { class: "muted small crowd-note" }, "Members by weight. Select one to see its card."),
+    el("p", { class: "muted small crowd-note" }, `Members by weight. Select one to see its card. ${undecided}`),
   );
 }
 

@@ -13,7 +13,7 @@ const WHAT = {
   bootstrap: "reward models fitted to resampled votes",
   "mean–variance": "one reward model that predicts a mean and a variance",
   "mixture of BT": "reward models read as probabilities, fitted jointly",
-  "ensemble: votes": "the weight of the members that vote for an answer",
+  "ensemble: votes": "the weight of the members that vote for an answer, and half of the undecided share",
   "ensemble: policies": "the same members, each read as a policy",
 };
 const STANDING = {
@@ -253,7 +253,7 @@ function asTable(heads, rows) {
 
 function comparisonTable({ comparison }) {
   const standing = ([look, words]) => el("span", { class: look }, words);
-  const heads = ["prediction", "members", "Brier", "corrected", "difference", "95 %", ""];
+  const heads = ["prediction", "members", "Brier", "corrected", "absolute", "difference", "95 %", ""];
   const rows = comparison.map((one) =>
     row(
       [
@@ -261,6 +261,7 @@ function comparisonTable({ comparison }) {
         String(one.k),
         number(one.brier),
         number(one.brier_corrected),
+        number(one.absolute_error, 3),
         one.difference ? signed(one.difference.mean) : "",
         one.difference ? between(one.difference, 4, signed) : "",
         one.standing ? standing(STANDING[one.standing]) : "",
@@ -276,7 +277,7 @@ function comparisonTable({ comparison }) {
       "p",
       {},
       "Predictions of the same votes, best first. The difference is the ensemble’s Brier score minus the row’s; ",
-      "below 0 the ensemble is better.",
+      "below 0 the ensemble is better. Absolute: mean absolute difference between predicted and observed shares.",
     ),
     table(heads, el("tbody", {}, rows), "Comparison of predictions"),
   );

@@ -75,14 +75,23 @@ export function compare(panel, ensemble) {
     const camps = { a: members.filter((one) => one.vote > 0.5), b: members.filter((one) => one.vote < 0.5) };
     const ties = members.filter((one) => one.vote === 0.5);
     const reading = ensemble.level === "policy" ? soft : hard;
+    const { undecided } = ensemble;
+    const own = camps.a.reduce((sum, one) => sum + one.weight, 0);
+    const voters = `${plural(camps.a.length, "member", "members")} voting for A`;
+    const counted = undecided
+      ? `The ${voters} ${camps.a.length === 1 ? "has" : "have"} ${percent(own)} of the weight. The undecided share of ` +
+        `${percent(undecided)} counts half for each side. `
+      : `This is the weight of the ${voters}. `;
     const how =
       ensemble.level === "policy"
         ? `Each member counts with its probability of preferring A. With hard votes the share is ${percent(hard)}.`
-        : `This is the weight of the ${plural(camps.a.length, "member", "members")} voting for A. ` +
+        : counted +
           `With each member’s probability of preferring A instead of its vote, the share is ${percent(soft)}.`;
     const people = pair ? pair.votes_a + pair.votes_b : 0;
-    const spoken = `A ${percent(hard)}, B ${percent(1 - hard)} of the weight`;
+    const middle = undecided ? `, undecided ${percent(undecided)}` : "";
+    const spoken = `A ${percent(hard)}, B ${percent(1 - hard)} of the weight${middle}`;
     const ends = [el("span", {}, `A ${percent(hard)}`), el("span", {}, `${percent(1 - hard)} B`)];
+    const bar = [side(camps.a), side(ties), undecided > 0 && coin(undecided), side(camps.b)];
     return el(
       "div",
       {},
@@ -94,7 +103,7 @@ export function compare(panel, ensemble) {
         people > 0 && ` In the data ${pair.votes_a} of ${plural(people, "person", "people")} preferred A.`,
       ),
       el("div", { class: "verdict-bar" }, ends),
-      el("div", { class: "split", role: "img", "aria-label": spoken }, side(camps.a), side(ties), side(camps.b)),
+      el("div", { class: "split", role: "img", "aria-label": spoken }, bar),
       el(
         "div",
         { class: "camps" },
@@ -111,7 +120,12 @@ export function compare(panel, ensemble) {
     const parts = members.map((one) =>
       sized(el("div", { class: colour(one.member) }, el("span", {}, String(one.member))), one.weight / weight),
     );
-    return sized(el("div", { class: "strip" }, parts), weight);
+    return sized(el("div", { class: "strip" }, parts), weight * (1 - ensemble.undecided));
+  }
+
+  /** The undecided share, which is split evenly between both sides. */
+  function coin(share) {
+    return sized(el("div", { class: "undecided", title: `Undecided share ${percent(share)}` }, "½"), share);
   }
 
   function camp(title, members, none) {
