@@ -21,7 +21,7 @@ from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.random_streams import RATER_CHOICES, random_stream
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.evaluation.measure import baselines_of
 from pluralign.evaluation.rater_predictions import ALL, CHOICES, FOLDS, VARIANCES, Predictors, RowScores, score_raters
 from pluralign.theory.intervals import Interval, clustered_interval
@@ -212,31 +212,30 @@ def over_raters(values: FloatArray) -> Interval:
 # --- on disk ----------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(ensemble: RewardEnsemble) -> str:
+def _fingerprint(folder: Path) -> str:
     """Return a hash of what the figures depend on: members, weights, temperature and undecided share."""
-    digest = hashlib.sha256(np.ascontiguousarray(ensemble.members.theta).data)
-    digest.update(np.ascontiguousarray(ensemble.weights).data)
-    digest.update(np.array([ensemble.temperature, ensemble.undecided]).data)
-    return digest.hexdigest()
+    described = read_description(folder)
+    parts = (described["arrays"]["sha256"], described["weights"], described["temperature"], described.get("undecided"))
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def save_representation(found: Representation, ensemble: RewardEnsemble, folder: str | os.PathLike[str]) -> Path:
-    """Write the figures into the folder of an ensemble, for reports and the page."""
+def save_representation(found: Representation, folder: str | os.PathLike[str]) -> Path:
+    """Write the figures into the folder of their ensemble, for reports and the page."""
     path = Path(folder) / REPRESENTATION_FILE
+    value = {"ensemble": _fingerprint(Path(folder)), **found.to_json()}
     with atomic_write(path) as partial:
-        value = {"ensemble": _fingerprint(ensemble), **found.to_json()}
         partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
     return path
 
 
-def load_representation(ensemble: RewardEnsemble, folder: str | os.PathLike[str]) -> Representation | None:
+def load_representation(folder: str | os.PathLike[str]) -> Representation | None:
     """Read the figures from the folder of an ensemble; None if there are none, or if they are of another fit."""
     path = Path(folder) / REPRESENTATION_FILE
     if not path.is_file():
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        return from_json(Representation, value) if value["ensemble"] == _fingerprint(ensemble) else None
+        return from_json(Representation, value) if value["ensemble"] == _fingerprint(Path(folder)) else None
     except (AttributeError, KeyError, TypeError, ValueError):
         remedy = "run pluralign evaluate --raters again, or delete the file"
         raise DataError("it cannot be read", file=str(path), remedy=remedy) from None
