@@ -39,10 +39,11 @@ def _score_table(found: Representation, score: str, title: str) -> Table:
     for row in found.rows:
         values = [f"{getattr(row.predictors[name], score).mean:.4f}" for name in _COLUMNS]
         table.add_row(_label(row), f"{row.raters:,}", *(value.removeprefix("0") for value in values))
-    table.caption = (
-        "posterior: members weighted by the rater's choices; member: the most likely one; none: the ensemble without "
-        "choices; own: a reward fitted to the choices alone; best: best member in hindsight (upper bound)"
-    )
+    if score == "accuracy":
+        table.caption = (
+            "posterior: members weighted by the rater's choices; member: the most likely one; none: the ensemble "
+            "without choices; own: a reward fitted to the choices alone; best: best member in hindsight (upper bound)"
+        )
     return table
 
 
