@@ -37,14 +37,14 @@ PREDICTORS = {
     "member": "member",
     "ensemble": "no choices",
     "soft_bt": "soft BT",
-    "own": "own reward",
-    "hindsight": "best member",
+    "own": "own",
+    "hindsight": "best",
 }
 """Every predictor of a row, with the heading of its column."""
 LEGEND = (
     "Posterior: members weighted by the rater's choices. Member: the most likely one. No choices: the ensemble's "
-    "weights. Soft BT: one reward for all raters. Own reward: fitted to the rater's choices alone. Best member: chosen "
-    "in hindsight, an upper bound."
+    "weights. Soft BT: one reward for all raters. Own: a reward fitted to the rater's choices alone. Best: the best "
+    "member in hindsight, an upper bound."
 )
 
 
