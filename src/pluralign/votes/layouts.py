@@ -204,16 +204,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     swap = _text_hash(texts[0]) > _text_hash(texts[1])
     first, second = texts[::-1] if swap else texts
-    into.add(
-        row,
-        read_prompt(prompt),
-        first,
-        second,
-        int(not swap),
-        int(swap),
-        annotator=_voter(record),
-        columns=_others(record, ("chosen", "rejected")),
-    )
+    votes, others = (int(not swap), int(swap)), _others(record, ("chosen", "rejected"))
+    into.add(row, read_prompt(prompt), first, second, *votes, annotator=_voter(record), columns=others)
 
 
 def _text_hash(text: str) -> bytes:
@@ -330,11 +322,9 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
             bad.report(first.row, error)
 
 
-_VOTER = ("annotator", "rater")
-"""Columns with the person who cast a vote. They find repeated votes and are not stored."""
-_CONSUMED = frozenset(
-    {*RESERVED_COLUMNS, *_VOTER, "prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "response"}
-)
+_VOTER = ("annotator", "rater")  # who cast a vote: finds repeated votes, and is not stored
+_OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "response")
+_CONSUMED = frozenset({*RESERVED_COLUMNS, *_VOTER, *_OWN})
 
 
 def _voter(record: Record) -> Any:
