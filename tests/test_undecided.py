@@ -12,7 +12,7 @@ from test_pruning import four_and_a_contrarian, voting
 from pluralign import PreferenceSet, certify, town_hall
 from pluralign.analysis.pruning import plan_pruning
 from pluralign.answering.answer import choose
-from pluralign.answering.steering import SLIP, ScoredChoices, steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
@@ -30,6 +30,7 @@ from pluralign.theory.guarantees import (
     paper_size,
     pruning_bound,
 )
+from pluralign.theory.posterior import SLIP
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.theory.social_choice import RULES, pairwise_support
 

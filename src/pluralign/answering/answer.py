@@ -203,14 +203,7 @@ def choose(
             favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
         return Answer(mode, (_pick(texts, favourite, weights, drawn),), candidates=len(texts), notes=notes)
     steering = steer(
-        weights,
-        temperature,
-        undecided=undecided,
-        member=member,
-        like=like,
-        choices=choices,
-        profiles=profiles,
-        seed=seed,
+        weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
     )
     entry = _pick(texts, favourite, weights, steering.member)
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from pluralign.analysis.leans import Lean
 from pluralign.analysis.profiles import Profile
@@ -18,11 +17,9 @@ from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.theory.logistic import sigmoid
+from pluralign.theory.posterior import choice_log_likelihood, choice_probability, member_posterior
 from pluralign.votes.preferences import PreferenceSet
 
-SLIP = 0.1
-"""Smallest share of a user's choices that count as random: half of them go either way."""
 DRAWS = 4000
 """Monte Carlo draws behind the posterior of a match by words."""
 SURE_ENOUGH = 0.5
@@ -82,8 +79,8 @@ class ScoredChoices:
 def steer(
     weights: FloatArray,
     temperature: float = 1.0,
-    *,
     undecided: float = 0.0,
+    *,
     member: int | None = None,
     like: str = "",
     choices: ScoredChoices | None = None,
@@ -137,38 +134,14 @@ def steer_by_choices(
     """
     votes = choices.votes
     chance = choice_probability(choices.reward_a - choices.reward_b, temperature, undecided)
-    votes_a = (votes.votes_a + 0.5 * votes.counted_ties)[:, None]
-    votes_b = (votes.votes_b + 0.5 * votes.counted_ties)[:, None]
-    log_likelihood = votes_a * np.log(chance) + votes_b * np.log1p(-chance)
-    log_prior = np.log(np.maximum(weights, 1e-300))
-    path = [softmax(log_prior + log_likelihood[:n].sum(axis=0)) for n in range(len(log_likelihood) + 1)]
+    tied = 0.5 * votes.counted_ties
+    log_likelihood = choice_log_likelihood(chance, votes.votes_a + tied, votes.votes_b + tied)
+    path = [member_posterior(log_likelihood[:n], weights) for n in range(len(log_likelihood) + 1)]
     best = int(path[-1].argmax())
     prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
     agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
     why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
     return Steering(best, why, float(path[-1][best]), tuple(path[-1].tolist()), tuple(tuple(p.tolist()) for p in path))
-
-
-def choice_probability(difference: FloatArray, temperature: float, undecided: float = 0.0) -> FloatArray:
-    """Return the probability that a user who shares a member's preferences chooses response a.
-
-      q = s/2 + (1 − s) σ(Δr / β),   s = max(u, ``SLIP``)
-
-    s is the share of random choices: the undecided share of the ensemble, or ``SLIP`` if that is larger.
-
-    Args:
-        difference: reward of a less reward of b, any shape.
-        temperature: β.
-        undecided: u.
-
-    Example:
-        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0)
-        array([0.05, 0.5 , 0.95])
-        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0, undecided=0.4)
-        array([0.2, 0.5, 0.8])
-    """
-    at_random = max(undecided, SLIP)
-    return np.asarray(at_random / 2 + (1 - at_random) * sigmoid(difference / temperature))
 
 
 def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:

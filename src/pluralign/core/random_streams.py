@@ -6,6 +6,9 @@ number give the same random numbers for the same seed; their results are never c
 
 import numpy as np
 
+# votes
+TOWN_HALL_VOTERS = 13
+
 # training
 FOLDS = 1
 JOINT = 2
@@ -26,6 +29,7 @@ CLUSTER_RESTARTS = 4
 SIMULATED_VOTES = 5
 PROMPT_SUBSETS = 6
 SIMULATED_MAJORITIES = 7
+RATER_CHOICES = 12
 
 # answering
 STEERING_WORDS = 11

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates
-from pluralign.answering.steering import choice_probability
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.theory.posterior import choice_probability
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import IntArray, Mask
+from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.votes.options import LoadOptions, Repeats
 from pluralign.votes.preferences import PreferenceSet
@@ -43,6 +43,18 @@ class BadRows:
             remedy = f"{error.remedy}, or drop such rows with --skip-bad" if self.can_skip else error.remedy
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
         self.counts[error.kind] = self.counts.get(error.kind, 0) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class SingleVotes:
+    """The votes that were merged into pairs, one entry per vote that counts."""
+
+    pair: IntArray
+    """Row of each vote's pair in the ``PreferenceSet``, ``(n_votes,)``."""
+    annotator: list[Any]
+    """Annotator of each vote, as passed to ``Comparisons.add``; None if unknown, ``(n_votes,)``."""
+    chose_a: FloatArray
+    """1 for a vote for response a of the pair, 0 for b, 1/2 for a tie, ``(n_votes,)``."""
 
 
 class Comparisons:
@@ -89,6 +101,7 @@ class Comparisons:
         responses: Sequence[str],
         scores: npt.NDArray[np.float64],
         *,
+        annotator: Any = None,
         columns: Mapping[str, Any] | None = None,
     ) -> None:
         """Add every pair of ``responses``. Each rater votes for the response with the higher score; equal scores tie.
@@ -98,6 +111,7 @@ class Comparisons:
             prompt: the prompt.
             responses: m texts.
             scores: ``(m, n_raters)``; NaN for no score, and then no vote of that rater on pairs with the response.
+            annotator: the rater, if there is only one.
             columns: further values of the row.
         """
         for text in responses:
@@ -115,7 +129,7 @@ class Comparisons:
             self._numbers.values(), (*constant, ids[first], ids[second], votes_a, votes_b, ties), strict=True
         ):
             numbers.frombytes(np.ascontiguousarray(values, dtype=np.int64).tobytes())
-        self._annotators.extend([None] * n)
+        self._annotators.extend([annotator] * n)
         self._keep(columns or {}, n)
         if same.any():  # raised last, so that skipping bad rows drops only these pairs
             raise RowError("identical responses", "two of the responses are the same text", "give each response once")
@@ -154,13 +168,48 @@ class Comparisons:
             min_votes: minimum votes per pair, unless ``options`` has one.
             few_votes: treat pairs with fewer votes as bad rows, or drop and count them.
         """
-        least = max(1, min_votes if options.min_votes is None else options.min_votes)
-        numbers = {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}
-        columns = {key: _as_array(values, len(self._annotators)) for key, values in self._columns.items()}
         dropped: dict[str, int] = {}
-        if merge and len(numbers["a"]):
-            keep, numbers = _merge(numbers, len(self._responses), self._annotators, options.repeats, dropped)
-            columns = {key: values[keep] for key, values in columns.items()}
+        merged = self._merged(options, dropped) if merge else _unmerged(self._arrays())
+        return self._counted(merged, dropped, bad, options, min_votes, few_votes)[0]
+
+    def finish_single(
+        self, bad: BadRows, options: LoadOptions, *, min_votes: int = 2
+    ) -> tuple[PreferenceSet, SingleVotes]:
+        """Return the merged pairs as ``finish`` does, and each single vote. Every row added must be one vote."""
+        dropped: dict[str, int] = {}
+        merged = self._merged(options, dropped)
+        preferences, kept = self._counted(merged, dropped, bad, options, min_votes, "bad")
+        numbers = self._arrays()
+        tie = numbers["ties"] > 0
+        counts = merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop"))
+        chose_a = np.where(tie, 0.5, np.where(merged.swapped, numbers["votes_b"], numbers["votes_a"]))
+        position = np.cumsum(kept) - 1
+        votes = np.flatnonzero(counts)
+        annotators = [self._annotators[vote] for vote in votes.tolist()]
+        return preferences, SingleVotes(position[merged.pair[votes]], annotators, chose_a[votes])
+
+    def _arrays(self) -> dict[str, IntArray]:
+        return {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}
+
+    def _merged(self, options: LoadOptions, dropped: dict[str, int]) -> "_Merged":
+        numbers = self._arrays()
+        if not len(numbers["a"]):
+            return _unmerged(numbers)
+        return _merge(numbers, len(self._responses), self._annotators, options.repeats, dropped)
+
+    def _counted(
+        self,
+        merged: "_Merged",
+        dropped: dict[str, int],
+        bad: BadRows,
+        options: LoadOptions,
+        min_votes: int,
+        few_votes: Literal["bad", "drop"],
+    ) -> tuple[PreferenceSet, Mask]:
+        """Return the pairs with enough votes, and which of the merged pairs they are."""
+        least = max(1, min_votes if options.min_votes is None else options.min_votes)
+        numbers = merged.numbers
+        columns = {key: _as_array(values, len(self._annotators))[merged.rows] for key, values in self._columns.items()}
         counted = numbers["votes_a"] + numbers["votes_b"] + (numbers["ties"] if options.ties == "half" else 0)
         few = counted < least
         for pair in np.flatnonzero(few):
@@ -179,7 +228,7 @@ class Comparisons:
                 if bad.counts or dropped
                 else "give at least one row",
             )
-        return PreferenceSet.from_indices(
+        preferences = PreferenceSet.from_indices(
             self._prompts,
             self._responses,
             *(numbers[key][~few] for key in ("prompt", "a", "b", "votes_a", "votes_b")),
@@ -189,6 +238,7 @@ class Comparisons:
             dropped=dropped | bad.counts,
             name=bad.file,
         )
+        return preferences, ~few
 
 
 def _too_few(counted: int, ties: int, least: int) -> RowError:
@@ -204,10 +254,31 @@ def _too_few(counted: int, ties: int, least: int) -> RowError:
     return RowError(kind, f"the pair has {have}, and {least} are needed", " or ".join(remedies))
 
 
+@dataclass(frozen=True, eq=False)
+class _Merged:
+    """Rows merged into pairs."""
+
+    rows: IntArray
+    """First row of each pair, ``(n_pairs,)``."""
+    numbers: dict[str, IntArray]
+    """Summed votes, and the texts of the first row, each ``(n_pairs,)``."""
+    pair: IntArray
+    """Pair of each row, ``(n_rows,)``."""
+    swapped: Mask
+    """Whether a row names the two responses in the other order, ``(n_rows,)``."""
+    counts: Mask
+    """Whether a row is counted, ``(n_rows,)``: repeated votes may not be."""
+
+
+def _unmerged(numbers: dict[str, IntArray]) -> _Merged:
+    rows = np.arange(len(numbers["a"]))
+    return _Merged(rows, numbers, rows, np.zeros(len(rows), dtype=bool), np.ones(len(rows), dtype=bool))
+
+
 def _merge(
     numbers: dict[str, IntArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
-) -> tuple[IntArray, dict[str, IntArray]]:
-    """Sum the votes of each (prompt, unordered pair) in the orientation of its first row; also return these rows."""
+) -> _Merged:
+    """Sum the votes of each (prompt, unordered pair) in the orientation of its first row."""
     a, b = numbers["a"], numbers["b"]
     _, texts = np.unique(np.minimum(a, b) * n_responses + np.maximum(a, b), return_inverse=True)
     _, first, group = np.unique(numbers["prompt"] * (texts.max() + 1) + texts, return_index=True, return_inverse=True)
@@ -228,9 +299,11 @@ def _merge(
         for key, values in (("votes_a", votes_a), ("votes_b", votes_b), ("ties", numbers["ties"] * counts))
     }
     order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
     keep = first[order]
     merged = {key: numbers[key][keep] for key in ("row", "prompt", "a", "b")}
-    return keep, merged | {key: values[order] for key, values in summed.items()}
+    return _Merged(keep, merged | {key: values[order] for key, values in summed.items()}, place[group], swapped, counts)
 
 
 def _repeated_votes(group: IntArray, annotators: list[Any]) -> Mask:

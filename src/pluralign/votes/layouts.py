@@ -180,7 +180,7 @@ def _wide(record: Record, row: int, into: Comparisons) -> None:
 
 
 def _long(record: Record, row: int, into: Comparisons) -> None:
-    _add_pair(record, row, into, _read_vote(record), annotator=record.get("annotator"))
+    _add_pair(record, row, into, _read_vote(record), annotator=_voter(record))
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
@@ -204,15 +204,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     swap = _text_hash(texts[0]) > _text_hash(texts[1])
     first, second = texts[::-1] if swap else texts
-    into.add(
-        row,
-        read_prompt(prompt),
-        first,
-        second,
-        int(not swap),
-        int(swap),
-        columns=_others(record, ("chosen", "rejected")),
-    )
+    votes, others = (int(not swap), int(swap)), _others(record, ("chosen", "rejected"))
+    into.add(row, read_prompt(prompt), first, second, *votes, annotator=_voter(record), columns=others)
 
 
 def _text_hash(text: str) -> bytes:
@@ -235,7 +228,9 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
             )
         scores[np.array(order), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
-    into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
+    annotator = _voter(record) if "ranking" in record else None
+    prompt = read_prompt(record.get("prompt"))
+    into.add_all_pairs(row, prompt, answers, scores, annotator=annotator, columns=_others(record))
 
 
 def _score_lists(record: Record, row: int, into: Comparisons) -> None:
@@ -327,9 +322,13 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
             bad.report(first.row, error)
 
 
-_CONSUMED = frozenset(
-    {*RESERVED_COLUMNS, "prob_a", "n", "vote", "annotator", "responses", "rankings", "ranking", "scores", "response"}
-)
+_VOTER = ("annotator", "rater")  # who cast a vote: finds repeated votes, and is not stored
+_OWN = ("prob_a", "n", "vote", "responses", "rankings", "ranking", "scores", "response")
+_CONSUMED = frozenset({*RESERVED_COLUMNS, *_VOTER, *_OWN})
+
+
+def _voter(record: Record) -> Any:
+    return next((record[name] for name in _VOTER if record.get(name) is not None), None)
 
 
 def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
@@ -411,15 +410,21 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     )
 
 
-def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
-    """Return the votes of all records. The columns of the first record decide the layout."""
+def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
+    """Return the layout, which the columns of the first record decide, and all records."""
     first = next(records, None)
     if first is None:
         raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
     layout = find_layout(list(first[1]), bad.file)
     logger.debug("%s has the layout %r", bad.file, layout.name)
+    return layout, itertools.chain([first], records)
+
+
+def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
+    """Return the votes of all records."""
+    layout, records = recognise(records, bad)
     comparisons = Comparisons()
-    layout.read(itertools.chain([first], records), comparisons, bad)
+    layout.read(records, comparisons, bad)
     return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
 
 

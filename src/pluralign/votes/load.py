@@ -5,7 +5,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +19,7 @@ from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 if TYPE_CHECKING:
     import datasets
@@ -48,34 +48,63 @@ def load_preferences(
     options = with_changes(options or LoadOptions(), changes)
     if isinstance(source, str | os.PathLike):
         name, _, rest = str(source).partition(":")
-        if name == "hf" and rest:
-            return _from_records(hub_records(rest, progress), options, str(source))
         if (known := KNOWN_SETS.get(name)) and not Path(source).exists():
             return known(rest, options, progress)
-        if name == "demo" and not Path(source).exists():
-            return _town_hall(rest)
-        if str(source) == "-":
-            return _from_stream(sys.stdin.buffer, options, "standard input", progress)
-        return _from_path(Path(source), options, progress)
-    if hasattr(source, "read"):
-        return _from_stream(source, options, getattr(source, "name", "a stream"), progress)
-    if type(source).__module__.partition(".")[0] == "datasets":
-        return _from_records(dataset_records(source, progress), options, "the dataset")
-    return _from_records(enumerate(source, 1), options, "the records")
+        if is_town_hall(source):
+            return load_town_hall(source).preferences
+        if Path(source).is_file() and is_saved_set(source):
+            saved = PreferenceSet.load(source)  # with its own tie rule, unless the options say half
+            return saved.with_ties("half") if options.ties == "half" else saved
+    records, bad = open_records(source, options, progress)
+    return read_comparisons(records, bad, options)
 
 
-def _town_hall(size: str) -> PreferenceSet:
+def is_town_hall(source: Source) -> bool:
+    """Return whether a source is ``demo`` or ``demo:PAIRS``, and no file."""
+    is_name = isinstance(source, str | os.PathLike) and str(source).partition(":")[0] == "demo"
+    return is_name and not Path(str(source)).exists()
+
+
+def load_town_hall(source: Source) -> TownHall:
+    """Return the town hall that ``demo`` or ``demo:PAIRS`` names."""
+    size = str(source).partition(":")[2]
     if size and not size.isdecimal():
         raise UsageError(f"PAIRS in demo:PAIRS must be a whole number, not {size!r}.")
-    return town_hall(int(size)).preferences if size else town_hall().preferences
+    return town_hall(int(size)) if size else town_hall()
 
 
-def _from_records(records: Iterable[tuple[int, Record]], options: LoadOptions, name: str) -> PreferenceSet:
+def open_records(
+    source: Source, options: LoadOptions, progress: Progress | None = None
+) -> tuple[Iterator[tuple[int, Record]], BadRows]:
+    """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
+    records, name = _numbered(source, progress)
     bad = BadRows(name, skip=options.skip_bad)
-    return _finish(iter(records), bad, options)
+    found = records(bad)
+    if options.rename:
+        new_names = {old: new for new, old in options.rename.items()}
+        found = ((row, {new_names.get(key, key): value for key, value in record.items()}) for row, record in found)
+    return found, bad
 
 
-def _from_path(path: Path, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
+def _numbered(
+    source: Source, progress: Progress | None
+) -> tuple[Callable[[BadRows], Iterator[tuple[int, Record]]], str]:
+    """Return a function that yields the numbered records, and the name of the source."""
+    if isinstance(source, str | os.PathLike):
+        if str(source).startswith("hf:") and str(source) != "hf:":
+            return lambda _: hub_records(str(source)[3:], progress), str(source)
+        if str(source) == "-":
+            return lambda bad: read_records(sys.stdin.buffer, bad, progress), "standard input"
+        path = _existing_file(Path(source))
+        return lambda bad: _file_records(path, bad, progress), str(path)
+    if hasattr(source, "read"):
+        return lambda bad: read_records(source, bad, progress), getattr(source, "name", "a stream")
+    if type(source).__module__.partition(".")[0] == "datasets":
+        return lambda _: dataset_records(source, progress), "the dataset"
+    return lambda _: iter(enumerate(source, 1)), "the records"
+
+
+def _existing_file(path: Path) -> Path:
     if not path.exists():
         known = ["demo", *KNOWN_SETS]
         remedy = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
@@ -86,20 +115,9 @@ def _from_path(path: Path, options: LoadOptions, progress: Progress | None) -> P
             file=str(path),
             remedy=f"name a file in it, or NAME:FOLDER for a copy of {', '.join(KNOWN_SETS)}",
         )
-    if is_saved_set(path):
-        saved = PreferenceSet.load(path)  # with its own tie rule, unless the options say half
-        return saved.with_ties("half") if options.ties == "half" else saved
+    return path
+
+
+def _file_records(path: Path, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     with path.open("rb") as stream:
-        return _from_stream(stream, options, str(path), progress)
-
-
-def _from_stream(stream: Any, options: LoadOptions, name: str, progress: Progress | None) -> PreferenceSet:
-    bad = BadRows(name, skip=options.skip_bad)
-    return _finish(read_records(stream, bad, progress), bad, options)
-
-
-def _finish(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
-    if options.rename:
-        new_names = {old: new for new, old in options.rename.items()}
-        records = ((row, {new_names.get(key, key): value for key, value in record.items()}) for row, record in records)
-    return read_comparisons(records, bad, options)
+        yield from read_records(stream, bad, progress)

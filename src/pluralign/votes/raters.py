@@ -1,0 +1,203 @@
+"""Votes with the person who cast each of them: one row per vote and a column of rater ids.
+
+Ids become integers while the file is read. The ids themselves are never kept, saved or printed.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.options import with_changes
+from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
+from pluralign.core.types import Progress
+from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.layouts import Record, recognise
+from pluralign.votes.load import Source, is_town_hall, load_town_hall, open_records
+from pluralign.votes.options import LoadOptions
+from pluralign.votes.paper_sets import KNOWN_SETS
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.storage import is_saved_set
+from pluralign.votes.town_hall.townhall import TownHall
+
+ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
+
+
+@dataclass(frozen=True, eq=False)
+class RaterVotes:
+    """Votes of known raters, and the same votes counted per pair."""
+
+    preferences: PreferenceSet
+    """All votes counted per pair, including votes without a rater."""
+    pair: IndexArray
+    """Row of each vote's pair in ``preferences``, ``(n_votes,)``."""
+    rater: IndexArray
+    """Rater of each vote, from 0 to ``n_raters`` − 1, numbered by first appearance, ``(n_votes,)``."""
+    chose_a: FloatArray
+    """1 for a vote for response a, 0 for b, 1/2 for a tie (dropped unless ties count half), ``(n_votes,)``."""
+    without_rater: int = 0
+    """Votes that count in ``preferences`` but have no rater."""
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    @property
+    def n_raters(self) -> int:
+        """Number of raters."""
+        return int(self.rater.max()) + 1 if len(self.rater) else 0
+
+    @property
+    def prompt(self) -> IndexArray:
+        """Prompt of each vote, an index into ``preferences.prompts``, ``(n_votes,)``."""
+        return self.preferences.prompt_index[self.pair]
+
+
+def load_rater_votes(
+    source: Source, column: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
+) -> RaterVotes:
+    """Load votes with one row per vote, and the rater of each vote.
+
+    Args:
+        source: a source of ``load_preferences`` with one row per vote (columns vote, chosen and rejected, or ranking),
+            or ``demo`` (``demo:PAIRS``), whose column is ``rater``.
+        column: the column with the rater's id, after ``rename``. A vote without an id counts in the pairs only.
+        options: options for reading; ``changes`` are its fields by name. ``repeats`` refers to raters.
+        progress: called regularly with the amount done and the total.
+
+    Example:
+        >>> row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}
+        >>> rows = [{**row, "vote": "a", "worker": "x17"}, {**row, "vote": "b", "worker": "k2"}]
+        >>> votes = load_rater_votes(rows, "worker")
+        >>> votes.preferences.prob_a, votes.rater, votes.chose_a
+        (array([0.5]), array([0, 1], dtype=int32), array([1., 0.]))
+    """
+    options = with_changes(options or LoadOptions(), changes)
+    if is_town_hall(source):
+        if column != "rater":
+            raise UsageError(f"the rater column of demo is 'rater', not {column!r}.")
+        return town_hall_votes(load_town_hall(source))
+    _refuse_counts(source)
+    records, bad = open_records(source, options, progress)
+    layout, records = recognise(_numbered_raters(records, column, bad), bad)
+    if not layout.merge:
+        raise DataError(
+            f"its rows ({layout.needs}) hold the votes of several people, so the rater of a vote is unknown",
+            file=bad.file,
+            row=1,
+            remedy=ONE_ROW_PER_VOTE,
+        )
+    comparisons = Comparisons()
+    layout.read(records, comparisons, bad)
+    preferences, votes = comparisons.finish_single(bad, options, min_votes=layout.min_votes)
+    known = np.array([annotator is not None for annotator in votes.annotator], dtype=bool)
+    raters = np.array([annotator for annotator in votes.annotator if annotator is not None], dtype=np.int64)
+    return _checked(
+        RaterVotes(
+            preferences,
+            votes.pair[known].astype(np.int32),
+            by_first_appearance(raters),
+            votes.chose_a[known],
+            int((~known).sum()),
+        ),
+        column,
+    )
+
+
+def _refuse_counts(source: Source) -> None:
+    if not isinstance(source, str | os.PathLike):
+        return
+    is_file = Path(source).is_file()
+    if is_saved_set(source) if is_file else str(source).partition(":")[0] in KNOWN_SETS:
+        raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
+
+
+def _checked(votes: RaterVotes, column: str) -> RaterVotes:
+    if not len(votes):
+        problem = f"no vote has a value in the column {column!r}"
+        raise DataError(problem, file=votes.preferences.name, remedy="fill in the rater of each vote")
+    return votes
+
+
+def _numbered_raters(
+    records: Iterator[tuple[int, Record]], column: str, bad: BadRows
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records with the rater as an integer in ``annotator`` instead of its own column."""
+    numbers: dict[bytes, int] = {}
+    known: set[str] = set()
+    found = False
+    for row, record in records:
+        rest = {name: value for name, value in record.items() if name not in (column, "annotator", "rater")}
+        if not found and column not in record:
+            known.update(record)
+        found = found or column in record
+        try:
+            digest = _digest(record.get(column), column)
+        except RowError as error:
+            bad.report(row, error)
+            continue
+        rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
+        yield row, rest
+    if known and not found:
+        remedy = f"name the column with the rater's id; {did_you_mean(column, sorted(known))}"
+        raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip("."))
+
+
+def _digest(value: Any, column: str) -> bytes | None:
+    """Return a hash of an id, or None for a missing one (null, NaN or empty)."""
+    if value is None or (isinstance(value, float) and math.isnan(value)) or value == "":
+        return None
+    if not isinstance(value, str | int | float | np.number):
+        problem = f"{column} must be a text or a number, not a {type(value).__name__}"
+        raise RowError("wrong type", problem, "give one id per vote")
+    return hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def by_first_appearance(labels: npt.NDArray[np.int64]) -> IndexArray:
+    """Renumber labels from 0 in the order of first appearance.
+
+    Example:
+        >>> by_first_appearance(np.array([7, 3, 7, 5]))
+        array([0, 1, 0, 2], dtype=int32)
+    """
+    _, first, position = np.unique(labels, return_index=True, return_inverse=True)
+    number = np.empty(len(first), dtype=np.int32)
+    number[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+    return np.asarray(number[position], dtype=np.int32)
+
+
+def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
+    """Draw the people behind the town hall's vote counts.
+
+    Every vote of a pair is that of a person drawn uniformly from the population, with replacement. Given the count
+    votes_a, the people behind it are independent uniform draws from those who prefer a, and the others from those who
+    prefer b. The counts stay as they are.
+
+    Example:
+        >>> from pluralign.votes.town_hall.townhall import town_hall
+        >>> votes = town_hall_votes(town_hall(40))
+        >>> len(votes), int(votes.chose_a.sum()) == int(votes.preferences.votes_a.sum())
+        (200, True)
+    """
+    random = random_stream(seed, TOWN_HALL_VOTERS)
+    counts = hall.preferences
+    prefers_a = hall.annotator_votes(range(len(hall.tastes))) > 0.5
+    people: list[npt.NDArray[np.int64]] = []
+    for row in range(len(counts)):
+        sides = (prefers_a[row], counts.votes_a[row]), (~prefers_a[row], counts.votes_b[row])
+        people.extend(random.choice(np.flatnonzero(side), size=size) for side, size in sides if size)
+    chose_a = np.column_stack([np.ones(len(counts)), np.zeros(len(counts))]).ravel()
+    sizes = np.column_stack([counts.votes_a, counts.votes_b]).ravel()
+    return RaterVotes(
+        counts,
+        np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes),
+        by_first_appearance(np.concatenate(people)),
+        np.repeat(chose_a, sizes),
+    )

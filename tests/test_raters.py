@@ -1,0 +1,171 @@
+"""Votes with raters: read against a plain loop, and refused where the rater of a vote is unknown."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import WriteLines, wide
+
+from pluralign import DataError, UsageError, load_preferences, town_hall
+from pluralign.votes.raters import RaterVotes, load_rater_votes, town_hall_votes
+
+
+def vote(prompt: str, a: str, b: str, choice: Any, worker: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "response_a": a, "response_b": b, "vote": choice, "worker": worker, **more}
+
+
+ROWS = [
+    vote("Tea?", "Yes.", "No.", "a", "secret-ann"),
+    vote("Rum?", "Yes.", "Never.", "b", "secret-bob"),
+    vote("Tea?", "No.", "Yes.", "a", "secret-bob"),  # the other order: a vote for "No."
+    vote("Tea?", "Yes.", "No.", "tie", "secret-cy"),
+    vote("Rum?", "Yes.", "Never.", "a", None),
+    vote("Rum?", "Never.", "Yes.", "b", "secret-cy"),
+]
+
+
+def plain(votes: RaterVotes) -> Counter[tuple[str, str, str, int, float]]:
+    """Count the votes as (prompt, response a, response b, rater, chose a)."""
+    counted: Counter[tuple[str, str, str, int, float]] = Counter()
+    of = votes.preferences
+    for pair, rater, chose in zip(votes.pair, votes.rater, votes.chose_a, strict=True):
+        texts = of.prompts[of.prompt_index[pair]], of.responses[of.a_index[pair]], of.responses[of.b_index[pair]]
+        counted[(*texts, int(rater), float(chose))] += 1
+    return counted
+
+
+def test_each_vote_keeps_its_rater_and_its_side() -> None:
+    votes = load_rater_votes(ROWS, "worker")
+    assert plain(votes) == Counter(
+        {
+            ("Tea?", "Yes.", "No.", 0, 1.0): 1,
+            ("Rum?", "Yes.", "Never.", 1, 0.0): 1,
+            ("Tea?", "Yes.", "No.", 1, 0.0): 1,
+            ("Rum?", "Yes.", "Never.", 2, 1.0): 1,
+        }
+    )
+    assert votes.n_raters == 3
+    assert votes.without_rater == 1
+    np.testing.assert_array_equal(votes.preferences.prompts[votes.prompt], ["Tea?", "Rum?", "Tea?", "Rum?"])
+
+
+def test_ties_are_half_a_vote_where_ties_count() -> None:
+    votes = load_rater_votes(ROWS, "worker", ties="half")
+    assert plain(votes)["Tea?", "Yes.", "No.", 2, 0.5] == 1
+
+
+def test_the_pairs_are_those_of_load_preferences() -> None:
+    without_ids = [{name: value for name, value in row.items() if name != "worker"} for row in ROWS]
+    for ties in ("drop", "half"):
+        assert load_rater_votes(ROWS, "worker", ties=ties).preferences == load_preferences(without_ids, ties=ties)
+
+
+def test_votes_on_pairs_with_too_few_votes_are_dropped_with_the_pair() -> None:
+    rows = [vote("First?", "A.", "B.", "a", "ann"), *ROWS]
+    votes = load_rater_votes(rows, "worker", skip_bad=True)
+    assert plain(votes) == Counter(
+        {
+            ("Tea?", "Yes.", "No.", 0, 1.0): 1,
+            ("Rum?", "Yes.", "Never.", 1, 0.0): 1,
+            ("Tea?", "Yes.", "No.", 1, 0.0): 1,
+            ("Rum?", "Yes.", "Never.", 2, 1.0): 1,
+        }
+    )
+    assert load_rater_votes(rows, "worker", min_votes=1).n_raters == 4
+
+
+def test_only_the_first_vote_of_a_rater_on_a_pair_may_count() -> None:
+    rows = [*ROWS, vote("Tea?", "Yes.", "No.", "b", "secret-ann")]
+    votes = load_rater_votes(rows, "worker", repeats="first")
+    assert plain(votes) == plain(load_rater_votes(ROWS, "worker"))
+    assert votes.preferences.votes_b.tolist() == load_preferences(ROWS).votes_b.tolist()
+
+
+def test_no_id_is_kept() -> None:
+    votes = load_rater_votes(ROWS, "worker")
+    assert "worker" not in votes.preferences.columns
+    assert "secret" not in repr(votes) + json.dumps(list(votes.preferences.to_records()))
+
+
+def test_a_column_named_rater_is_not_stored_with_the_pairs() -> None:
+    rows = [{**row, "rater": row["worker"], "topic": "drinks"} for row in ROWS]
+    assert set(load_rater_votes(rows, "worker").preferences.columns) == {"topic"}
+    assert "rater" not in load_preferences(rows).columns
+
+
+def test_ids_may_be_numbers_and_zero_is_an_id() -> None:
+    rows = [{**row, "worker": number} for row, number in zip(ROWS, [0, 1, 1, 2, float("nan"), 2], strict=True)]
+    assert plain(load_rater_votes(rows, "worker")) == plain(load_rater_votes(ROWS, "worker"))
+
+
+def test_chosen_and_rejected_rows_have_raters_too() -> None:
+    rows = [
+        {"prompt": "Tea?", "chosen": "Yes.", "rejected": "No.", "worker": "ann"},
+        {"prompt": "Tea?", "chosen": "No.", "rejected": "Yes.", "worker": "bob"},
+        {"prompt": "Rum?", "chosen": "Yes.", "rejected": "No.", "worker": "bob"},
+    ]
+    votes = load_rater_votes(rows, "worker")
+    first = np.where(votes.chose_a == 1, votes.preferences.a_index[votes.pair], votes.preferences.b_index[votes.pair])
+    assert votes.preferences.responses[first].tolist() == ["Yes.", "No.", "Yes."]
+    assert votes.rater.tolist() == [0, 1, 1]
+
+
+def test_a_ranking_is_one_vote_on_each_of_its_pairs() -> None:
+    rows = [
+        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [0, 1, 2], "worker": "ann"},
+        {"prompt": "Tea?", "responses": ["A.", "B.", "C."], "ranking": [2, 0, 1], "worker": "bob"},
+    ]
+    votes = load_rater_votes(rows, "worker")
+    assert plain(votes) == Counter(
+        {("Tea?", a, b, rater, float(chose)): 1
+         for rater, order in enumerate(["A.B.C.", "C.A.B."])
+         for a, b in (("A.", "B."), ("A.", "C."), ("B.", "C."))
+         for chose in [order.index(a) < order.index(b)]}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "message"),
+    [
+        (ROWS, "workr", r"votes.jsonl: there is no column 'workr'; .*did you mean 'worker'\?"),
+        ([wide(worker="ann")], "worker", r"votes.jsonl, row 1: its rows .* hold the votes of several people.*one row"),
+        ([{**row, "worker": ""} for row in ROWS], "worker", "no vote has a value in the column 'worker'"),
+        ([{**ROWS[0], "worker": ["ann"]}], "worker", "row 1: worker must be a text or a number, not a list"),
+    ],
+)
+def test_unknown_raters_are_refused_with_a_remedy(
+    write_jsonl: WriteLines, rows: list[dict[str, Any]], column: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load_rater_votes(str(write_jsonl(rows)), column)
+
+
+def test_saved_sets_and_known_sets_have_no_raters(tmp_path: Path) -> None:
+    load_preferences(ROWS).save(tmp_path / "saved.parquet")
+    for source in (tmp_path / "saved.parquet", "multipref"):
+        with pytest.raises(DataError, match="vote counts per pair, without raters; give one row per vote"):
+            load_rater_votes(source, "worker")
+
+
+def test_people_of_the_town_hall_vote_as_their_tastes_say() -> None:
+    hall = town_hall(60, n_annotators=30, votes_per_pair=8)
+    votes = town_hall_votes(hall)
+    of_pair = np.zeros(60), np.zeros(60)
+    np.add.at(of_pair[0], votes.pair, votes.chose_a)
+    np.add.at(of_pair[1], votes.pair, 1 - votes.chose_a)
+    np.testing.assert_array_equal(of_pair, (hall.preferences.votes_a, hall.preferences.votes_b))
+    # each rater's votes are those of one person, whoever it is
+    truth = hall.annotator_votes(range(30))
+    for rater in range(votes.n_raters):
+        mine = votes.rater == rater
+        assert (truth[votes.pair[mine]] == votes.chose_a[mine, None]).all(axis=0).any()
+
+
+def test_the_town_hall_calls_its_column_rater() -> None:
+    votes = load_rater_votes("demo:40", "rater")
+    assert votes.preferences == load_preferences("demo:40")
+    with pytest.raises(UsageError, match="the rater column of demo is 'rater', not 'worker'"):
+        load_rater_votes("demo:40", "worker")
