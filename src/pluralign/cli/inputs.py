@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
     from pluralign.votes.preferences import PreferenceSet
+    from pluralign.votes.raters import RaterVotes
 
 
 def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
@@ -21,10 +22,26 @@ def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
 
     with progress_bar(f"Reading {data}") as progress:
         preferences = load_preferences(data, options, progress=progress)
+    _note_dropped(preferences)
+    return preferences
+
+
+def load_votes_with_raters(data: str, column: str, options: LoadOptions) -> "RaterVotes":
+    """Return the votes that DATA names with their raters; notes on stderr as in ``load_votes``."""
+    from pluralign.votes.raters import load_rater_votes
+
+    with progress_bar(f"Reading {data}") as progress:
+        votes = load_rater_votes(data, column, options, progress=progress)
+    _note_dropped(votes.preferences)
+    if votes.without_rater and is_first_process():
+        note(f"{votes.without_rater:,} votes have no rater.")
+    return votes
+
+
+def _note_dropped(preferences: "PreferenceSet") -> None:
     if preferences.dropped and is_first_process():
         dropped = ", ".join(f"{count:,} {kind}" for kind, count in preferences.dropped.items())
         note(f"dropped from {preferences.name}: {dropped}.")
-    return preferences
 
 
 def load_held_out_votes(

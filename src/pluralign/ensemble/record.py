@@ -158,7 +158,9 @@ class FitRecord:
     baseline_formulas: Mapping[str, str] = field(default_factory=dict)
     options: Settings = field(default_factory=dict)
     target: str | None = None
-    """What joint members learned from: ``teacher`` or ``votes``."""
+    """What joint members learned from: ``teacher`` or ``votes``, or ``raters`` if rater ids were used."""
+    raters: int | None = None
+    """Number of raters with training votes. None if the fit had no rater ids."""
     history: list[HistoryRow] = field(default_factory=list)
     bound: BoundCost | None = None
     baseline_seconds: Mapping[str, float] = field(default_factory=dict)

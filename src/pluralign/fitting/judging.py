@@ -50,6 +50,7 @@ class TestPairs:
             test_brier=calibration.brier(share, prob_a),
             test_brier_corrected=calibration.brier_corrected(share, prob_a, n_votes, ties),
             weights=members.weights.tolist(),
+            undecided=members.undecided,
         )
 
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.types import Level
 from pluralign.ensemble.record import HistoryRow
+from pluralign.theory.calibration import with_undecided
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.baselines import Baseline
 from pluralign.training.bradley_terry import scores
@@ -60,6 +61,8 @@ class Members:
     """One column per member, ``(d, k)``."""
     weights: FloatArray
     """``(k,)``, on the simplex."""
+    undecided: float = 0.0
+    """u, the share of votes that no member explains."""
 
     @property
     def k(self) -> int:
@@ -69,13 +72,15 @@ class Members:
     def prob_hat(self, pairs: Pairs, level: Level) -> FloatArray:
         """Return the predicted share preferring response a, ``(n,)``: of hard votes, or of policies at β = 1."""
         if level == "policy":
-            return np.asarray(sigmoid(scores(pairs.difference, self.theta)) @ self.weights)
-        return np.asarray(hard_votes(pairs.difference, self.theta) @ self.weights)
+            votes = sigmoid(scores(pairs.difference, self.theta))
+        else:
+            votes = hard_votes(pairs.difference, self.theta)
+        return with_undecided(votes @ self.weights, self.undecided)
 
     def unit_spread(self, pairs: Pairs) -> "Members":
         """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread."""
         spread = np.std(scores(pairs.difference, self.theta), axis=0)
-        return Members(self.theta / np.maximum(spread, 1e-12), self.weights)
+        return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +138,13 @@ class FitTask:
 
         def compute() -> Arrays:
             fitted = fit().items()
-            return {f"{k}/{part}": array for k, members in fitted for part, array in vars(members).items()}
+            return {f"{k}/{part}": np.asarray(value) for k, members in fitted for part, value in vars(members).items()}
 
         arrays = self.checkpoints.arrays(name, compute)
         sizes = sorted({int(key.partition("/")[0]) for key in arrays})
-        return {k: Members(arrays[f"{k}/theta"], arrays[f"{k}/weights"]) for k in sizes}
+        return {
+            k: Members(arrays[f"{k}/theta"], arrays[f"{k}/weights"], float(arrays[f"{k}/undecided"])) for k in sizes
+        }
 
     def in_parallel(self, fits: Sequence[Callable[[], Result]]) -> list[Result]:
         """Return the results of independent fits, run on one core each.

@@ -8,7 +8,7 @@ import typer
 
 from pluralign.cli.arguments import Data, Groups, Json, Seed, with_options
 from pluralign.cli.console import emit, is_first_process, progress_bar
-from pluralign.cli.inputs import load_votes
+from pluralign.cli.inputs import load_votes, load_votes_with_raters
 from pluralign.features.options import EncodeOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.training.options import FinetuneOptions, FitOptions
@@ -48,6 +48,14 @@ def fit(
     load_options: LoadOptions,
     fit_options: FitOptions,
     finetune_options: FinetuneOptions,
+    raters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of rater ids (one row per vote): fit members to raters, at the policy level. Ids are not "
+            "saved.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
@@ -56,6 +64,7 @@ def fit(
         pluralign fit votes.jsonl.gz -o ensemble
         pluralign fit demo -o town --method stagewise --variant printed --k 4
         pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json
+        pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
@@ -63,12 +72,12 @@ def fit(
     from pluralign.fitting.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
-    preferences = load_votes(data, load_options)
+    votes = load_votes(data, load_options) if raters is None else load_votes_with_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
         ensemble = fit_ensemble(
-            preferences, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
+            votes, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
         )
     if prints:
         result = {"folder": str(output), **ensemble.record.to_json(), "weights": ensemble.weights.tolist()}
