@@ -27,8 +27,10 @@ from pluralign.training.rater_mixture import VotesByRater, fit_rater_mixture, pr
 from pluralign.training.teacher import fit_teacher
 from pluralign.votes.raters import RaterVotes
 
-STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03)
-"""Strengths of shrinkage to choose from, strongest first. Each fit starts from the previous one."""
+STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+"""Strengths of shrinkage to choose from, strongest first."""
+PATIENCE = 2
+"""The search ends when this many strengths in turn are no better than the best one before them."""
 RESTARTS = 4
 AUTO_STRENGTH_SIZE = 8
 """The size at which ``--k auto`` chooses the strength."""
@@ -94,7 +96,7 @@ def fit_raters(task: FitTask, votes: VotesByRater, record: Callable[[Members], N
 
 
 def choose_strength(task: FitTask, votes: VotesByRater, k: int, l2: float) -> float:
-    """Return the strength with the lowest log loss on validation prompts, over all folds.
+    """Return the strength of shrinkage with the lowest log loss on validation prompts, over all folds.
 
     Args:
         task: the fit.
@@ -102,15 +104,18 @@ def choose_strength(task: FitTask, votes: VotesByRater, k: int, l2: float) -> fl
         k: number of members.
         l2: regularisation of the reward that members are shrunk to.
     """
-    losses = np.zeros(len(STRENGTHS))
-    for held_out in task.folds:
-        problem, theta = _Problem.of(task.train[~held_out], votes[~held_out], l2), None
-        for position, strength in enumerate(STRENGTHS):
-            fit = fit_rater_mixture(
-                problem.x, problem.votes, problem.center, k, strength, seed=task.options.seed, start=theta
-            )
-            theta = fit.theta
-            losses[position] += problem.new_loss(theta, fit.shares, task.train[held_out], votes[held_out]).sum()
+    problems = [
+        (_Problem.of(task.train[~fold], votes[~fold], l2), task.train[fold], votes[fold]) for fold in task.folds
+    ]
+    losses: list[float] = []
+    for strength in STRENGTHS:
+        loss = 0.0
+        for problem, pairs, new_votes in problems:
+            fit = fit_rater_mixture(problem.x, problem.votes, problem.center, k, strength, seed=task.options.seed)
+            loss += float(problem.new_loss(fit.theta, fit.shares, pairs, new_votes).sum())
+        losses.append(loss)
+        if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
+            break
     return STRENGTHS[int(np.argmin(losses))]
 
 

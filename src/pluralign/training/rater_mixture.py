@@ -137,15 +137,7 @@ def predictive_log_loss(
 
 
 def fit_rater_mixture(
-    x: Array,
-    votes: VotesByRater,
-    center: FloatArray,
-    k: int,
-    strength: float,
-    *,
-    seed: int = 0,
-    restarts: int = 1,
-    start: FloatArray | None = None,
+    x: Array, votes: VotesByRater, center: FloatArray, k: int, strength: float, *, seed: int = 0, restarts: int = 1
 ) -> RaterMixture:
     """Fit k rewards by EM. Of several random starts, the one with the highest objective is kept.
 
@@ -157,10 +149,7 @@ def fit_rater_mixture(
         strength: λ, how strongly members are shrunk towards ``center``.
         seed: of the starts.
         restarts: number of random starts.
-        start: start here instead, ``(d, k)``.
     """
-    if start is not None:
-        return _expectation_maximisation(x, votes, center, start, strength)
     spread = float(np.std(scores(x, center)))
     fits = []
     for number in range(restarts):
