@@ -136,7 +136,9 @@ def test_choices_on_pairs_update_the_posterior(
             [int(a) for a in chosen],
             [int(not a) for a in chosen],
         )
-        expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
+        expected = steer_by_choices(
+            ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature, ensemble.undecided
+        )
         shares = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
         assert shares == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
         assert f"Member {expected.member} answers" in page.inner_text("#ask")
@@ -171,7 +173,9 @@ def test_more_like_this_counts_as_choices(
     liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
     n = len(others)
     votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
-    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature)
+    expected = steer_by_choices(
+        ScoredChoices.of(ensemble, votes), ensemble.weights, ensemble.temperature, ensemble.undecided
+    )
     assert page.is_checked("input[value=steerable]")
     assert f"Member {expected.member} answers" in page.inner_text("#ask")
 

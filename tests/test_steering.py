@@ -20,7 +20,9 @@ def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 
 def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature)
+    return steer_by_choices(
+        ScoredChoices.of(ensemble, choices), ensemble.weights, ensemble.temperature, ensemble.undecided
+    )
 
 
 def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, town_folder: Path) -> None:

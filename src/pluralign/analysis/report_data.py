@@ -26,6 +26,7 @@ from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.evaluation.majority import MajorityShare, majority_shares
+from pluralign.evaluation.representation import Representation
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.summary import Inspection, inspect
@@ -50,6 +51,8 @@ class ReportData:
     profiles: list[Profile]
     certificate: Certificate
     cases: list[CaseStudy]
+    representation: Representation | None = None
+    """How well individual raters are represented, if it was measured."""
 
     @property
     def evaluation(self) -> Evaluation:
@@ -73,6 +76,7 @@ def collect_report_data(
     cases: int = CASES,
     containing: str = "",
     groupings: Sequence[str] = DEFAULT_GROUPINGS,
+    representation: Representation | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ReportData:
@@ -86,6 +90,7 @@ def collect_report_data(
         cases: number of case studies.
         containing: restrict case studies to prompts with this text.
         groupings: how to group pairs: ``length``, ``topic`` or columns of the votes.
+        representation: how well individual raters are represented, from ``load_representation``.
         seed: random seed of the topic clusters.
         progress: called while candidates are encoded.
     """
@@ -108,4 +113,5 @@ def collect_report_data(
         profiles=member_profiles(ensemble.weights, held_out),
         certificate=certify(ensemble, held_out),
         cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
+        representation=representation,
     )

@@ -105,6 +105,7 @@ def answer(
         prompt=prompt,
         level=ensemble.level,
         temperature=ensemble.temperature,
+        undecided=ensemble.undecided,
         rule=rule,
         member=member,
         like=like,
@@ -150,6 +151,7 @@ def choose(
     prompt: PromptLike = "",
     level: Level = "vote",
     temperature: float = 1.0,
+    undecided: float = 0.0,
     rule: str = "maximin",
     member: int | None = None,
     like: str = "",
@@ -168,6 +170,7 @@ def choose(
         level: the level that the ensemble was fitted at. Distributional mode: ``policy`` samples a candidate from the
             member's policy, ``vote`` takes its favourite.
         temperature: β of the ensemble, for ``level="policy"`` and for ``choices``.
+        undecided: u of the ensemble, for ``choices``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
@@ -196,7 +199,9 @@ def choose(
         if level == "policy":
             favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
         return Answer(mode, (_pick(texts, favourite, weights, drawn),), candidates=len(texts), notes=notes)
-    steering = steer(weights, temperature, member=member, like=like, choices=choices, profiles=profiles, seed=seed)
+    steering = steer(
+        weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
+    )
     entry = _pick(texts, favourite, weights, steering.member)
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
 

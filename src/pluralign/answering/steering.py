@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from pluralign.analysis.leans import Lean
 from pluralign.analysis.profiles import Profile
@@ -18,11 +17,9 @@ from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.theory.logistic import sigmoid
+from pluralign.theory.posterior import choice_log_likelihood, choice_probability, member_posterior
 from pluralign.votes.preferences import PreferenceSet
 
-SLIP = 0.1
-"""Share of a user's choices that are random: half of them go either way."""
 DRAWS = 4000
 """Monte Carlo draws behind the posterior of a match by words."""
 SURE_ENOUGH = 0.5
@@ -82,6 +79,7 @@ class ScoredChoices:
 def steer(
     weights: FloatArray,
     temperature: float = 1.0,
+    undecided: float = 0.0,
     *,
     member: int | None = None,
     like: str = "",
@@ -94,6 +92,7 @@ def steer(
     Args:
         weights: of the members, ``(k,)``.
         temperature: β of the ensemble; used with ``choices``.
+        undecided: u of the ensemble; used with ``choices``.
         member: this member.
         like: a preference in words; matched to ``profiles``.
         choices: pairs that the user voted on.
@@ -111,50 +110,37 @@ def steer(
             raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
         return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
     if choices is not None:
-        return steer_by_choices(choices, weights, temperature)
+        return steer_by_choices(choices, weights, temperature, undecided)
     return steer_by_words(like, profiles, seed=seed)
 
 
-def steer_by_choices(choices: ScoredChoices, weights: FloatArray, temperature: float) -> Steering:
+def steer_by_choices(
+    choices: ScoredChoices, weights: FloatArray, temperature: float, undecided: float = 0.0
+) -> Steering:
     """Choose the member with the highest posterior probability given the user's choices.
 
     With the weights as prior, and n_a of n votes for a on pair i, the posterior is
 
-      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},   q_ij = (1 − 2η) σ(Δr_ij / β) + η,
+      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},
 
-    where β is the ensemble's fitted temperature and 2η (``SLIP``) the share of random choices.
+    where q_ij is ``choice_probability`` at the ensemble's temperature β and undecided share u.
 
     Args:
         choices: the user's pairs and the members' rewards of them.
         weights: of the members, ``(k,)``.
         temperature: β.
+        undecided: u.
     """
     votes = choices.votes
-    chance = choice_probability(choices.reward_a - choices.reward_b, temperature)
-    votes_a = (votes.votes_a + 0.5 * votes.counted_ties)[:, None]
-    votes_b = (votes.votes_b + 0.5 * votes.counted_ties)[:, None]
-    log_likelihood = votes_a * np.log(chance) + votes_b * np.log1p(-chance)
-    log_prior = np.log(np.maximum(weights, 1e-300))
-    path = [softmax(log_prior + log_likelihood[:n].sum(axis=0)) for n in range(len(log_likelihood) + 1)]
+    chance = choice_probability(choices.reward_a - choices.reward_b, temperature, undecided)
+    tied = 0.5 * votes.counted_ties
+    log_likelihood = choice_log_likelihood(chance, votes.votes_a + tied, votes.votes_b + tied)
+    path = [member_posterior(log_likelihood[:n], weights) for n in range(len(log_likelihood) + 1)]
     best = int(path[-1].argmax())
     prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
     agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
     why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
     return Steering(best, why, float(path[-1][best]), tuple(path[-1].tolist()), tuple(tuple(p.tolist()) for p in path))
-
-
-def choice_probability(difference: FloatArray, temperature: float) -> FloatArray:
-    """Return the probability that a user who shares a member's preferences chooses response a.
-
-    Args:
-        difference: reward of a less reward of b, any shape.
-        temperature: β.
-
-    Example:
-        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0)
-        array([0.05, 0.5 , 0.95])
-    """
-    return np.asarray(SLIP / 2 + (1 - SLIP) * sigmoid(difference / temperature))
 
 
 def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:

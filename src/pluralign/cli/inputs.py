@@ -26,8 +26,8 @@ def load_votes(data: str, options: LoadOptions) -> "PreferenceSet":
     return preferences
 
 
-def load_votes_with_raters(data: str, column: str, options: LoadOptions) -> "RaterVotes":
-    """Return the votes that DATA names with their raters; notes on stderr as in ``load_votes``."""
+def load_votes_of_raters(data: str, column: str, options: LoadOptions) -> "RaterVotes":
+    """Return the votes that DATA names with the rater of each; a note on stderr counts what was dropped."""
     from pluralign.votes.raters import load_rater_votes
 
     with progress_bar(f"Reading {data}") as progress:

@@ -21,6 +21,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.prompts import Prompt
 
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 
@@ -82,6 +83,12 @@ def remove_held_out(folder: str | os.PathLike[str]) -> None:
     """Remove the held-out votes of an earlier fit from a folder."""
     for name in (VOTES_FILE, REWARDS_FILE):
         (Path(folder) / name).unlink(missing_ok=True)
+
+
+def held_out_prompts(folder: str | os.PathLike[str]) -> set[str]:
+    """Return the keys of the prompts that ``fit`` held out; empty if it saved no held-out votes."""
+    path = Path(folder) / VOTES_FILE
+    return {Prompt(prompt).key for prompt in PreferenceSet.load(path).prompts} if path.is_file() else set()
 
 
 def load_held_out(folder: str | os.PathLike[str]) -> HeldOutVotes:

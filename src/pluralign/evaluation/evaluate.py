@@ -6,16 +6,19 @@ from pluralign.core.arrays import Array
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import held_out_prompts
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS, check_grouping
 from pluralign.evaluation.groups import adversarial_calibration, judge_groups
 from pluralign.evaluation.majority import certain_though_contested, majority_shares
 from pluralign.evaluation.measure import compare, measure, read_ensemble, worst_disagreement
 from pluralign.evaluation.policy_level import check_betas, policy_level
+from pluralign.evaluation.representation import represent
 from pluralign.evaluation.results import FullEvaluation, PredictorInfo, Rival
 from pluralign.evaluation.sources import Source, find_predictor, load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.raters import RaterVotes
 
 
 def evaluate(
@@ -27,6 +30,7 @@ def evaluate(
     betas: Sequence[float] = (),
     reference: str | None = None,
     features: str | None = None,
+    raters: RaterVotes | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FullEvaluation:
@@ -42,18 +46,26 @@ def evaluate(
         reference: the reference policy: ``data`` for columns logprob_a and logprob_b, or a causal model (a folder, a
             hub id or ``smollm2``).
         features: a folder of ``pluralign encode`` with the features of these votes, for ensembles on frozen features.
-        seed: of topics, random groups, simulated votes and folds.
+        raters: the same votes with their raters (``load_rater_votes``), to measure how well an ensemble predicts
+            individuals; ``preferences`` must be ``raters.preferences``.
+        seed: of topics, random groups, simulated votes, folds and the raters' choices.
         progress: called with the texts done and the total.
     """
+    if raters is not None and raters.preferences is not preferences:
+        raise UsageError("preferences must be raters.preferences: the same votes, counted per pair.")
     for grouping in groups:
         check_grouping(grouping, preferences)
     check_betas(betas)
+    name, held_out, representation = "ensemble", set[str](), None
     if not isinstance(subject, RewardEnsemble) and find_predictor(subject) == "ensemble":
-        name, subject = str(subject), RewardEnsemble.load(subject)
-    else:
-        name = "ensemble"
+        name, held_out, subject = str(subject), held_out_prompts(subject), RewardEnsemble.load(subject)
     if isinstance(subject, RewardEnsemble):
-        own, baselines = read_ensemble(subject, preferences, _features(subject, preferences, features, progress), name)
+        found = _features(subject, preferences, features, progress)
+        own, baselines = read_ensemble(subject, preferences, found, name)
+        if raters is not None:
+            representation = represent(subject, raters, found, held_out, seed=seed, progress=progress)
+    elif raters is not None:
+        raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
     elif features:
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
@@ -80,6 +92,7 @@ def evaluate(
         worst_group=worst_group,
         adversarial=adversarial_calibration(prediction, p, n, preferences.prompt_index, seed=seed),
         policy=policy_level(own, preferences, betas, reference, progress),
+        representation=representation,
     )
 
 

@@ -7,6 +7,7 @@ from pluralign.ensemble.record import Compared, Evaluation
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.majority import MajorityShare
 from pluralign.evaluation.predictors import Kind
+from pluralign.evaluation.representation import Representation
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,5 @@ class FullEvaluation(Evaluation):
     adversarial: list[AdversarialGroup]
     policy: PolicyLevel | None
     """None for files of probabilities."""
+    representation: Representation | None = None
+    """How well individual raters are represented, if the raters are known."""

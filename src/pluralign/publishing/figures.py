@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.evaluation.representation import Representation
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.reliability import Reliability
 from pluralign.votes.summary import Inspection
@@ -181,6 +182,41 @@ def best_of_n_curves(curves: BestOfN) -> Figure:
         axes.plot([], [], color=ENSEMBLE, label="own reward")
         axes.plot([], [], color=RIVAL, linestyle="--", label="other members' reward")
         axes.legend(frameon=False, fontsize=9, loc="upper left")
+    return drawing
+
+
+def representation_curves(found: Representation) -> Figure:
+    """Draw the accuracy on a rater's other votes against the number of the rater's choices, with 95 % intervals."""
+    with rc_context(STYLE):
+        drawing, axes = figure(8.6, 3.8)
+        named = (
+            ("posterior", "posterior over members", ENSEMBLE, "-"),
+            ("member", "most likely member", FLOOR, "-"),
+            ("own", "reward of the rater alone", MUTED, ":"),
+            ("soft_bt", "soft BT, no choices", RIVAL, "--"),
+        )
+        places = list(range(len(found.rows)))
+        lines = []
+        for key, name, colour, style in named:
+            scores = [row.predictors[key].accuracy for row in found.rows]
+            means = [score.mean for score in scores]
+            axes.plot(places, means, color=colour, linestyle=style, linewidth=1.5, marker="o", markersize=3, zorder=3)
+            lines.append((means[-1], f"{name} {means[-1]:.1%}", colour))
+            if key == "posterior":
+                ends = [(score.mean - score.low, score.high - score.mean) for score in scores]
+                spread = np.nan_to_num(np.asarray(ends, dtype=np.float64)).T  # NaN: too few raters
+                axes.errorbar(places, means, yerr=spread, fmt="none", ecolor=colour, elinewidth=1)
+        low, high = axes.get_ylim()
+        axes.set_xlim(-0.3, len(places) - 0.7)
+        for height, (_, label, colour) in zip(
+            _apart([(value - low) / (high - low) for value, _, _ in lines]), lines, strict=True
+        ):
+            axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
+        labels = ["all" if row.choices is None else str(row.choices) for row in found.rows]
+        axes.set_xticks(places, [f"{label}\n{row.raters:,}" for label, row in zip(labels, found.rows, strict=True)])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_xlabel("choices per rater (below: raters with that many)")
+        axes.set_ylabel("accuracy on other votes")
     return drawing
 
 

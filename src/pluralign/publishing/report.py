@@ -26,6 +26,8 @@ from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.evaluation.comparison import Verdict, comparison, verdicts
+from pluralign.evaluation.representation import PREDICTORS
+from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 
@@ -42,6 +44,7 @@ SECTIONS = {
     "groups": "Groups",
     "diversity": "Diversity",
     "members": "Members",
+    "individuals": "Individuals",
     "certificate": "Certificate",
     "cases": "Case studies",
     "reproduce": "How to reproduce",
@@ -59,6 +62,7 @@ ALT_TEXTS = {
     "reliability": "Observed against predicted shares",
     "tau": "Heat map of Kendall's tau between members",
     "best_of_n": "Reward of each member's best-of-N policy by its KL divergence from the base policy",
+    "representation": "Accuracy on a rater's other votes by the number of the rater's choices, with soft BT",
 }
 
 
@@ -74,6 +78,8 @@ def draw_figures(data: ReportData) -> dict[str, Figure]:
         drawn["tau"] = figures.tau_heat_map(data.diversity.tau)
     if data.best_of_n:
         drawn["best_of_n"] = figures.best_of_n_curves(data.best_of_n)
+    if data.representation:
+        drawn["representation"] = figures.representation_curves(data.representation)
     return drawn
 
 
@@ -104,7 +110,8 @@ def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands
     """Return the report as HTML."""
     record, evaluation = data.record, data.evaluation
     drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
-    empty = {anchor for anchor, content in (("groups", data.groups), ("cases", data.cases)) if not content}
+    optional = {"groups": data.groups, "cases": data.cases, "individuals": data.representation}
+    empty = {anchor for anchor, content in optional.items() if not content}
     template = _environment().from_string(
         files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
     )
@@ -122,6 +129,9 @@ def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
         comparison=comparison(evaluation),
         cards=list(_cards(data)),
+        predictors=PREDICTORS,
+        rater_verdicts=list(representation_verdicts(data.representation)) if data.representation else [],
+        rater_notes=list(representation_notes(data.representation)) if data.representation else [],
         statements=[(title, getattr(data.certificate, key)) for key, title in STATEMENTS.items()],
         cases=list(_cases(data)),
         commands="\n".join(shlex.join(words) for words in commands),

@@ -24,7 +24,9 @@ from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than
 from pluralign.evaluation.comparison import Prediction, Verdict, comparison, standing, verdicts
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
+from pluralign.evaluation.representation import Representation
 from pluralign.server.page_examples import Example, VotedPair, example_prompts, steering_pairs, voted_pair
+from pluralign.server.page_representation import PageRepresentation, page_representation
 from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.reliability import reliability
 from pluralign.votes.preferences import PreferenceSet
@@ -170,6 +172,8 @@ class PageData:
     read: ReadSample | None
     examples: list[Example]
     steering_pairs: list[VotedPair]
+    representation: PageRepresentation | None
+    """How well individuals are represented; None if it was not measured."""
     warnings: list[str]
 
 
@@ -179,6 +183,7 @@ def collect_page_data(
     *,
     name: str,
     profiles: Sequence[Profile] | None = None,
+    representation: Representation | None = None,
     max_characters: int = MAX_CHARACTERS,
 ) -> PageData:
     """Return everything that the page shows of an ensemble.
@@ -188,6 +193,7 @@ def collect_page_data(
         held_out: held-out votes with its rewards; without them the page shows only the ensemble's own record.
         name: title of the page.
         profiles: the members' cards (``page_profiles``); computed if not given.
+        representation: how well individuals are represented, from ``load_representation``.
         max_characters: traits, words and rankings are measured on at most this much text.
 
     Example:
@@ -196,7 +202,7 @@ def collect_page_data(
         >>> data.name, data.k, [card.name for card in data.members], data.examples
         ('town', 2, ['Member 0', 'Member 1'], [])
     """
-    data = _from_record(ensemble, name)
+    data = replace(_from_record(ensemble, name), representation=page_representation(representation))
     if held_out is not None:
         profiles = page_profiles(ensemble, held_out, max_characters) if profiles is None else profiles
         data = _with_held_out(data, ensemble, held_out, profiles, max_characters)
@@ -235,6 +241,7 @@ def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
         read=None,
         examples=[],
         steering_pairs=[],
+        representation=None,
         warnings=[],
     )
 

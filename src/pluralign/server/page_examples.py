@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates
-from pluralign.answering.steering import choice_probability
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.theory.posterior import choice_probability
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -84,7 +84,7 @@ def steering_pairs(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator
     prompt_lengths = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     characters = lengths[votes.a_index] + lengths[votes.b_index] + prompt_lengths[votes.prompt_index]
     rows = np.flatnonzero(characters <= min(float(np.median(characters)), MAX_LENGTH))
-    chance = choice_probability(held_out.difference[rows], ensemble.temperature)
+    chance = choice_probability(held_out.difference[rows], ensemble.temperature, ensemble.undecided)
     for chosen in most_informative(chance, ensemble.weights, votes.prompt_index[rows], STEERING_PAIRS):
         yield voted_pair(votes, int(rows[chosen]))
 

@@ -238,6 +238,7 @@ class Service:
             prompt=prompt,
             level=self.ensemble.level,
             temperature=self.ensemble.temperature,
+            undecided=self.ensemble.undecided,
             rule=rule,
             member=member,
             like=like,
@@ -251,7 +252,8 @@ class Service:
         if choices:
             votes = self._votes(choices)
             scored = _scored_choices(votes, await self.rewards(texts_of(votes)))
-            steering = steer_by_choices(scored, self.ensemble.weights, self.ensemble.temperature)
+            ensemble = self.ensemble
+            steering = steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided)
         else:
             prior = tuple(self.weights(None).tolist())
             likeliest = prior.index(max(prior))

@@ -32,7 +32,7 @@ ROUNDS = 40
 TOLERANCE = 1e-5
 """EM stops when a round gains less than this, in nats per vote."""
 START_NOISE = 0.5
-"""Spread of the random start of each member, relative to θ_0."""
+"""Spread of the random part of a member's reward differences at the start."""
 NEWTON_STEPS = 2
 """Newton steps per member and EM round."""
 SMALLEST_SHARE = 1e-12
@@ -150,11 +150,10 @@ def fit_rater_mixture(
         seed: of the starts.
         restarts: number of random starts.
     """
-    spread = float(np.std(scores(x, center)))
     fits = []
     for number in range(restarts):
         noise = random_stream(seed, RATER_MIXTURE, k, number).standard_normal((len(center), k))
-        scale = START_NOISE * spread / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
+        scale = START_NOISE / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
         fits.append(_expectation_maximisation(x, votes, center, center[:, None] + scale * noise, strength))
     return max(fits, key=lambda fit: fit.objective)
 

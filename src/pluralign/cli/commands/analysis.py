@@ -185,6 +185,7 @@ def report(
     from pluralign.analysis.report_data import collect_report_data
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.evaluation.evaluate import evaluate
+    from pluralign.evaluation.representation import load_representation
     from pluralign.votes.candidates import load_candidates
 
     with needs_extra("matplotlib", "report", "a report"):
@@ -205,6 +206,7 @@ def report(
             cases=cases,
             containing=prompt,
             groupings=group,
+            representation=load_representation(ensemble),
             seed=seed,
             progress=progress,
         )

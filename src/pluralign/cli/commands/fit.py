@@ -8,7 +8,8 @@ import typer
 
 from pluralign.cli.arguments import Data, Groups, Json, Seed, with_options
 from pluralign.cli.console import emit, is_first_process, progress_bar
-from pluralign.cli.inputs import load_votes, load_votes_with_raters
+from pluralign.cli.inputs import load_votes, load_votes_of_raters
+from pluralign.core.errors import UsageError
 from pluralign.features.options import EncodeOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.training.options import FinetuneOptions, FitOptions
@@ -72,7 +73,7 @@ def fit(
     from pluralign.fitting.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
-    votes = load_votes(data, load_options) if raters is None else load_votes_with_raters(data, raters, load_options)
+    votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
@@ -112,6 +113,14 @@ def evaluate(
     features: Annotated[
         str | None, typer.Option(help="Precomputed features from pluralign encode; skips encoding.")
     ] = None,
+    raters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column with the rater of each vote (one row per vote): also measure how well a rater's votes are "
+            "predicted from the rater's own choices. Saves the figures in the ensemble folder, never the ids.",
+        ),
+    ] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -123,14 +132,18 @@ def evaluate(
         pluralign evaluate my-org/reward-model votes.jsonl --against ensemble
         pluralign evaluate scores.jsonl votes.jsonl --group length --group country
         pluralign evaluate ensemble votes.jsonl --beta 0.5 --reference smollm2
+        pluralign evaluate ensemble single-votes.jsonl --raters worker_id
     """
     from pluralign.cli.views.evaluation import evaluation_page
     from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
+    from pluralign.evaluation.representation import save_representation
     from pluralign.evaluation.sources import find_predictor
 
-    for name in (predictor, *against):
-        find_predictor(name)
-    preferences = load_votes(data, load_options)
+    kinds = [find_predictor(name) for name in (predictor, *against)]
+    if raters and kinds[0] != "ensemble":
+        raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
+    of_raters = load_votes_of_raters(data, raters, load_options) if raters else None
+    preferences = of_raters.preferences if of_raters else load_votes(data, load_options)
     with progress_bar("Encoding texts") as progress:
         evaluation = evaluate_predictor(
             predictor,
@@ -140,7 +153,10 @@ def evaluate(
             betas=beta,
             reference=reference,
             features=features,
+            raters=of_raters,
             seed=seed,
             progress=progress,
         )
+    if evaluation.representation:
+        save_representation(evaluation.representation, predictor)
     emit(evaluation, evaluation_page(evaluation, f"{predictor} on {preferences.name}"), as_json)

@@ -137,6 +137,7 @@ def serve(
     if not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     with needs_extra("fastapi", "server", "a server"):
+        from pluralign.evaluation.representation import load_representation
         from pluralign.server import run as server
         from pluralign.server.limits import Limits
 
@@ -160,6 +161,7 @@ def serve(
             api_key=api_key,
             ready=ready,
             held_out=saved_held_out_votes(ensemble),
+            representation=load_representation(ensemble),
             name=served_as,
             limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),

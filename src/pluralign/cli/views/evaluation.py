@@ -7,6 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.cli.views.representation import representation_page
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
 from pluralign.evaluation.comparison import comparison, standing
@@ -41,6 +42,8 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield _adversarial_table(evaluation.adversarial)
     if evaluation.policy:
         yield _policy_table(evaluation.policy, predictor.temperature)
+    if evaluation.representation:
+        yield from representation_page(evaluation.representation)
     yield Text()
 
 

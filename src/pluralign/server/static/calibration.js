@@ -1,6 +1,8 @@
 // Calibration: predicted against observed shares, and the baselines.
 
 import { between, clear, count, data, el, note, number, percent, plural, roving, signed, svg, versus } from "./dom.js";
+import { asTable, axes, band, frame, line, polyline, row, scales, spaced, table } from "./figures.js";
+import { representation } from "./representation.js";
 
 const LINES = { constant_half: "always ½", floor: "floor", soft_bt: "soft BT", noise: "noise" };
 const WHAT = {
@@ -21,7 +23,6 @@ const STANDING = {
   behind: ["behind-text", "ensemble worse"],
   "level with": ["muted", "no significant difference"],
 };
-const LABEL_GAP = 15;
 const EXPLAINED =
   "The Brier score is the mean squared difference between predicted and observed shares; lower is better. With few " +
   "votes per pair, even the true shares do not score 0. This part is the noise; the corrected score excludes it. ";
@@ -51,6 +52,7 @@ export function calibration(panel, ensemble) {
   }
   if (ensemble.comparison.length) panel.append(comparisonTable(ensemble));
   if (Object.keys(ensemble.groups).length) panel.append(groupTable(ensemble));
+  if (ensemble.representation) panel.append(representation(ensemble.representation, redraws));
   let drawn = 0;
   new ResizeObserver(() => {
     const width = Math.round(figures.clientWidth);
@@ -234,23 +236,6 @@ function pairCard(pair) {
 
 // --- tables
 
-const row = (cells, attributes = {}) =>
-  el("tr", attributes, cells.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell))));
-
-function table(heads, bodies, label) {
-  const head = el("thead", {}, el("tr", {}, heads.map((title) => el("th", { scope: "col" }, title))));
-  return el(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    el("table", {}, head, bodies),
-  );
-}
-
-function asTable(heads, rows) {
-  const body = el("tbody", {}, rows.map((cells) => row(cells)));
-  return el("details", {}, el("summary", {}, "Show as table"), table(heads, body, "Table of the figure"));
-}
-
 function comparisonTable({ comparison }) {
   const standing = ([look, words]) => el("span", { class: look }, words);
   const heads = ["prediction", "members", "Brier", "corrected", "difference", "95 %", ""];
@@ -320,36 +305,4 @@ function groupTable({ groups, worst_group: worst }) {
       "favours in all other groups, where values above 0 mean overconfidence.",
     ),
   );
-}
-
-// --- drawing
-
-function scales(width, height, [x0, x1], [y0, y1], { left, right, top, bottom, inset }) {
-  const at = { width, height, left, right: width - right, top, bottom: height - bottom, inset };
-  at.x = (value) => at.left + at.inset + ((value - x0) / (x1 - x0)) * (at.right - at.left - 2 * at.inset);
-  at.y = (value) => at.bottom - ((value - y0) / (y1 - y0)) * (at.bottom - at.top);
-  return at;
-}
-
-const frame = (at, width) => ({ viewBox: `0 0 ${width} ${at.height}`, height: at.height });
-const line = (look, x1, y1, x2, y2) => svg("line", { class: look, x1, y1, x2, y2 });
-const polyline = (points) => svg("polyline", { class: "curve", points: points.join(" ") });
-const band = (at, y) => svg("rect", { class: "band", x: at.left, y, width: at.right - at.left, height: at.bottom - y });
-
-function axes(at, xs, ys, xText, yText, xTitle, yTitle) {
-  return [
-    ys.map((value) => line("grid", at.left, at.y(value), at.right, at.y(value))),
-    ys.map((value) => svg("text", { x: at.left - 8, y: at.y(value) + 4, "text-anchor": "end" }, yText(value))),
-    xs.map((value) => svg("text", { x: at.x(value), y: at.bottom + 18, "text-anchor": "middle" }, xText(value))),
-    line("axis", at.left, at.bottom, at.right, at.bottom),
-    svg("text", { x: (at.left + at.right) / 2, y: at.bottom + 38, "text-anchor": "middle" }, xTitle),
-    svg("text", { x: 0, y: 12 }, yTitle),
-  ].flat(2);
-}
-
-/** Move labels beside a figure apart if they would overlap. */
-function spaced(labels) {
-  const sorted = labels.sort((one, two) => one.y - two.y);
-  for (let i = 1; i < sorted.length; i += 1) sorted[i].y = Math.max(sorted[i].y, sorted[i - 1].y + LABEL_GAP);
-  return sorted;
 }
