@@ -27,7 +27,7 @@ from pluralign.training.rater_mixture import VotesByRater, fit_rater_mixture, pr
 from pluralign.training.teacher import fit_teacher
 from pluralign.votes.raters import RaterVotes
 
-STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
+STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Strengths of shrinkage to choose from, strongest first."""
 PATIENCE = 2
 """The search ends when this many strengths in turn are no better than the best one before them."""

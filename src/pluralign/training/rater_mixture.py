@@ -168,13 +168,12 @@ def _expectation_maximisation(
     """
     n_votes, voters = votes.total, votes.per_rater > 0
     shares, objective = np.full(theta.shape[1], 1 / theta.shape[1]), -np.inf
-    for _ in range(ROUNDS):
-        difference = scores(x, theta)
-        log_likelihood = log_likelihoods(votes, difference)
+    for number in range(ROUNDS + 1):
+        log_likelihood = log_likelihoods(votes, scores(x, theta))
         mixed = logsumexp(log_likelihood + np.log(np.maximum(shares, SMALLEST_SHARE)), axis=1)
         penalty = 0.5 * strength * float(np.sum((theta - center[:, None]) ** 2))
         last, objective = objective, float(mixed[voters].sum()) / n_votes - penalty
-        if objective - last < TOLERANCE:
+        if number == ROUNDS or objective - last < TOLERANCE:
             break
         posterior = posteriors(log_likelihood, shares)
         shares = posterior[voters].mean(axis=0)
