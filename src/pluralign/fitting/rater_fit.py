@@ -14,6 +14,7 @@ import numpy as np
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.checkpoints import Arrays
 from pluralign.core.errors import UsageError
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
 from pluralign.theory.logistic import sigmoid
@@ -23,7 +24,7 @@ from pluralign.training.bradley_terry import directions_with, fit_bradley_terry,
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs
-from pluralign.training.rater_mixture import VotesByRater, fit_rater_mixture, predictive_log_loss
+from pluralign.training.rater_mixture import RaterMixture, VotesByRater, fit_rater_mixture, predictive_log_loss
 from pluralign.training.teacher import fit_teacher
 from pluralign.votes.raters import RaterVotes
 
@@ -32,6 +33,10 @@ STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 PATIENCE = 2
 """The search ends when this many strengths in turn are no better than the best one before them."""
 RESTARTS = 4
+VALIDATION_ROUNDS = 20
+"""EM rounds of a fit that serves a choice."""
+MAX_FOLDS = 3
+"""Validation folds that choose the strength."""
 AUTO_STRENGTH_SIZE = 8
 """The size at which ``--k auto`` chooses the strength."""
 
@@ -96,7 +101,7 @@ def fit_raters(task: FitTask, votes: VotesByRater, record: Callable[[Members], N
 
 
 def choose_strength(task: FitTask, votes: VotesByRater, k: int, l2: float) -> float:
-    """Return the strength of shrinkage with the lowest log loss on validation prompts, over all folds.
+    """Return the strength of shrinkage with the lowest log loss on validation prompts.
 
     Args:
         task: the fit.
@@ -105,13 +110,14 @@ def choose_strength(task: FitTask, votes: VotesByRater, k: int, l2: float) -> fl
         l2: regularisation of the reward that members are shrunk to.
     """
     problems = [
-        (_Problem.of(task.train[~fold], votes[~fold], l2), task.train[fold], votes[fold]) for fold in task.folds
+        (_Problem.of(task.train[~fold], votes[~fold], l2), task.train[fold], votes[fold])
+        for fold in task.folds[:MAX_FOLDS]
     ]
     losses: list[float] = []
     for strength in STRENGTHS:
         loss = 0.0
         for problem, pairs, new_votes in problems:
-            fit = fit_rater_mixture(problem.x, problem.votes, problem.center, k, strength, seed=task.options.seed)
+            fit = problem.fit(k, strength, task.options.seed)
             loss += float(problem.new_loss(fit.theta, fit.shares, pairs, new_votes).sum())
         losses.append(loss)
         if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
@@ -128,7 +134,7 @@ def _choose_size(task: FitTask, votes: VotesByRater, strength: float, l2: float)
     problem, new_votes = _Problem.of(task.train[~held_out], votes[~held_out], l2), votes[held_out]
     losses: dict[int, FloatArray] = {}
     for k in AUTO_SIZES:
-        fit = fit_rater_mixture(problem.x, problem.votes, problem.center, k, strength, seed=task.options.seed)
+        fit = problem.fit(k, strength, task.options.seed)
         losses[k] = problem.new_loss(fit.theta, fit.shares, task.train[held_out], new_votes)
     return smallest_as_good(losses, new_votes.per_rater)
 
@@ -178,6 +184,10 @@ class _Problem:
         x = np.ascontiguousarray(pairs.difference @ axes)
         return cls(pairs, votes, axes, x, np.asarray(axes.T @ reward, dtype=np.float64))
 
+    def fit(self, k: int, strength: float, seed: int) -> RaterMixture:
+        """Fit a mixture that serves a choice on validation prompts."""
+        return fit_rater_mixture(self.x, self.votes, self.center, k, strength, seed=seed, rounds=VALIDATION_ROUNDS)
+
     def new_loss(self, theta: FloatArray, shares: FloatArray, pairs: Pairs, votes: VotesByRater) -> FloatArray:
         """Return the log loss of votes on other pairs, given those on these, summed per rater, ``(n_raters,)``."""
         new = scores(pairs.difference @ self.axes, theta)
@@ -203,7 +213,8 @@ def _bounded_and_free(task: FitTask, problem: _Problem, k: int, strength: float)
         return {"theta": mixture.theta, "shares": mixture.shares}
 
     arrays = task.checkpoints.arrays(f"raters-{k}", fit)
-    theta, shares = arrays["theta"], arrays["shares"]
+    theta, shares = arrays["theta"], np.where(arrays["shares"] > NEGLIGIBLE_WEIGHT, arrays["shares"], 0.0)
+    shares /= shares.sum()
     prob_a = task.train.prob_a
     capped = np.column_stack([cap_disagreement(t, problem.center, problem.x, prob_a, task.bound) for t in theta.T])
     return {"bounded": problem.members(capped, shares), "free": problem.members(theta, shares)}

@@ -28,14 +28,12 @@ from pluralign.training.bradley_terry import scores
 from pluralign.training.pairs import gram
 
 ROUNDS = 40
-"""Maximum number of EM rounds per start."""
 TOLERANCE = 1e-5
 """EM stops when a round gains less than this, in nats per vote."""
 START_NOISE = 0.5
 """Spread of the random part of a member's reward differences at the start."""
-NEWTON_STEPS = 2
-"""Newton steps per member and EM round."""
 SMALLEST_SHARE = 1e-12
+SMALLEST_STEP = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +135,15 @@ def predictive_log_loss(
 
 
 def fit_rater_mixture(
-    x: Array, votes: VotesByRater, center: FloatArray, k: int, strength: float, *, seed: int = 0, restarts: int = 1
+    x: Array,
+    votes: VotesByRater,
+    center: FloatArray,
+    k: int,
+    strength: float,
+    *,
+    seed: int = 0,
+    restarts: int = 1,
+    rounds: int = ROUNDS,
 ) -> RaterMixture:
     """Fit k rewards by EM. Of several random starts, the one with the highest objective is kept.
 
@@ -149,38 +155,39 @@ def fit_rater_mixture(
         strength: λ, how strongly members are shrunk towards ``center``.
         seed: of the starts.
         restarts: number of random starts.
+        rounds: maximum number of EM rounds per start.
     """
     fits = []
     for number in range(restarts):
         noise = random_stream(seed, RATER_MIXTURE, k, number).standard_normal((len(center), k))
         scale = START_NOISE / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
-        fits.append(_expectation_maximisation(x, votes, center, center[:, None] + scale * noise, strength))
+        fits.append(_expectation_maximisation(x, votes, center, center[:, None] + scale * noise, strength, rounds))
     return max(fits, key=lambda fit: fit.objective)
 
 
 def _expectation_maximisation(
-    x: Array, votes: VotesByRater, center: FloatArray, theta: FloatArray, strength: float
+    x: Array, votes: VotesByRater, center: FloatArray, theta: FloatArray, strength: float, rounds: int
 ) -> RaterMixture:
     """Alternate E and M steps until a round gains less than ``TOLERANCE``.
 
     E: the posterior of rater i over members, from all votes of i.
-    M: π_j is the mean posterior; each member's reward is fitted to the votes that the posterior gives it.
+    M: π_j is the mean posterior; each member's reward takes a Newton step on the votes that the posterior gives it.
     """
     n_votes, voters = votes.total, votes.per_rater > 0
     shares, objective = np.full(theta.shape[1], 1 / theta.shape[1]), -np.inf
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         log_likelihood = log_likelihoods(votes, scores(x, theta))
         mixed = logsumexp(log_likelihood + np.log(np.maximum(shares, SMALLEST_SHARE)), axis=1)
         penalty = 0.5 * strength * float(np.sum((theta - center[:, None]) ** 2))
         last, objective = objective, float(mixed[voters].sum()) / n_votes - penalty
-        if number == ROUNDS or objective - last < TOLERANCE:
+        if number == rounds or objective - last < TOLERANCE:
             break
         posterior = posteriors(log_likelihood, shares)
         shares = posterior[voters].mean(axis=0)
         for_a, for_b = np.asarray(votes.for_a.T @ posterior), np.asarray(votes.for_b.T @ posterior)
         theta = np.column_stack(
             [
-                _newton(x, for_a[:, j] / n_votes, for_b[:, j] / n_votes, theta[:, j], center, strength)
+                _newton_step(x, for_a[:, j] / n_votes, for_b[:, j] / n_votes, theta[:, j], center, strength)
                 for j in range(len(shares))
             ]
         )
@@ -195,21 +202,18 @@ def member_loss(
     return float(-(for_a @ log_expit(z)) - for_b @ log_expit(-z) + 0.5 * strength * np.sum((theta - center) ** 2))
 
 
-def _newton(
+def _newton_step(
     x: Array, for_a: FloatArray, for_b: FloatArray, theta: FloatArray, center: FloatArray, strength: float
 ) -> FloatArray:
-    """Lower ``member_loss`` by a few Newton steps, each halved until it lowers the loss."""
-    count, n = for_a + for_b, len(x)
+    """Lower ``member_loss`` by one Newton step, halved until it lowers the loss."""
+    count, chance = for_a + for_b, sigmoid(scores(x, theta))
+    gradient = (count * chance - for_a).astype(x.dtype) @ x + strength * (theta - center)
+    hessian = gram(x, len(x) * count * chance * (1 - chance))
+    hessian[np.diag_indices(len(theta))] += strength
+    step = np.linalg.solve(hessian, gradient)
     loss = member_loss(theta, x, for_a, for_b, center, strength)
-    for _ in range(NEWTON_STEPS):
-        chance = sigmoid(scores(x, theta))
-        gradient = (count * chance - for_a).astype(x.dtype) @ x + strength * (theta - center)
-        hessian = gram(x, n * count * chance * (1 - chance))
-        hessian[np.diag_indices(len(theta))] += strength
-        step = np.linalg.solve(hessian, gradient)
-        while (new := member_loss(theta - step, x, for_a, for_b, center, strength)) > loss:
-            step = step / 2
-            if float(np.abs(step).max()) < 1e-9:
-                return theta
-        theta, loss = theta - step, new
-    return theta
+    while member_loss(theta - step, x, for_a, for_b, center, strength) > loss:
+        step = step / 2
+        if float(np.abs(step).max()) < SMALLEST_STEP:
+            return theta
+    return np.asarray(theta - step)
