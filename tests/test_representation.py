@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import WriteLines, run
+from town_raters import town_raters, town_representation
 
 from pluralign import DataError, RewardEnsemble, UsageError, evaluate, town_hall
 from pluralign.ensemble.held_out import held_out_prompts, load_held_out
@@ -126,19 +127,12 @@ def test_a_row_has_the_raters_with_enough_choices() -> None:
 
 @pytest.fixture(scope="module")
 def votes() -> RaterVotes:
-    """Votes of 15 people on the prompts that the ensemble of ``town_folder`` was fitted to."""
-    hall = town_hall(480)
-    random = np.random.default_rng(0)
-    people = np.repeat(np.arange(15), 80)
-    pair = np.concatenate([random.permutation(480)[:80] for _ in range(15)]).astype(np.int32)
-    chose_a = hall.annotator_votes(range(15))[pair, people]
-    return RaterVotes(hall.preferences, pair, people.astype(np.int32), chose_a)
+    return town_raters()
 
 
 @pytest.fixture(scope="module")
 def found(town_folder: Path, ensemble: RewardEnsemble, votes: RaterVotes) -> Representation:
-    features = ensemble.features(texts_of(votes.preferences))
-    return represent(ensemble, votes, features, held_out_prompts(town_folder))
+    return town_representation(town_folder, ensemble, votes)
 
 
 def test_one_held_out_prompt_against_plain_loops(town_folder: Path, ensemble: RewardEnsemble) -> None:

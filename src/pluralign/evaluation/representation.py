@@ -33,14 +33,19 @@ REPRESENTATION_FILE = "representation.json"
 MIN_RATERS = 10
 """With fewer raters no interval is given: a bootstrap of so few is too narrow."""
 PREDICTORS = {
-    "posterior": "posterior over members",
-    "member": "most likely member",
-    "ensemble": "ensemble, no choices",
-    "soft_bt": "soft BT, no choices",
-    "own": "reward fitted to the rater alone",
-    "hindsight": "best member in hindsight (upper bound)",
+    "posterior": "posterior",
+    "member": "member",
+    "ensemble": "no choices",
+    "soft_bt": "soft BT",
+    "own": "own",
+    "hindsight": "best",
 }
-"""Every predictor of a row, with its display name."""
+"""Every predictor of a row, with the heading of its column."""
+LEGEND = (
+    "Posterior: members weighted by the rater's choices. Member: the most likely one. No choices: the ensemble's "
+    "weights. Soft BT: one reward for all raters. Own: a reward fitted to the rater's choices alone. Best: the best "
+    "member in hindsight, an upper bound."
+)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.evaluation.comparison import Verdict, comparison, verdicts
-from pluralign.evaluation.representation import PREDICTORS
+from pluralign.evaluation.representation import LEGEND, PREDICTORS
 from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
@@ -130,6 +130,7 @@ def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands
         comparison=comparison(evaluation),
         cards=list(_cards(data)),
         predictors=PREDICTORS,
+        legend=LEGEND,
         rater_verdicts=list(representation_verdicts(data.representation)) if data.representation else [],
         rater_notes=list(representation_notes(data.representation)) if data.representation else [],
         statements=[(title, getattr(data.certificate, key)) for key, title in STATEMENTS.items()],

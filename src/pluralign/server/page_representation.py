@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pluralign.evaluation.comparison import Verdict
-from pluralign.evaluation.representation import PREDICTORS, Representation, RepresentationRow
+from pluralign.evaluation.representation import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
 
 
@@ -12,7 +12,8 @@ class PageRepresentation:
     """How well individuals are represented, as the page shows it."""
 
     names: dict[str, str]
-    """Display name of every predictor."""
+    """Heading of every predictor."""
+    legend: str
     rows: list[RepresentationRow]
     verdicts: list[Verdict]
     notes: list[str]
@@ -24,6 +25,7 @@ def page_representation(found: Representation | None) -> PageRepresentation | No
         return None
     return PageRepresentation(
         names=dict(PREDICTORS),
+        legend=LEGEND,
         rows=list(found.rows),
         verdicts=list(representation_verdicts(found)),
         notes=list(representation_notes(found)),

@@ -8,18 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.cli.views.tables import figure_table, heading, short
-from pluralign.evaluation.representation import Representation, RepresentationRow
+from pluralign.evaluation.representation import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
 from pluralign.theory.intervals import Interval
-
-_COLUMNS = {
-    "posterior": "posterior",
-    "member": "member",
-    "ensemble": "none",
-    "soft_bt": "soft BT",
-    "own": "own",
-    "hindsight": "best",
-}
 
 
 def representation_page(found: Representation) -> Iterator[RenderableType]:
@@ -35,15 +26,12 @@ def representation_page(found: Representation) -> Iterator[RenderableType]:
 
 
 def _score_table(found: Representation, score: str, title: str) -> Table:
-    table = figure_table(title, "choices", "raters", *_COLUMNS.values())
+    table = figure_table(title, "choices", "raters", *PREDICTORS.values())
     for row in found.rows:
-        values = [f"{getattr(row.predictors[name], score).mean:.4f}" for name in _COLUMNS]
+        values = [f"{getattr(row.predictors[name], score).mean:.4f}" for name in PREDICTORS]
         table.add_row(_label(row), f"{row.raters:,}", *(value.removeprefix("0") for value in values))
     if score == "accuracy":
-        table.caption = (
-            "posterior: members weighted by the rater's choices; member: the most likely one; none: the ensemble "
-            "without choices; own: a reward fitted to the choices alone; best: best member in hindsight (upper bound)"
-        )
+        table.caption = LEGEND
     return table
 
 

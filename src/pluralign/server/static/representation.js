@@ -15,7 +15,7 @@ const LEGEND_LINE = 18;
 const label = (one) => (one.choices === null ? "all" : String(one.choices));
 
 /** The section; `redraws` are the functions that draw the figures of the tab when its width changes. */
-export function representation({ names, rows, verdicts, notes }, redraws) {
+export function representation({ names, legend, rows, verdicts, notes }, redraws) {
   const place = el("div");
   redraws.push(() => clear(place, curves(rows, place.clientWidth)));
   return el(
@@ -38,21 +38,17 @@ export function representation({ names, rows, verdicts, notes }, redraws) {
     ),
     scores("Accuracy", "accuracy"),
     scores("Log loss", "log_loss"),
-    note(notes.join(" "), " Accuracy counts a predicted tie as ½. Lower log loss is better."),
+    note(`${legend} ${notes.join(" ")} Accuracy counts a predicted tie as ½. Lower log loss is better.`),
   );
 
   function scores(title, score) {
-    const heads = [`${title}, by choices`, ...rows.map(label)];
-    const body = Object.entries(names).map(([key, name]) =>
-      row([name, ...rows.map((one) => number(one.predictors[key][score].mean, 3))], {
-        class: key === "posterior" ? "own" : "",
-      }),
-    );
-    const gaps = rows.map((one) => one.predictors.posterior[`${score}_difference`]);
-    const gap = (one) => [signed(one.mean, 3), el("small", { class: "muted" }, between(one, 3, signed))];
-    body.push(row(["posterior − soft BT, 95 %", ...gaps.map(gap)]));
-    body.push(row(["raters", ...rows.map((one) => count(one.raters))]));
-    return table(heads, el("tbody", {}, body), `${title} of predictions of a rater’s votes`);
+    const heads = ["choices", "raters", ...Object.values(names), "posterior − soft BT, 95 %"];
+    const body = rows.map((one) => {
+      const gap = one.predictors.posterior[`${score}_difference`];
+      const means = Object.keys(names).map((key) => number(one.predictors[key][score].mean, 3));
+      return row([label(one), count(one.raters), ...means, `${signed(gap.mean, 3)} (${between(gap, 3, signed)})`]);
+    });
+    return el("div", {}, el("h3", {}, title), table(heads, el("tbody", {}, body), `${title} by number of choices`));
   }
 }
 
