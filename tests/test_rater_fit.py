@@ -25,7 +25,7 @@ ID = "secret-rater"
 
 
 def opposite_raters(minority: int = 2) -> list[dict[str, Any]]:
-    """Return votes on answers of 1 to 40 words. One rater in ``minority`` prefers shorter answers, the others longer."""
+    """Return votes on answers of 1 to 40 words. One rater in ``minority`` prefers shorter answers, others longer."""
     rng = np.random.default_rng(0)
     rows = []
     for prompt in range(40):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pluralign.votes.options import LoadOptions
     from pluralign.votes.preferences import PreferenceSet, concatenate
     from pluralign.votes.prompts import Message
+    from pluralign.votes.raters import RaterVotes, load_rater_votes
     from pluralign.votes.summary import Inspection, inspect
     from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
@@ -63,6 +64,7 @@ _HOMES = {
     "PreferenceSet": "votes.preferences",
     "Profile": "analysis.profiles",
     "Pruning": "analysis.pruning",
+    "RaterVotes": "votes.raters",
     "RemoteOptions": "models.options",
     "Reproduction": "experiments.reproduce",
     "RewardEnsemble": "ensemble.ensemble",
@@ -87,6 +89,7 @@ _HOMES = {
     "inspect": "votes.summary",
     "load_candidates": "votes.candidates",
     "load_preferences": "votes.load",
+    "load_rater_votes": "votes.raters",
     "load_tournament": "analysis.tournament",
     "measure_diversity": "analysis.member_rankings",
     "member_profiles": "analysis.profiles",
