@@ -15,6 +15,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.fitting.rater_fit import STRENGTHS, choose_strength, smallest_as_good, training_votes
 from pluralign.fitting.task import FitTask, FitWatcher
+from pluralign.theory.calibration import disagreement
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
@@ -92,12 +93,15 @@ def test_the_number_of_members_is_chosen_by_raters_votes(votes: RaterVotes) -> N
     assert 2 <= fit(votes, k="auto", encoder="none", max_disagreement=1.0).k <= 4
 
 
-def test_the_bound_on_disagreement_holds_for_every_member() -> None:
-    ensemble = fit(load_rater_votes(opposite_raters(minority=3), "who"), k=2, encoder="none")
-    bound = ensemble.record.bound
-    assert bound is not None
-    assert bound.worst_without > 0.6
-    assert bound.worst <= bound.max_disagreement == 0.5
+@pytest.mark.parametrize(("max_disagreement", "bounded"), [(0.5, True), (1.0, False)])
+def test_the_bound_on_disagreement_holds_for_every_member(max_disagreement: float, bounded: bool) -> None:
+    """A third of the raters prefers short answers, so a member like them disagrees with two thirds of the votes."""
+    votes = load_rater_votes(opposite_raters(minority=3), "who")
+    ensemble = fit(votes, k=2, encoder="none", max_disagreement=max_disagreement)
+    worst = np.max(disagreement(ensemble.votes(votes.preferences), votes.preferences.prob_a))
+    assert (worst < 0.5) == bounded
+    assert (worst > 0.6) != bounded
+    assert (ensemble.record.bound is not None) == bounded
 
 
 def test_saved_ensembles_load_with_the_number_of_raters(votes: RaterVotes, tmp_path: Path) -> None:
