@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import pluralign
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.features import surface
@@ -78,7 +78,7 @@ def figures(
     votes: RaterVotes,
     known: VotesByRater,
     pairs: Pairs,
-    test: FloatArray,
+    test: Mask,
     members: Members,
     soft_bt: FloatArray,
 ) -> dict[str, Any]:

@@ -118,17 +118,17 @@ def task_of(pairs: Pairs) -> FitTask:
     return FitTask.start(pairs, FitOptions(level="policy"), Checkpoints(None, {}), FitWatcher())
 
 
-@pytest.mark.parametrize(("tastes", "weak"), [(2, True), (1, False)])
-def test_shrinkage_is_weak_only_if_raters_differ(tastes: int, weak: bool) -> None:
+@pytest.mark.parametrize(("scale", "weak"), [(2.0, True), (0.0, False)], ids=["two tastes", "coin flips"])
+def test_shrinkage_is_weak_only_if_raters_differ(scale: float, weak: bool) -> None:
     pairs = random_pairs(0, n=600, d=4, n_items=60)
     rng = np.random.default_rng(1)
-    theta = 2 * rng.standard_normal((4, 2))[:, :tastes]
+    theta = scale * rng.standard_normal((4, 2))
     rater = rng.integers(40, size=600).astype(np.int32)
-    chance = sigmoid(np.sum(np.asarray(pairs.difference) * theta[:, rater % tastes].T, axis=1))
+    chance = sigmoid(np.sum(np.asarray(pairs.difference) * theta[:, rater % 2].T, axis=1))
     chose_a = (rng.random(600) < chance).astype(np.float64)
     pairs = Pairs(pairs.inputs, pairs.a, pairs.b, chose_a, rng.integers(30, size=600).astype(np.int32))
     votes = VotesByRater.count(rater, np.arange(600, dtype=np.int32), chose_a, 40, 600)
-    strength = choose_strength(task_of(pairs), votes, 2, 0.0001)
+    strength = choose_strength(task_of(pairs), votes, 2, 1.0)
     assert strength in STRENGTHS
     assert (strength < 0.1) == weak
 
