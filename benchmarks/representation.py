@@ -4,7 +4,7 @@
 
 VOTES are the votes that ensembles are trained on. RATERS are votes on the same prompts with one row per vote and a
 column of rater ids; it may be the same file. Each split holds out other prompts; only votes on held-out prompts are
-predicted. Figures are means over splits, ± the standard deviation over splits.
+predicted. Figures are means over splits; differences also have ± the standard deviation over splits.
 """
 
 import argparse
@@ -69,20 +69,22 @@ def score_table(splits: Sequence[Representation], score: str) -> Table:
     """Return the means over splits of one score: a row per number of choices, a column per predictor."""
     raters = ", ".join(f"{split.raters:,}" for split in splits)
     table = Table(box=box.SIMPLE_HEAD, title=f"{score.replace('_', ' ')}: {len(splits)} splits ({raters} raters)")
-    for heading in ("choices", *PREDICTORS.values(), "posterior − soft BT", "per split (* = 95 % excludes 0)"):
-        table.add_column(heading, justify="right")
+    for heading in ("choices", *PREDICTORS.values(), "posterior − soft BT", "per split (*: 95 %)"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for choices in [row.choices for row in splits[0].rows]:
         rows = [row for split in splits for row in split.rows if row.choices == choices]
-        means = [_spread([getattr(row.predictors[name], score).mean for row in rows]) for name in PREDICTORS]
+        means = [statistics.mean(getattr(row.predictors[name], score).mean for row in rows) for name in PREDICTORS]
         gaps = [getattr(row.predictors["posterior"], f"{score}_difference") for row in rows]
         starred = [f"{gap.mean:+.4f}{'*' * (gap.low > 0 or gap.high < 0)}" for gap in gaps]
         label = "all" if choices is None else str(choices)
-        table.add_row(label, *means, _spread([gap.mean for gap in gaps], "+.4f"), " ".join(starred))
+        values = [f"{mean:.4f}" for mean in means]
+        table.add_row(label, *values, _spread([gap.mean for gap in gaps]), " ".join(starred))
+    table.caption = "*: the 95 % interval over raters excludes 0"
     return table
 
 
-def _spread(values: Sequence[float], form: str = ".4f") -> str:
-    mean = format(statistics.mean(values), form)
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):+.4f}"
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.4f}"
 
 
