@@ -1,10 +1,11 @@
 """How well individuals are represented: a rater's votes predicted from the rater's choices, over several splits.
 
-    python benchmarks/representation.py VOTES RATERS [--column rater] [--seeds 3] [--fit k=8] [--json]
+    python benchmarks/representation.py VOTES RATERS [--column rater] [--with-ids] [--seeds 3] [--fit k=8] [--json]
 
 VOTES are the votes that ensembles are trained on. RATERS are votes on the same prompts with one row per vote and a
-column of rater ids; it may be the same file. Each split holds out other prompts; only votes on held-out prompts are
-predicted. Figures are means over splits; differences also have ± the standard deviation over splits.
+column of rater ids; it may be the same file. With ``--with-ids`` ensembles are trained on RATERS and their ids instead.
+Each split holds out other prompts; only votes on held-out prompts are predicted. Figures are means over splits;
+differences also have ± the standard deviation over splits.
 """
 
 import argparse
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("votes")
     parser.add_argument("raters")
     parser.add_argument("--column", default="rater", help="column of rater ids in RATERS")
+    parser.add_argument("--with-ids", action="store_true", help="train on RATERS with their ids")
     parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--test-fraction", type=float, default=0.3)
     parser.add_argument("--fit", action="append", default=[], metavar="NAME=VALUE", help="an option of pluralign fit")
@@ -41,7 +43,8 @@ def main() -> None:
     raters = load_rater_votes(arguments.raters, arguments.column)
     chosen = dict(option.split("=", 1) for option in arguments.fit)
     options = {name: _parsed(value) for name, value in chosen.items()} | {"test_fraction": arguments.test_fraction}
-    found = [measure(votes, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
+    trained_on = raters if arguments.with_ids else votes
+    found = [measure(trained_on, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
     if arguments.json:
         print(json.dumps([split.to_json() for split in found]))
         return
@@ -57,10 +60,11 @@ def _parsed(value: str) -> Any:
         return value
 
 
-def measure(votes: PreferenceSet, raters: RaterVotes, options: Mapping[str, Any]) -> Representation:
+def measure(votes: PreferenceSet | RaterVotes, raters: RaterVotes, options: Mapping[str, Any]) -> Representation:
     """Fit an ensemble on one split, and measure representation on its held-out prompts."""
     ensemble = pluralign.fit(votes, FitOptions(**options))
-    test = votes[held_out_rows(votes, FitOptions(**options))]
+    counts = votes.preferences if isinstance(votes, RaterVotes) else votes
+    test = counts[held_out_rows(counts, FitOptions(**options))]
     held_out = {Prompt(prompt).key for prompt in test.prompts}
     return represent(ensemble, raters, ensemble.features(texts_of(raters.preferences)), held_out, seed=options["seed"])
 

@@ -24,4 +24,5 @@ def test_the_numbers_of_streams_are_fixed() -> None:
         "ORIENTATION": 8,
         "VALIDATION_PROMPTS": 6, "EVALUATION_FOLDS": 2, "CLUSTER_START": 3, "CLUSTER_RESTARTS": 4,
         "SIMULATED_VOTES": 5, "PROMPT_SUBSETS": 6, "SIMULATED_MAJORITIES": 7, "STEERING_WORDS": 11, "EXAMPLE_PAIRS": 7,
+        "TOWN_HALL_VOTERS": 13, "RATER_CHOICES": 12, "RATER_MIXTURE": 9,
     }  # fmt: skip

@@ -33,6 +33,8 @@ def load_votes_of_raters(data: str, column: str, options: LoadOptions) -> "Rater
     with progress_bar(f"Reading {data}") as progress:
         votes = load_rater_votes(data, column, options, progress=progress)
     _note_dropped(votes.preferences)
+    if votes.without_rater and is_first_process():
+        note(f"{votes.without_rater:,} votes have no rater.")
     return votes
 
 

@@ -194,9 +194,11 @@ class FitRecord:
     baseline_formulas: Mapping[str, str] = field(default_factory=dict)
     options: Settings = field(default_factory=dict)
     target: str | None = None
-    """What joint members learned from: ``teacher``, ``mixture`` or ``votes``."""
+    """What joint members learned from: ``teacher``, ``mixture``, ``votes``, or ``raters`` if rater ids were used."""
     vote_share: float | None = None
-    """Share of the raw votes in that target."""
+    """Share of the raw votes in that target. None for ``raters`` and at the policy level."""
+    raters: int | None = None
+    """Number of raters with training votes. None if the fit had no rater ids."""
     history: list[HistoryRow] = field(default_factory=list)
     bound: BoundCost | None = None
     baseline_seconds: Mapping[str, float] = field(default_factory=dict)

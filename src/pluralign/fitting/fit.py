@@ -1,8 +1,8 @@
 """``fit``: from votes to an ensemble with its figures on held-out prompts.
 
 The order of the work: hold out test prompts, make features, choose on validation prompts (``selection``), train
-(``joint_fit`` or ``stagewise_fit``), measure (``judging``). Features are frozen (``frozen``), or those of a fine-tuned
-model (``finetuned``).
+(``joint_fit``, ``stagewise_fit``, or ``rater_fit`` with rater ids), measure (``judging``). Features are frozen
+(``frozen``), or those of a fine-tuned model (``finetuned``).
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.checkpoints import Checkpoints, fingerprint
 from pluralign.core.distributed import this_process
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
@@ -23,14 +23,16 @@ from pluralign.features.layers import AUTO
 from pluralign.features.store import with_stored_layers
 from pluralign.fitting.finetuned import fit_finetuned
 from pluralign.fitting.frozen import encoded_texts, learn
+from pluralign.fitting.rater_fit import rater_options
 from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.raters import RaterVotes
 
 
 def fit(
-    preferences: PreferenceSet,
+    preferences: PreferenceSet | RaterVotes,
     options: FitOptions | None = None,
     *,
     finetuning: FinetuneOptions | None = None,
@@ -42,7 +44,9 @@ def fit(
     """Learn an ensemble whose weighted votes match the votes of people.
 
     Args:
-        preferences: the votes. A part of the prompts is held out for testing and not trained on.
+        preferences: the votes. A part of the prompts is held out for testing and not trained on. With ``RaterVotes``
+            all votes of a rater share one posterior over members, and members are fitted for the policy level. Raters
+            are used in the fit only and not saved.
         options: how to learn.
         finetuning: which language model to fine-tune, and how. Without a backbone, features are frozen.
         folder: where unfinished work is kept and resumed from, and where the ensemble is saved at the end, with the
@@ -66,6 +70,9 @@ def fit(
     finetuning = with_changes(finetuning or FinetuneOptions(), of_finetuning)
     options = with_changes(options or FitOptions(), changes)
     watcher = watcher or FitWatcher()
+    raters = preferences if isinstance(preferences, RaterVotes) else None
+    if isinstance(preferences, RaterVotes):
+        options, preferences = rater_options(options, finetuning), preferences.preferences
     if finetuning.backbone is not None:
         return fit_finetuned(preferences, options, finetuning, folder, progress, watcher)
 
@@ -87,9 +94,13 @@ def fit(
             "version": __version__,
             "encoder": text_features.identity,
         }
+        if raters is not None:
+            inputs["raters"] = fingerprint([raters.pair, raters.rater, raters.chose_a])
         checkpoints = Checkpoints(folder, inputs, processes)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-            ensemble, held_out = learn(preferences, test_rows, features, text_features, options, checkpoints, watcher)
+            ensemble, held_out = learn(
+                preferences, test_rows, features, text_features, options, checkpoints, watcher, raters
+            )
     seconds = time.perf_counter() - started
     record = replace(ensemble.record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)

@@ -26,6 +26,7 @@ from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.fitting.joint_fit import fit_joint
 from pluralign.fitting.judging import TestPairs, bound_cost, judge
+from pluralign.fitting.rater_fit import fit_raters, training_votes
 from pluralign.fitting.stagewise_fit import fit_stagewise
 from pluralign.fitting.task import FitTask, FitWatcher, Members
 from pluralign.theory import calibration
@@ -34,6 +35,7 @@ from pluralign.training.leading import LEADING, WIDE, leading_axes
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.raters import RaterVotes
 
 
 def learn(
@@ -44,6 +46,7 @@ def learn(
     options: FitOptions,
     checkpoints: Checkpoints,
     watcher: FitWatcher,
+    raters: RaterVotes | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Learn an ensemble from the training pairs and judge it on the others.
 
@@ -55,6 +58,7 @@ def learn(
         options: how to learn.
         checkpoints: finished steps, and the processes that learn together.
         watcher: receives the progress.
+        raters: the same votes with their raters, if these are known.
     """
     processes, items = checkpoints.processes, preferences.items()
     own_texts = _texts_read(preferences, processes)
@@ -82,7 +86,11 @@ def learn(
         watcher.record(history[-1])
 
     task = FitTask.start(train, options, checkpoints, watcher)
-    fitted = (fit_stagewise if options.method == "stagewise" else fit_joint)(task, record)
+    if raters is not None:
+        rater_votes = training_votes(raters, ~test_rows)
+        fitted = fit_raters(task, rater_votes, record)
+    else:
+        fitted = (fit_stagewise if options.method == "stagewise" else fit_joint)(task, record)
     # Votes do not depend on the scale of rewards. Unit spread makes the temperature comparable and rewards readable.
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(train)
 
@@ -90,9 +98,8 @@ def learn(
         LinearMembers(inputs, members.theta), members.weights, text_features, fitted.temperature, members.undecided
     )
     ensemble, held_out = judge(ensemble, test, features, options, fitted.baselines, history, processes)
-    record_of_fit = ensemble.record
-    if fitted.blend:
-        record_of_fit = replace(record_of_fit, target=fitted.blend.source, vote_share=fitted.blend.vote_share)
+    n_raters = None if raters is None else int(np.count_nonzero(rater_votes.per_rater))
+    record_of_fit = replace(ensemble.record, target=fitted.target, vote_share=fitted.vote_share, raters=n_raters)
     if fitted.unbounded is not None and record_of_fit.evaluation is not None:
         cost = bound_cost(
             record_of_fit.evaluation, fitted.unbounded, test.pairs, options.max_disagreement, options.level

@@ -78,7 +78,8 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
         temperature=temperature,
         baselines=baselines,
         unbounded=unbounded[0] if unbounded else None,
-        blend=None if policy else blend,
+        target=None if policy else blend.source,
+        vote_share=None if policy else blend.vote_share,
     )
 
 

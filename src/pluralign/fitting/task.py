@@ -17,7 +17,6 @@ from pluralign.theory.calibration import with_undecided
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.baselines import Baseline
 from pluralign.training.bradley_terry import scores
-from pluralign.training.joint import Blend
 from pluralign.training.member_bounds import training_bound
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs, validation_folds
@@ -94,8 +93,10 @@ class Fitted:
     baselines: Mapping[str, Baseline]
     unbounded: Members | None
     """The same ensemble without the bound on disagreement. None where no bound was set."""
-    blend: Blend | None = None
-    """What joint members learned from at the vote level."""
+    target: str | None = None
+    """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""
+    vote_share: float | None = None
+    """Share of the raw votes in that target."""
 
 
 @dataclass(frozen=True, eq=False)

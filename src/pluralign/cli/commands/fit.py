@@ -49,6 +49,14 @@ def fit(
     load_options: LoadOptions,
     fit_options: FitOptions,
     finetune_options: FinetuneOptions,
+    raters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of rater ids (one row per vote): fit members to raters, at the policy level. Ids are not "
+            "saved.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
@@ -57,6 +65,7 @@ def fit(
         pluralign fit votes.jsonl.gz -o ensemble
         pluralign fit demo -o town --method stagewise --variant printed --k 4
         pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json
+        pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
@@ -64,12 +73,12 @@ def fit(
     from pluralign.fitting.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
-    preferences = load_votes(data, load_options)
+    votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
         ensemble = fit_ensemble(
-            preferences, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
+            votes, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
         )
     if prints:
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}

@@ -84,6 +84,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
             f"Trained on {data.train_pairs:,} pairs ({data.train_prompts:,} prompts); tested on {data.test_pairs:,} "
             f"pairs ({data.test_prompts:,} held-out prompts)."
         )
+    if record.raters is not None:
+        yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
     if evaluation:
         yield from verdict_line(evaluation)
         yield from voices_line(evaluation)
