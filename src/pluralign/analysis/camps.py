@@ -16,6 +16,7 @@ from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.measure import baselines_of
+from pluralign.theory.agreement import agreement
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.training.pairs import Differences
@@ -55,24 +56,6 @@ class CampResult:
         """
         return self.closest if self.gain.low > 0 else None
 
-    def sentence(self) -> str:
-        """Return the result in one sentence.
-
-        Example:
-            >>> CampResult("planners", 13, 0.13, (0.8,), 0.6, 0, Interval(0.2, 0.1, 0.3, 0.05)).sentence()
-            'Member 0 stands for the planners: it agrees with them on 80 % of pairs (soft BT 60 %).'
-        """
-        own, single = self.agreement[self.closest], self.soft_bt
-        if self.member is not None:
-            return (
-                f"Member {self.member} stands for the {self.camp}: it agrees with them on {100 * own:.0f} % of pairs "
-                f"(soft BT {100 * single:.0f} %)."
-            )
-        return (
-            f"No member stands for the {self.camp}: the closest one agrees with them on {100 * own:.0f} % of pairs "
-            f"(soft BT {100 * single:.0f} %)."
-        )
-
     def to_json(self) -> dict[str, Any]:
         """Return the result with the member that stands for the camp."""
         return {**to_json(self), "member": self.member}
@@ -97,7 +80,7 @@ class PeopleResult:
     def sentence(self) -> str:
         """Return the result in one sentence."""
         return (
-            f"{100 * self.better_than_soft_bt:.0f} % of people agree more often with their closest member than with "
+            f"{_percent(self.better_than_soft_bt)} of people agree more often with their closest member than with "
             f"soft BT. Mean agreement: {_decimals(self.closest_member)} with the closest member, "
             f"{_decimals(self.soft_bt)} with soft BT, {_decimals(self.closest_camp)} with the closest true camp."
         )
@@ -122,31 +105,25 @@ class CampStudy:
         return sum(camp.member is not None for camp in self.camps)
 
     def sentences(self) -> Iterator[str]:
-        """Yield the results: camps with a member first, then the others, then people."""
-        yield from (camp.sentence() for camp in sorted(self.camps, key=lambda camp: camp.member is None))
+        """Yield the results: each camp with a member, the other camps together, then people."""
+        for camp in self.camps:
+            if camp.member is not None:
+                yield (
+                    f"Member {camp.member} stands for the {camp.camp}: it agrees with them on "
+                    f"{_percent(camp.agreement[camp.member])} of pairs, soft BT on {_percent(camp.soft_bt)}."
+                )
+        others = [camp for camp in self.camps if camp.member is None]
+        if others:
+            names = ", ".join(
+                f"{camp.camp} ({_decimals(camp.agreement[camp.closest], 2)}, soft BT {_decimals(camp.soft_bt, 2)})"
+                for camp in others
+            )
+            yield f"No member stands for these camps (agreement of the closest member): {names}."
         yield self.people.sentence()
 
     def to_json(self) -> dict[str, Any]:
         """Return the study as plain values."""
         return {**to_json(self), "represented": self.represented}
-
-
-def agreement(votes: npt.ArrayLike, others: npt.ArrayLike) -> FloatArray:
-    """Return how often two sets of voters prefer the same response, ``(n_voters, n_others)``.
-
-    A_ij = mean over pairs of v_i w_j + (1 − v_i)(1 − w_j): the share of pairs with the same vote. A tie (½) is half an
-    agreement with any vote.
-
-    Args:
-        votes: v, ``(n_pairs, n_voters)``.
-        others: w, ``(n_pairs, n_others)``.
-
-    Example:
-        >>> agreement([[1.0], [0.0], [0.5]], [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
-        array([[0.5       , 0.16666667]])
-    """
-    v, w = np.asarray(votes, dtype=np.float64), np.asarray(others, dtype=np.float64)
-    return np.asarray((v.T @ w + (1 - v).T @ (1 - w)) / len(v))
 
 
 def study_camps(
@@ -267,6 +244,10 @@ def _agreement_with_people(town: TownHall, rows: IntArray, voters: FloatArray) -
     return np.asarray(0.5 + 0.5 * total / len(rows))
 
 
-def _decimals(value: float) -> str:
-    """Return a share with three decimals and no leading zero."""
-    return f"{value:.3f}".removeprefix("0")
+def _decimals(value: float, digits: int = 3) -> str:
+    """Return a share without its leading zero."""
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

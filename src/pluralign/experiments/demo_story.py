@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from pluralign.analysis.camps import CampStudy, camps_of_ensemble
 from pluralign.analysis.pruning import Pruning, prune
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.tournament import RankingResult, Tournament, rankings
@@ -15,6 +16,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import score_held_out
 from pluralign.evaluation.measure import baseline_shares
+from pluralign.experiments.true_features import fit_true_features
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
@@ -53,6 +55,10 @@ class DemoResult:
     ensemble: RewardEnsemble
     """The joint ensemble at the vote level."""
     report_data: ReportData
+    camps: CampStudy
+    """Which camps its members stand for."""
+    camps_true_features: CampStudy
+    """The same for a joint ensemble on the true features of the responses, fitted to the same votes."""
     pruning: Pruning
     question: str
     """One held-out prompt; its responses are numbered by first appearance."""
@@ -66,6 +72,8 @@ class DemoResult:
             "told": to_json(self.methods),
             "members": to_json(evaluation.members if evaluation else []),
             "study": self.report_data.to_json(),
+            "camps": self.camps.to_json(),
+            "camps_true_features": self.camps_true_features.to_json(),
             "pruning": self.pruning.to_json(),
             "rankings": self.rankings.to_json(),
         }
@@ -97,8 +105,10 @@ def run_demo(
     for name, method in METHODS.items():
         options: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction, "encoder": encoder, **method}
         ensembles.append(fit(votes, progress=progress, **options))
-        methods.append(_measure(name, ensembles[-1], test, truth))
+        methods.append(_measure(name, ensembles[-1], ensembles[-1].prob_hat(test, ensembles[-1].level), truth))
     ensemble = ensembles[0]
+    informed, informed_votes = fit_true_features(town, k=k, seed=seed, test_fraction=test_fraction)
+    methods.append(_measure("joint, true features", informed, informed_votes.prob_hat(informed), truth))
     shares = baseline_shares(ensemble, test)
     methods += [
         _measure_share("floor", 1, (truth > 0.5).astype(float), test, truth),
@@ -113,13 +123,15 @@ def run_demo(
         methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
         report_data=collect_report_data(ensemble, held_out, seed=seed),
+        camps=camps_of_ensemble(town, rows, ensemble),
+        camps_true_features=camps_of_ensemble(town, rows, informed, town.features),
         pruning=prune(ensemble, held_out),
         question=tournament.name,
         rankings=rankings(tournament, k=k, seed=seed),
     )
 
 
-def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: FloatArray) -> MethodResult:
+def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:
     record = ensemble.record
     if record.evaluation is None:
         raise UsageError("the demo needs held-out prompts: test_fraction must be above 0.")
@@ -128,9 +140,9 @@ def _measure(name: str, ensemble: RewardEnsemble, test: PreferenceSet, truth: Fl
         k=ensemble.k,
         brier=record.evaluation.test.brier,
         brier_corrected=record.evaluation.test.brier_corrected,
-        true_error=calibration.brier(ensemble.prob_hat(test, record.level), truth),
+        true_error=calibration.brier(share, truth),
         worst_disagreement=record.evaluation.worst_disagreement(),
-        seconds=(record.seconds or 0.0) - (record.seconds_encoding or 0.0),
+        seconds=None if record.seconds is None else record.seconds - (record.seconds_encoding or 0.0),
     )
 
 

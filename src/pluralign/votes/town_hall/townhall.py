@@ -120,8 +120,8 @@ class TownHall:
     def camp_rewards(self) -> FloatArray:
         """Return the true reward of each camp for every response, ``(n_items, n_camps)``.
 
-        The reward of camp c is that of the mean taste of its people: R_c(x, y) = features(x, y) · mean_{i in c} taste_i.
-        It is NaN for a camp without people.
+        The reward of a camp is that of the mean taste of its people: R_c(x, y) = features(x, y) · mean taste_i.
+        A camp without people has NaN.
 
         Example:
             >>> town_hall(40).camp_rewards().shape[1]
