@@ -134,7 +134,7 @@ def fit_all(votes: PreferenceSet, arguments: argparse.Namespace) -> Iterator[Fit
 def compare(first: Fit, second: Fit) -> Comparison:
     """Measure how different two ensembles are on held-out prompts."""
     people = first.held_out.preferences
-    errors = [squared_error(fit.share, people.prob_a) for fit in (first, second)]
+    error, other_error = (squared_error(fit.share, people.prob_a) for fit in (first, second))
     both = (first.weights, second.weights)
     matrix = agreement(first.held_out.votes, second.held_out.votes)
     choices = zip(first.first_choices(), second.first_choices(), strict=True)
@@ -143,7 +143,7 @@ def compare(first: Fit, second: Fit) -> Comparison:
         first=first.name,
         second=second.name,
         differ=changed[0] if len(changed) == 1 else "several",
-        brier=paired_difference(*errors, people.prompt_index),
+        brier=paired_difference(error, other_error, people.prompt_index),
         shares=float(np.abs(first.share - second.share).mean()),
         members=member_distance(matrix, *both),
         unmatched=unmatched_distance(matrix, *both),

@@ -29,14 +29,14 @@ def camp_votes(town: TownHall) -> FloatArray:
     """Votes of the mean taste of each camp, from the tastes."""
     means = np.array([town.tastes[town.camps == camp].mean(axis=0) for camp in range(6)])
     difference = town.features[town.preferences.a_index] - town.features[town.preferences.b_index]
-    return (difference @ means.T > 0).astype(float)
+    return np.asarray(difference @ means.T > 0, dtype=np.float64)
 
 
 @pytest.fixture(scope="module")
 def crowd(town: TownHall) -> FloatArray:
     """Votes of the mean taste of everybody, which stand in for soft BT."""
     difference = town.features[town.preferences.a_index] - town.features[town.preferences.b_index]
-    return (difference @ town.tastes.mean(axis=0) > 0).astype(float)
+    return np.asarray(difference @ town.tastes.mean(axis=0) > 0, dtype=np.float64)
 
 
 @pytest.fixture(scope="module")

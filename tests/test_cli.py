@@ -172,7 +172,7 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
-    result = run_demo(town_hall(300), encoder="none")
+    result = run_demo(town_hall(300), encoder="none", true_feature_pairs=400)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pluralign.experiments.demo_story.run_demo", lambda *_, **__: result)
         yield

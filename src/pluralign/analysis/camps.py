@@ -95,9 +95,12 @@ class CampStudy:
     people: PeopleResult
     weights: tuple[float, ...]
     """Of the members, ``(k,)``."""
+    train_pairs: int
+    """Number of pairs that the ensemble was trained on."""
     pairs: int
     """Number of held-out pairs."""
     prompts: int
+    """Number of held-out prompts."""
 
     @property
     def represented(self) -> int:
@@ -159,8 +162,14 @@ def study_camps(
             )
         )
     people = study_people(town, test_rows, votes, camp_votes, soft_bt)
-    drawn = tuple(np.asarray(weights, dtype=np.float64).tolist())
-    return CampStudy(camps, people, drawn, len(prompts), len(np.unique(prompts)))
+    return CampStudy(
+        camps=camps,
+        people=people,
+        weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
+        train_pairs=int(np.count_nonzero(~test_rows)),
+        pairs=len(prompts),
+        prompts=len(np.unique(prompts)),
+    )
 
 
 def study_people(

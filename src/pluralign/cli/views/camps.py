@@ -18,10 +18,14 @@ def camps_page(study: CampStudy, true_features: CampStudy) -> Iterator[Renderabl
         "saw neither: only the number of votes for each response."
     )
     for part, title in (
-        (study, "Joint ensemble on features of the texts"),
-        (true_features, "Joint ensemble on the true features that decide the votes"),
+        (study, "features of the texts"),
+        (true_features, "the true features that decide the votes"),
     ):
-        yield _agreement_table(part, f"{title}: {part.represented} of {len(part.camps)} camps have a member")
+        yield _agreement_table(
+            part,
+            f"{part.represented} of {len(part.camps)} camps have a member: joint ensemble on {title}, trained on "
+            f"{part.train_pairs:,} pairs",
+        )
         for sentence in part.sentences():
             yield Text(f"· {sentence}")
     yield Text(
