@@ -118,11 +118,18 @@ def variants(seeds: int, k: int) -> Iterator[dict[str, Any]]:
 
 
 def fit_all(votes: PreferenceSet, arguments: argparse.Namespace) -> Iterator[Fit]:
-    """Yield the fits of all variants."""
-    test = votes[votes.test_mask()]
-    for options in variants(arguments.seeds, arguments.k):
+    """Yield the fits of all variants, with the target that each one learned from.
+
+    The target that the reference chose is not fitted a second time: it would be the same ensemble.
+    """
+    test, done = votes[votes.test_mask()], list[Mapping[str, Any]]()
+    for variant in variants(arguments.seeds, arguments.k):
+        if variant in done:
+            continue
         started = time.perf_counter()
-        ensemble = pluralign.fit(votes, encoder=arguments.encoder, **options)
+        ensemble = pluralign.fit(votes, encoder=arguments.encoder, **variant)
+        options = {**variant, "target": ensemble.record.target}
+        done.append(options)
         held_out = score_held_out(ensemble, test)
         share = held_out.prob_hat(ensemble)
         name = ", ".join(f"{key} {value}" for key, value in options.items())
