@@ -1,114 +1,185 @@
-"""Do members fitted with rater ids find the camps of the town hall? Everybody's true preferences are known there.
+"""Do members stand for people? True error and agreement with known people, on a town hall.
 
-    python benchmarks/camps.py [--pairs 4000] [--features true|minilm|hashing] [--k 8] [--json]
+    python benchmarks/camps.py [--pairs 10000] [--features true] [--seeds 1] [--k 8] [--target auto] [--json]
 
-Prints, on held-out prompts: the true calibration error of the ensemble and of one soft BT reward, how often a person
-agrees with the closest member and with soft BT, how well raters' votes are predicted from their training votes, and
-the agreement of each member with each camp. ``true`` uses the features that decide votes, without reading the texts.
+``--features true`` gives every method the features that decide the votes; ``minilm``, ``hashing`` or any other encoder
+of ``pluralign fit`` gives features of the texts. Columns, all on held-out prompts:
+
+- true error: squared distance between the predicted shares and those of the whole town;
+- closest member: how often the member closest to a person (chosen on training prompts) votes like that person, as a
+  mean over all people;
+- better: share of people with whom it agrees more often than soft BT does;
+- camps: number of the six camps that a member stands for.
+
+``camps`` are the true rewards of the six camps, weighted by their size: a reference that no fit knows.
 """
 
 import argparse
 import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 import pluralign
-from pluralign.core.arrays import FloatArray, Mask
-from pluralign.core.checkpoints import Checkpoints
-from pluralign.ensemble.members import fit_feature_map
-from pluralign.features import surface
-from pluralign.features.frozen import TextFeatures
-from pluralign.fitting.rater_fit import fit_raters, training_votes
-from pluralign.fitting.task import FitTask, FitWatcher, Members
-from pluralign.theory.calibration import log_loss
-from pluralign.theory.logistic import sigmoid
-from pluralign.training.bradley_terry import scores
-from pluralign.training.options import FitOptions
-from pluralign.training.pairs import Pairs
-from pluralign.training.rater_mixture import VotesByRater, log_likelihoods, posteriors
+from pluralign.analysis.camps import study_camps
+from pluralign.core.arrays import FloatArray
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.measure import baselines_of
+from pluralign.experiments.true_features import fit_true_features
+from pluralign.theory.calibration import brier, ensemble_prob, votes_from_rewards
+from pluralign.training.pairs import Differences
+from pluralign.training.stagewise import hard_votes
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.town_hall.townhall import TownHall
 
+TEST_FRACTION = 0.2
+TRUE = "true"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one split."""
+
+    name: str
+    k: int
+    true_error: float
+    closest_member: float
+    better_than_soft_bt: float
+    camps: int
+    undecided: float = 0.0
+    target: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Voters:
+    """Members of a method: their votes on all pairs, their weights, and the predicted shares."""
+
+    name: str
+    votes: FloatArray
+    weights: FloatArray
+    share: FloatArray
+    undecided: float = 0.0
+    target: str = ""
+
 
 def main() -> None:
-    """Run the benchmark and print its figures."""
+    """Run the benchmark and print its table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=4000)
-    parser.add_argument("--features", choices=("true", "minilm", "hashing"), default="true")
+    parser.add_argument("--pairs", type=int, default=10_000)
+    parser.add_argument("--features", default=TRUE, help="true, or an encoder: minilm, hashing, …")
+    parser.add_argument("--seeds", type=int, default=1, help="number of splits")
     parser.add_argument("--k", type=int, default=8)
+    parser.add_argument(
+        "--target", default="auto", help="what joint members learn from: auto, teacher, mixture or votes"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    found = measure(pluralign.town_hall(arguments.pairs), arguments.features, arguments.k)
+    town = pluralign.town_hall(arguments.pairs)
+    rows: dict[str, list[Row]] = {}
+    for seed in range(arguments.seeds):
+        started = time.perf_counter()
+        for row in measure(town, seed, arguments):
+            rows.setdefault(row.name, []).append(row)
+        print(f"split {seed}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps({name: [asdict(row) for row in of] for name, of in rows.items()}))
         return
-    for name, value in found.items():
-        if name != "agreement":
-            print(f"{name:32} {value if isinstance(value, list) else round(value, 4)}")
-    print("agreement with the people of each camp, a row per member:")
-    print("  ".join(found["agreement"]))
-    for row in zip(*found["agreement"].values(), strict=True):
-        print("  ".join(f"{share:{len(camp)}.2f}" for camp, share in zip(found["agreement"], row, strict=True)))
+    Console(width=120).print(table(f"{arguments.pairs:,} pairs, {arguments.features} features", rows))
 
 
-def measure(hall: TownHall, features: str, k: int) -> dict[str, Any]:
-    """Fit with rater ids on four fifths of the prompts, and measure on the others."""
-    votes = town_hall_votes(hall)
-    preferences, items = hall.preferences, hall.preferences.items()
-    if features == "true":
-        raw, n_surface = hall.features[items.response_index].astype(np.float32), 0
-    else:
-        raw, n_surface = TextFeatures(features)(texts_of(preferences)), len(surface.NAMES)
-    test = preferences.test_mask(0.2)
-    used = np.zeros(len(raw), dtype=bool)
-    used[items.a[~test]] = used[items.b[~test]] = True
-    inputs = fit_feature_map(raw, n_surface, used)(raw)
-    pairs = Pairs(inputs, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    task = FitTask.start(pairs[~test], FitOptions(k=k, level="policy"), Checkpoints(None, {}), FitWatcher())
-    known = training_votes(votes, ~test)
-    fitted = fit_raters(task, known, lambda _: None)
-    reward = fitted.baselines["soft_bt"].arrays["theta"]
-    return figures(hall, votes, known, pairs, test, fitted.members, scores(pairs.difference, reward))
+def measure(town: TownHall, seed: int, arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows of one split."""
+    rows = town.preferences.test_mask(TEST_FRACTION, seed=seed)
+    features = town.features if arguments.features == TRUE else None
+    joint = fit(town, seed, arguments, method="joint", target=arguments.target)
+    voters = [
+        of_ensemble("joint", town, joint, features),
+        of_ensemble("with rater ids", town, fit(town, seed, arguments, raters=town_hall_votes(town)), features),
+        of_ensemble("stagewise", town, fit(town, seed, arguments, method="stagewise"), features),
+        *of_baselines(town, joint, features),
+        true_camps(town),
+    ]
+    single = next(one for one in voters if one.name == "soft BT").votes[:, 0]
+    for one in voters:
+        study = study_camps(town, rows, one.votes, one.weights, single)
+        yield Row(
+            one.name,
+            len(one.weights),
+            brier(one.share[rows], town.true_prob[rows]),
+            study.people.closest_member,
+            study.people.better_than_soft_bt,
+            study.represented,
+            one.undecided,
+            one.target,
+        )
 
 
-def figures(
-    hall: TownHall,
-    votes: RaterVotes,
-    known: VotesByRater,
-    pairs: Pairs,
-    test: Mask,
-    members: Members,
-    soft_bt: FloatArray,
-) -> dict[str, Any]:
-    """Return the figures on the test pairs."""
-    difference = scores(pairs.difference, members.theta)
-    people = hall.annotator_votes(np.arange(len(hall.tastes)))[test]
-    agreement = np.stack([np.mean(people == vote[:, None], axis=0) for vote in (difference[test] > 0).T])
-    by_soft_bt = np.mean(people == (soft_bt[test] > 0)[:, None], axis=0)
-    truth, prob_hat = hall.true_prob, members.prob_hat(pairs, "policy")
-    posterior = posteriors(log_likelihoods(known, difference[~test]), members.weights)
-    new = test[votes.pair]
-    pair, vote = votes.pair[new], votes.chose_a[new]
-    steered = np.einsum("nk,nk->n", posterior[votes.rater[new]], sigmoid(difference[pair]))
-    return {
-        "weights": members.weights.round(3).tolist(),
-        "undecided": members.undecided,
-        "true_error": float(np.mean((prob_hat - truth)[test] ** 2)),
-        "true_error_soft_bt": float(np.mean((sigmoid(soft_bt) - truth)[test] ** 2)),
-        "closest_member_agrees": float(agreement.max(axis=0).mean()),
-        "soft_bt_agrees": float(by_soft_bt.mean()),
-        "closest_member_better": float(np.mean(agreement.max(axis=0) > by_soft_bt)),
-        "votes_accuracy": float(np.mean((steered > 0.5) == vote)),
-        "votes_accuracy_soft_bt": float(np.mean((soft_bt[pair] > 0) == vote)),
-        "votes_log_loss": log_loss(steered, vote),
-        "votes_log_loss_soft_bt": log_loss(sigmoid(soft_bt)[pair], vote),
-        "agreement": {
-            camp: agreement[:, hall.camps == number].mean(axis=1).round(3).tolist()
-            for number, camp in enumerate(hall.camp_names)
-        },
-    }
+def fit(
+    town: TownHall, seed: int, arguments: argparse.Namespace, raters: RaterVotes | None = None, **method: Any
+) -> RewardEnsemble:
+    """Fit an ensemble on true features or on an encoder's, with or without rater ids."""
+    options = {"k": arguments.k, "seed": seed, "test_fraction": TEST_FRACTION, **method}
+    if arguments.features == TRUE:
+        return fit_true_features(town, raters, **options)[0]
+    return pluralign.fit(raters or town.preferences, encoder=arguments.features, **options)
+
+
+def differences(town: TownHall, ensemble: RewardEnsemble, features: FloatArray | None) -> Differences:
+    """Return the feature differences of all pairs, as the ensemble reads them."""
+    raw = ensemble.features(texts_of(town.preferences)) if features is None else features
+    items = town.preferences.items()
+    return Differences(ensemble.members.inputs(raw), items.a, items.b)
+
+
+def of_ensemble(name: str, town: TownHall, ensemble: RewardEnsemble, features: FloatArray | None) -> Voters:
+    """Return the members of an ensemble."""
+    difference = np.asarray(differences(town, ensemble, features) @ ensemble.members.theta, dtype=np.float64)
+    votes = votes_from_rewards(difference, np.zeros_like(difference))
+    share = ensemble.readings(difference)[ensemble.level]
+    target = ensemble.record.target or ""
+    return Voters(name, votes, ensemble.weights, share, ensemble.undecided, target)
+
+
+def of_baselines(town: TownHall, ensemble: RewardEnsemble, features: FloatArray | None) -> Iterator[Voters]:
+    """Yield soft BT and the mixture, each with the shares that it predicts."""
+    pairs, fitted = differences(town, ensemble, features), baselines_of(ensemble)
+    for key, name in (("soft_bt", "soft BT"), ("mixture", "mixture of BT")):
+        baseline = fitted[key]
+        theta = baseline.arrays["theta"].reshape(pairs.shape[1], -1)
+        weights = np.asarray(baseline.arrays.get("weights", np.ones(1)))
+        yield Voters(name, hard_votes(pairs, theta), weights, baseline.prob_hat(pairs))
+
+
+def true_camps(town: TownHall) -> Voters:
+    """Return the true rewards of the camps, weighted by their size."""
+    rewards = town.camp_rewards()
+    votes = votes_from_rewards(rewards[town.preferences.a_index], rewards[town.preferences.b_index])
+    weights = np.bincount(town.camps, minlength=rewards.shape[1]) / len(town.camps)
+    return Voters("camps", votes, weights, ensemble_prob(votes, weights))
+
+
+def table(title: str, rows: dict[str, list[Row]]) -> Table:
+    """Return the means over splits, lowest true error first."""
+    drawn = Table(box=box.SIMPLE_HEAD, title=f"Town hall, {title}", title_justify="left")
+    for position, name in enumerate(
+        ("", "k", "true error", "closest member", "better", "camps", "undecided", "target")
+    ):
+        drawn.add_column(name, justify="right" if position else "left")
+    keys = ("true_error", "closest_member", "better_than_soft_bt", "camps", "undecided")
+    means = {name: [float(np.mean([getattr(row, key) for row in of])) for key in keys] for name, of in rows.items()}
+    for name, (error, closest, better, camps, undecided) in sorted(means.items(), key=lambda entry: entry[1][0]):
+        targets = ", ".join(dict.fromkeys(row.target for row in rows[name]))
+        cells = (f"{error:.4f}", f"{closest:.3f}", f"{better:.2f}", f"{camps:.1f}", f"{undecided:.2f}", targets)
+        drawn.add_row(name, str(rows[name][0].k), *cells, style="bold" if name == "joint" else "")
+    return drawn
 
 
 if __name__ == "__main__":

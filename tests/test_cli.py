@@ -172,7 +172,7 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
-    result = run_demo(town_hall(300), encoder="none")
+    result = run_demo(town_hall(300), encoder="none", true_feature_pairs=400)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pluralign.experiments.demo_story.run_demo", lambda *_, **__: result)
         yield
@@ -182,14 +182,29 @@ def fast_demo() -> Iterator[None]:
 def test_demo_compares_all_methods_with_the_known_truth() -> None:
     done = run("demo", "--pairs", "300", "--encoder", "none")
     assert done.returncode == 0, done.stderr
-    for words in ("300 pairs", "A contested pair", "the known truth", "true error", "random people", "member 7"):
+    for words in (
+        "300 pairs",
+        "A contested pair",
+        "the known truth",
+        "true error",
+        "random people",
+        "member 7",
+        "soft BT",
+        "Which camp each member stands for",
+        "keepers of custom",
+        "% of people agree more often",
+    ):
         assert words in done.stdout
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
     result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
-    assert set(result) == {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "report"}
+    camps = {"camps", "camps_true_features"}
+    assert set(result) == {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "report"} | camps
+    for name in camps:
+        assert len(result[name]["camps"]) == 6
+        assert result[name]["represented"] == sum(camp["member"] is not None for camp in result[name]["camps"])
     assert {"facts", "votes", "profiles", "certificate"} < set(result["study"])
     errors = [method["true_error"] for method in result["told"]]
     assert errors == sorted(errors)

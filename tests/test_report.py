@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import run
+from matplotlib.patches import Rectangle
 
 from pluralign import PreferenceSet, fit, town_hall
+from pluralign.analysis.camps import CampStudy, camps_of_ensemble
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation
-from pluralign.publishing.figures import as_svg, brier_by_size, save_figures, tau_heat_map
+from pluralign.publishing.figures import as_svg, brier_by_size, camp_heat_map, save_figures, tau_heat_map
 from pluralign.publishing.report import draw_figures, page, report
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
@@ -208,6 +210,33 @@ def test_figure_2_has_every_size_and_line(found: ReportData) -> None:
     heights = {round(float(line[0, 1]), 9) for line in lines}
     expected = [found.evaluation.baselines[name].brier for name in ("floor", "constant_half", "soft_bt")]
     assert heights == {round(value, 9) for value in [*expected, found.evaluation.test.noise]}
+
+
+@pytest.fixture(scope="module")
+def camps(ensemble: RewardEnsemble) -> CampStudy:
+    """The camps, with member 1 standing for the first of them."""
+    town = town_hall(600)
+    study = camps_of_ensemble(town, town.preferences.test_mask(0.4), ensemble)
+    first = replace(study.camps[0], closest=1, gain=replace(study.camps[0].gain, low=0.01))
+    others = [replace(camp, gain=replace(camp.gain, low=-0.01)) for camp in study.camps[1:]]
+    return replace(study, camps=[first, *others])
+
+
+def test_the_report_of_a_town_hall_shows_its_camps(
+    ensemble: RewardEnsemble, found: ReportData, camps: CampStudy
+) -> None:
+    text = page(ensemble, found, camps={"some features": camps})
+    assert "1 of 6 camps have a member: joint ensemble on some features" in text
+    assert "Member 1 stands for the gardeners" in text
+    assert "No member stands for these camps" in text
+    assert 'id="camps"' not in page(ensemble, found)
+
+
+def test_the_heat_map_of_camps_has_every_agreement_and_frames_the_member(camps: CampStudy) -> None:
+    axes = camp_heat_map(camps).axes[0]
+    expected = [value for camp in camps.camps for value in (*camp.agreement, camp.soft_bt)]
+    assert [text.get_text() for text in axes.texts] == [f"{value:.2f}".replace("0.", ".") for value in expected]
+    assert [patch.get_xy() for patch in axes.patches if isinstance(patch, Rectangle)] == [(1, 0)]
 
 
 def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:

@@ -19,7 +19,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
+from pluralign.analysis.camps import CHANCE, CampStudy
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.representation import Representation
@@ -163,6 +165,35 @@ def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
             spine.set_visible(False)
         axes.set_xlabel("member")
         axes.set_ylabel("member")
+    return drawing
+
+
+def camp_heat_map(study: CampStudy) -> Figure:
+    """Draw the agreement of camps and members. A frame marks the member that stands for a camp."""
+    with rc_context(STYLE):
+        rows, k = len(study.camps), len(study.weights)
+        values = np.array([[*camp.agreement, camp.soft_bt] for camp in study.camps])
+        drawing, axes = figure(min(9.0, 3.0 + 0.55 * (k + 1)), 1.2 + 0.5 * rows)
+        colours = LinearSegmentedColormap.from_list("agreement", [OPPOSITE, EVEN, ALIKE])
+        for left, right, part in ((0, k, values[:, :k]), (k + 0.3, k + 1.3, values[:, k:])):
+            edges = np.linspace(left, right, part.shape[1] + 1)
+            axes.pcolormesh(edges, np.arange(rows + 1), part, cmap=colours, vmin=2 * CHANCE - 1, vmax=1)
+        middles = [*(np.arange(k) + 0.5), k + 0.8]
+        for row, camp in enumerate(study.camps):
+            for column, value in zip(middles, values[row], strict=True):
+                ink = "#ffffff" if abs(value - CHANCE) > 0.33 else "#1a1d24"
+                label = f"{value:.2f}".replace("0.", ".")
+                axes.text(column, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
+            if camp.member is not None:
+                axes.add_patch(Rectangle((camp.member, row), 1, 1, fill=False, edgecolor="#1a1d24", linewidth=2))
+        axes.set_xlim(0, k + 1.3)  # soft BT stands apart
+        axes.set_xticks(middles, [*map(str, range(k)), "soft BT"])
+        axes.set_yticks(np.arange(rows) + 0.5, [f"{camp.camp} ({camp.share:.0%})" for camp in study.camps])
+        axes.invert_yaxis()
+        axes.tick_params(length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        axes.set_xlabel("member")
     return drawing
 
 

@@ -7,7 +7,7 @@ data and models; the page loads nothing and runs no script.
 import json
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePath
@@ -16,6 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from pluralign.analysis.camps import CampStudy
 from pluralign.analysis.leans import Lean
 from pluralign.analysis.member_rankings import CaseStudy, MemberPair
 from pluralign.analysis.profiles import Profile
@@ -39,6 +40,7 @@ FULL_BAR = 0.5
 TEXT_LENGTH = 800
 """Longer texts are cut."""
 SECTIONS = {
+    "camps": "Camps",
     "votes": "Votes",
     "calibration": "Calibration",
     "groups": "Groups",
@@ -90,6 +92,7 @@ def report(
     *,
     name: str = "",
     commands: Sequence[Sequence[str]] = (),
+    camps: Mapping[str, CampStudy] | None = None,
 ) -> Path:
     """Write the report of an ensemble to an HTML file.
 
@@ -99,18 +102,28 @@ def report(
         path: the file to write.
         name: title of the page (default: the name of the data that the ensemble was fitted to).
         commands: the commands that reproduce the report, each as a list of words.
+        camps: for a town hall, which camps members stand for, by the features of the fit.
     """
     path = Path(path)
     with atomic_write(path) as partial:
-        partial.write_text(page(ensemble, data, name=name, commands=commands), encoding="utf-8")
+        partial.write_text(page(ensemble, data, name=name, commands=commands, camps=camps), encoding="utf-8")
     return path
 
 
-def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands: Sequence[Sequence[str]] = ()) -> str:
+def page(
+    ensemble: RewardEnsemble,
+    data: ReportData,
+    *,
+    name: str = "",
+    commands: Sequence[Sequence[str]] = (),
+    camps: Mapping[str, CampStudy] | None = None,
+) -> str:
     """Return the report as HTML."""
     record, evaluation = data.record, data.evaluation
     drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
-    optional = {"groups": data.groups, "cases": data.cases, "individuals": data.representation}
+    optional = {
+        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation
+    }  # fmt: skip
     empty = {anchor for anchor, content in optional.items() if not content}
     template = _environment().from_string(
         files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
@@ -127,6 +140,7 @@ def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands
         worst=max(card.disagreement for card in data.profiles if card.weight > NEGLIGIBLE_WEIGHT),
         verdicts=list(_verdicts(data)),
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
+        camps=[(features, study, _camp_figure(study)) for features, study in (camps or {}).items()],
         comparison=comparison(evaluation),
         cards=list(_cards(data)),
         predictors=PREDICTORS,
@@ -139,6 +153,11 @@ def page(ensemble: RewardEnsemble, data: ReportData, *, name: str = "", commands
         settings=_settings(data),
         listed=_listed,
     )
+
+
+def _camp_figure(study: CampStudy) -> Markup:
+    label = "Heat map of the agreement between camps and members"
+    return Markup(figures.as_svg(figures.camp_heat_map(study), label))  # noqa: S704
 
 
 def _environment() -> Environment:

@@ -25,6 +25,9 @@ def demo(
 ) -> None:
     """Run the full pipeline on synthetic data with known preferences (a town hall).
 
+    It compares all methods with the true shares, and shows which of six camps each member stands for: with features of
+    the texts, and with the true features that decide the votes.
+
     Examples:
         pluralign demo
         pluralign demo --pairs 1000000 -o town.jsonl
@@ -57,7 +60,8 @@ def demo(
 
         last = ["report", "town", "-o", str(report)]
         commands = command_history(result.ensemble.record, Path("town"), last)
-        write_report(result.ensemble, result.report_data, report, name="The town hall", commands=commands)
+        camps = {f"features of the texts ({encoder})": result.camps, "true features": result.camps_true_features}
+        write_report(result.ensemble, result.report_data, report, name="The town hall", commands=commands, camps=camps)
     if as_json:
         print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})
         return

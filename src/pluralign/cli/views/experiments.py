@@ -9,6 +9,7 @@ from rich.text import Text
 
 from pluralign.analysis.profiles import Profile
 from pluralign.cli.views.analysis import certificate_page, diversity_page, pruning_page
+from pluralign.cli.views.camps import camps_page
 from pluralign.cli.views.evaluation import DISAGREEMENT_CAPTION, bound_line, chance_warning
 from pluralign.cli.views.rankings import rankings_page
 from pluralign.cli.views.tables import command_line, figure_table, heading, number
@@ -27,6 +28,7 @@ def demo_page(result: DemoResult) -> Iterator[RenderableType]:
     if record.evaluation:
         yield from chance_warning(record.evaluation.members)
     yield from bound_line(record.bound)
+    yield from camps_page(result.camps, result.camps_true_features)
     yield _member_names(result.report_data.profiles)
     if result.report_data.diversity:
         yield from diversity_page(result.report_data.diversity, [], "How differently the members rank responses")

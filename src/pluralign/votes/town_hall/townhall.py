@@ -117,6 +117,22 @@ class TownHall:
         rewards = self.annotator_rewards(annotators)
         return (rewards[self.preferences.a_index] > rewards[self.preferences.b_index]).astype(np.float64)
 
+    def camp_rewards(self) -> FloatArray:
+        """Return the true reward of each camp for every response, ``(n_items, n_camps)``.
+
+        The reward of a camp is that of the mean taste of its people: R_c(x, y) = features(x, y) · mean taste_i.
+        A camp without people has NaN.
+
+        Example:
+            >>> town_hall(40).camp_rewards().shape[1]
+            6
+        """
+        people = np.bincount(self.camps, minlength=len(self.camp_names))
+        sums = np.zeros((len(self.camp_names), self.tastes.shape[1]))
+        np.add.at(sums, self.camps, self.tastes)
+        means = np.where(people[:, None] > 0, sums / np.maximum(people, 1)[:, None], np.nan)
+        return np.asarray(self.features @ means.T)
+
 
 def town_hall(
     n_pairs: int = 2000,

@@ -1,0 +1,178 @@
+"""How different two equally calibrated ensembles are (the paper's §2, non-identifiability).
+
+    python benchmarks/identifiability.py DATA [--seeds 3] [--k 8] [--encoder minilm] [--json]
+
+DATA is anything that ``pluralign fit`` reads. One split by prompt; ensembles are fitted with several seeds, with half
+and twice the number of members, and with each target (votes, teacher). Two ensembles are equally calibrated if the 95 %
+interval of the difference of their held-out Brier scores contains 0. For such pairs the table has means of
+
+- |p̂ − p̂′|: mean absolute difference of the predicted shares on held-out pairs;
+- members: distance between their members, matched in the best way (earth mover's distance; a matched pair costs the
+  share of pairs on which it disagrees), with the value without matching in brackets;
+- even part: the same for the even parts, in which each member has its opposite beside it;
+- first choices: total variation between the distributions of first choices among the responses to a prompt.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import pluralign
+from pluralign.analysis.member_rankings import held_out_candidates
+from pluralign.core.arrays import FloatArray
+from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.theory.agreement import agreement, even_part_distance, member_distance, unmatched_distance
+from pluralign.theory.calibration import squared_error
+from pluralign.theory.intervals import Interval, paired_difference
+from pluralign.theory.kendall import weight_on_tops
+from pluralign.votes.preferences import PreferenceSet
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """One ensemble and its predictions on held-out prompts."""
+
+    name: str
+    options: Mapping[str, Any]
+    """The options that differ between the fits."""
+    held_out: HeldOutVotes
+    weights: FloatArray
+    share: FloatArray
+    brier: float
+    undecided: float
+
+    def first_choices(self) -> list[FloatArray]:
+        """Return the weight of each response as a first choice, per prompt."""
+        return [weight_on_tops(rewards, self.weights) for rewards in held_out_candidates(self.held_out)[1]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two ensembles on the same held-out prompts."""
+
+    first: str
+    second: str
+    differ: str
+    """The option in which the two fits differ: ``seed``, ``k``, ``target`` or ``several``."""
+    brier: Interval
+    """Difference of their Brier scores, with its 95 % interval over prompts."""
+    shares: float
+    members: float
+    unmatched: float
+    even_part: float
+    first_choices: float
+
+    @property
+    def equally_calibrated(self) -> bool:
+        """Whether the interval of the difference contains 0."""
+        return self.brier.low <= 0 <= self.brier.high
+
+
+def main() -> None:
+    """Run the benchmark and print its table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--seeds", type=int, default=3, help="number of fit seeds")
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--encoder", default="minilm")
+    parser.add_argument("--test-fraction", type=float, default=0.2)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    votes = with_split(pluralign.load_preferences(arguments.data), arguments.test_fraction)
+    fits = list(fit_all(votes, arguments))
+    compared = [compare(*pair) for pair in itertools.combinations(fits, 2)]
+    if arguments.json:
+        pairs = [{**asdict(one), "equally_calibrated": one.equally_calibrated} for one in compared]
+        scores = {fit.name: {"brier": fit.brier, "undecided": fit.undecided} for fit in fits}
+        print(json.dumps({"data": arguments.data, "fits": scores, "comparisons": pairs}))
+        return
+    console = Console(width=120)
+    for fit in fits:
+        console.print(f"{fit.name}: Brier {fit.brier:.4f}, undecided {fit.undecided:.2f}", highlight=False)
+    console.print(table(arguments.data, compared))
+
+
+def with_split(votes: PreferenceSet, test_fraction: float, seed: int = 0) -> PreferenceSet:
+    """Return the votes with the split of a seed as their official split, which every fit then uses."""
+    plain = replace(votes, columns={name: column for name, column in votes.columns.items() if name != "split"})
+    side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
+    return replace(plain, columns={**plain.columns, "split": side})
+
+
+def variants(seeds: int, k: int) -> Iterator[dict[str, Any]]:
+    """Yield the options of each fit; the first one is the reference."""
+    reference = {"seed": 0, "k": k, "target": "auto"}
+    yield from ({**reference, "seed": seed} for seed in range(seeds))
+    yield from ({**reference, "k": size} for size in (k // 2, 2 * k))
+    yield from ({**reference, "target": target} for target in ("votes", "teacher"))
+
+
+def fit_all(votes: PreferenceSet, arguments: argparse.Namespace) -> Iterator[Fit]:
+    """Yield the fits of all variants, with the target that each one learned from.
+
+    The target that the reference chose is not fitted a second time: it would be the same ensemble.
+    """
+    test, done = votes[votes.test_mask()], list[Mapping[str, Any]]()
+    for variant in variants(arguments.seeds, arguments.k):
+        if variant in done:
+            continue
+        started = time.perf_counter()
+        ensemble = pluralign.fit(votes, encoder=arguments.encoder, **variant)
+        options = {**variant, "target": ensemble.record.target}
+        done.append(options)
+        held_out = score_held_out(ensemble, test)
+        share = held_out.prob_hat(ensemble)
+        name = ", ".join(f"{key} {value}" for key, value in options.items())
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
+        brier = float(squared_error(share, test.prob_a).mean())
+        yield Fit(name, options, held_out, ensemble.weights, share, brier, ensemble.undecided)
+
+
+def compare(first: Fit, second: Fit) -> Comparison:
+    """Measure how different two ensembles are on held-out prompts."""
+    people = first.held_out.preferences
+    error, other_error = (squared_error(fit.share, people.prob_a) for fit in (first, second))
+    both = (first.weights, second.weights)
+    matrix = agreement(first.held_out.votes, second.held_out.votes)
+    choices = zip(first.first_choices(), second.first_choices(), strict=True)
+    changed = [key for key in first.options if first.options[key] != second.options[key]]
+    return Comparison(
+        first=first.name,
+        second=second.name,
+        differ=changed[0] if len(changed) == 1 else "several",
+        brier=paired_difference(error, other_error, people.prompt_index),
+        shares=float(np.abs(first.share - second.share).mean()),
+        members=member_distance(matrix, *both),
+        unmatched=unmatched_distance(matrix, *both),
+        even_part=even_part_distance(matrix, *both),
+        first_choices=float(np.mean([np.abs(one - other).sum() / 2 for one, other in choices])),
+    )
+
+
+def table(data: str, compared: Sequence[Comparison]) -> Table:
+    """Return the means over equally calibrated pairs, by the option in which the fits differ."""
+    drawn = Table(box=box.SIMPLE_HEAD, title=f"{data}: pairs of equally calibrated ensembles", title_justify="left")
+    names = ("differ in", "pairs", "equal", "|p̂ − p̂′|", "members", "(unmatched)", "even part", "first choices")
+    for position, name in enumerate(names):
+        drawn.add_column(name, justify="right" if position else "left")
+    for differ in [*dict.fromkeys(one.differ for one in compared), "any"]:
+        of = [one for one in compared if differ in ("any", one.differ)]
+        equal = [one for one in of if one.equally_calibrated]
+        columns = ("shares", "members", "unmatched", "even_part", "first_choices")
+        cells = [f"{np.mean([getattr(one, key) for one in equal]):.3f}" if equal else "–" for key in columns]
+        drawn.add_row(differ, str(len(of)), str(len(equal)), *cells, style="bold" if differ == "any" else "")
+    return drawn
+
+
+if __name__ == "__main__":
+    main()
