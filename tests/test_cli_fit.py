@@ -262,7 +262,7 @@ def test_a_closed_pipe_ends_the_stream_quietly(folder: Path, tmp_path: Path) -> 
 def test_loading_a_model_prints_nothing_on_stderr(tmp_path: Path) -> None:
     one = np.ones(384, dtype=np.float32)
     members = LinearMembers(FeatureMap(0 * one, one, one), np.eye(384, 3))
-    features = TextFeatures("minilm", surface=False)
+    features = TextFeatures("minilm", "last", surface=False)
     dataclasses.replace(some_ensemble(), members=members, features=features).save(tmp_path / "minilm")
     done = run_process(
         "score", tmp_path / "minilm", stdin=as_lines({"prompt": "Tea?", "response": "Quite new to the cache."})

@@ -114,6 +114,6 @@ def test_features_stored_before_layers_existed_are_fitted_with_the_default_optio
 
 def test_bad_layers_are_one_sentence_on_the_command_line(tmp_path: Path) -> None:
     for command in ("fit", "encode"):
-        done = run(command, "demo:20", "-o", tmp_path / command, "--layers", "two")
+        done = run(command, "demo:200", "-o", tmp_path / command, "--layers", "two")
         assert done.returncode == 2
         assert "layers must be auto, last, or numbers such as 0,2,4,6, not 'two'." in " ".join(done.stderr.split())

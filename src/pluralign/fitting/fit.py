@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.core.checkpoints import Checkpoints, fingerprint
 from pluralign.core.distributed import this_process
+from pluralign.core.errors import UsageError
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
@@ -79,6 +80,8 @@ def fit(
     started = time.perf_counter()
     test_rows, processes = held_out_rows(preferences, options), this_process()
     text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
+    if options.features is not None and options.members == "mlp" and processes.count > 1:
+        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
     if options.features is not None and options.layers == AUTO:
         text_features = with_stored_layers(text_features, options.features)
     text_features = text_features.with_chosen_layers().with_chosen_precision(processes)

@@ -15,7 +15,6 @@ import numpy as np
 from pluralign.core.arrays import Array, Mask, Vectors
 from pluralign.core.checkpoints import UNFINISHED, Checkpoints
 from pluralign.core.distributed import Processes
-from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
@@ -133,8 +132,6 @@ def encoded_texts(
         features[own] = part
         yield processes.total(features)
         return
-    if options.members == "mlp" and processes.count > 1:
-        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as scratch:
