@@ -12,19 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import ttest_1samp
+from simulated import paired
 
 from pluralign.theory.calibration import brier, constant_half
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
-from pluralign.training import baselines
-from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped
+from pluralign.training import baselines, mixture
+from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped, fit_undecided
 from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
 from pluralign.training.mixture import fit_em
 from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
 from pluralign.training.stagewise import hard_votes
 
-NAMES = ["soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "pair", "bootstrap", "mean_variance", "mixture"]
+NAMES = [
+    "soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "undecided_bt", "pair", "bootstrap", "mean_variance",
+    "mixture",
+]  # fmt: skip
 SEVERAL = 3
 
 
@@ -363,7 +367,7 @@ def test_mixture_has_the_damping_and_regularisation_with_the_lowest_validation_e
             error += brier(sigmoid(d[fold] @ theta) @ weights, p[fold])
         return error
 
-    errors = {(c, factor): validation_error(c, factor) for c in singles for factor in baselines.MIXTURE_FACTORS}
+    errors = {(c, factor): validation_error(c, factor) for c in singles for factor in mixture.FACTORS}
     damping = float(arrays["damping"])
     chosen = damping, round(float(arrays["l2"] / singles[damping]["l2"]), 6)
     assert len(errors) == 6
@@ -413,3 +417,23 @@ def test_mean_variance_model_recovers_its_own_shares() -> None:
     )
     assert error < 0.3 * of_one_reward
     assert error < 2e-3
+
+
+# --- one reward with an undecided share -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("true", [0.0, 0.5])
+def test_the_undecided_share_of_one_reward_is_found(true: float) -> None:
+    rng = np.random.default_rng(11)
+    difference = 3 * rng.standard_normal((3000, 3))
+    pairs = paired(difference, true / 2 + (1 - true) * sigmoid(difference @ [2.0, -1.0, 0.5]))
+    folds = validation_folds(pairs.prompt, 0)
+    arrays = fit_undecided(pairs, fit_damped(pairs, soft_bt(pairs), folds), folds)
+    assert float(arrays["undecided"]) == pytest.approx(true, abs=0.1)
+    baseline = Baseline("bradley-terry", {name: np.asarray(value) for name, value in arrays.items()})
+    share = baseline.prob_hat(pairs.lazy_difference())
+    assert np.mean((share - pairs.prob_a) ** 2) < 0.002
+    inner = sigmoid(difference @ arrays["theta"] / arrays["temperature"]) if arrays["damping"] == 0 else None
+    if inner is not None:
+        u = float(arrays["undecided"])
+        np.testing.assert_allclose(share, u / 2 + (1 - u) * inner, atol=1e-5)

@@ -13,6 +13,7 @@ from pluralign.evaluation.comparison import verdicts, voices_sentence
 from pluralign.evaluation.measure import measure, read_ensemble
 from pluralign.evaluation.voices import MIN_PROMPTS, evidence_of_voices
 from pluralign.theory.intervals import Interval, paired_difference
+from pluralign.training.baselines import SINGLE_REWARDS
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
@@ -34,8 +35,8 @@ def test_best_single_reward_is_the_one_with_the_lowest_score_on_these_votes() ->
     truth = shares()
     preferences = votes_on(50, truth)
     close, far = 0.9 * truth + 0.05, 0.5 * truth + 0.25
-    for best in ("soft_bt", "soft_bt_temperature", "damped_bt"):
-        baselines = dict.fromkeys(("soft_bt", "soft_bt_temperature", "damped_bt"), far) | {best: close}
+    for best in SINGLE_REWARDS:
+        baselines = dict.fromkeys(SINGLE_REWARDS, far) | {best: close}
         found = evidence_of_voices({"vote": far, "policy": truth}, baselines, preferences)
         assert found is not None
         assert found.best_single == best

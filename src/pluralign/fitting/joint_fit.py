@@ -217,4 +217,4 @@ def _teacher(task: FitTask) -> Teacher:
 
     arrays = task.checkpoints.arrays("teacher", compute)
     rewards = (arrays[name] for name in ("theta", "voices", "voice_weights", "axes"))
-    return Teacher(*rewards, *(float(arrays[name]) for name in ("damping", "mean_square", "l2")))
+    return Teacher(*rewards, *(float(arrays[name]) for name in ("damping", "mean_square", "l2", "voices_l2")))

@@ -16,7 +16,7 @@ from scipy.stats import t as student_t
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, random_stream
-from pluralign.theory.calibration import brier
+from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
     L2_GRID,
@@ -28,7 +28,7 @@ from pluralign.training.bradley_terry import (
     scores,
 )
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_share
-from pluralign.training.mixture import fit_em
+from pluralign.training.mixture import SEARCH_FOLDS, fit_em, search_errors
 from pluralign.training.pairs import Differences, Matrix, Pairs, row_squares
 from pluralign.training.stagewise import hard_votes, solve_weights
 from pluralign.training.teacher import damp
@@ -36,16 +36,11 @@ from pluralign.training.teacher import damp
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)
+UNDECIDED = np.linspace(0.0, 0.8, 17)
 DAMPINGS = (1.0, 3.0, 10.0)
 """Values of c that damped soft BT tries beside 0, which is plain soft BT."""
 DAMPING_CONFIDENCE = 0.975
 """Confidence of the one-sided paired t-test over validation prompts that a damping must pass to be used."""
-SEARCH_ROUNDS = 4
-"""Rounds of EM in the fits that choose the regularisation of the mixture."""
-SEARCH_FOLDS = 2
-"""The mixture and the mean–variance model choose their options on at most this many folds."""
-MIXTURE_FACTORS = (0.3, 1.0, 3.0)
-"""Regularisation strengths of the mixture to choose from, relative to the single reward that it starts from."""
 REDUCED = 64
 """The mixture is fitted in this many principal directions."""
 
@@ -80,8 +75,9 @@ def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
 
 
 def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
-    """σ(θ·d̃ / T), with d̃ the damped differences."""
-    return sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"])
+    """u/2 + (1 − u) σ(θ·d̃ / T), with d̃ the damped differences and u an undecided share."""
+    share = sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"])
+    return with_undecided(share, float(arrays.get("undecided", 0.0)))
 
 
 def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
@@ -106,6 +102,7 @@ BASELINES = {
     "hard_bt": "bradley-terry",
     "soft_bt_temperature": "bradley-terry",
     "damped_bt": "bradley-terry",
+    "undecided_bt": "bradley-terry",
     "pair": "votes",
     "bootstrap": "votes",
     "mean_variance": "mean-variance",
@@ -118,6 +115,7 @@ BASELINE_NAMES = {
     "soft_bt": "soft BT as σ(Δr)",
     "soft_bt_temperature": "soft BT, tempered",
     "damped_bt": "soft BT, damped",
+    "undecided_bt": "soft BT, undecided share",
     "hard_bt": "hard BT",
     "pair": "{r, −r}",
     "bootstrap": "bootstrap",
@@ -125,7 +123,7 @@ BASELINE_NAMES = {
     "mixture": "mixture of BT",
 }
 """Display name of every baseline, including the two that need no fit."""
-SINGLE_REWARDS = ("soft_bt", "soft_bt_temperature", "damped_bt")
+SINGLE_REWARDS = ("soft_bt", "soft_bt_temperature", "damped_bt", "undecided_bt")
 """The baselines that read one reward as a probability."""
 
 
@@ -162,6 +160,7 @@ def fit_baselines(
     theta, l2 = single["theta"], float(single["l2"])
     fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
     fit("damped_bt", lambda: fit_damped(pairs, single, folds))
+    fit("undecided_bt", lambda: fit_undecided(pairs, fitted["damped_bt"].arrays, folds))
     fit("pair", lambda: fit_pair(pairs, theta))
     fit("bootstrap", lambda: _fit_bootstrap(pairs, reduced, l2, folds, k, seed))
     fit("mean_variance", lambda: fit_mean_variance(pairs, theta, folds[:SEARCH_FOLDS]))
@@ -259,6 +258,28 @@ def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: 
     return float(TEMPERATURES[int(np.argmin(errors))])
 
 
+def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Add an undecided share to damped soft BT: u/2 + (1 − u) σ(θ·d̃/T), with u and T chosen on validation prompts.
+
+    An ensemble has an undecided share too. What that alone gains is no evidence of distinct voices.
+
+    Args:
+        pairs: the training pairs.
+        damped: arrays of damped soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+    """
+    difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
+    reduced = difference @ principal_directions(difference, SEARCH_DIRECTIONS)
+    errors = np.zeros((len(UNDECIDED), len(TEMPERATURES)))
+    for held_out in folds:
+        theta = fit_bradley_terry(reduced[~held_out], pairs.prob_a[~held_out], float(damped["l2"]))
+        shares = sigmoid(scores(reduced[held_out], theta)[:, None] / TEMPERATURES)
+        for row, u in enumerate(UNDECIDED):
+            errors[row] += np.mean((u / 2 + (1 - u) * shares - pairs.prob_a[held_out, None]) ** 2, axis=0)
+    row, column = np.unravel_index(np.argmin(errors), errors.shape)
+    return {**damped, "undecided": UNDECIDED[row], "temperature": TEMPERATURES[column]}
+
+
 def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
     """Weight a reward and its opposite, {r, −r}, in the best way; p̂ takes two values."""
     both = np.column_stack([theta, -theta])
@@ -316,14 +337,8 @@ def _fit_mixture(
     for damping, single in singles.items():
         difference = damp(pairs.difference, damping, mean_square)
         x = difference @ principal_directions(difference, min(REDUCED, difference.shape[1]))
-        for held_out in folds[:SEARCH_FOLDS]:
-            rest, p = x[~held_out], prob_a[~held_out]
-            guide = fit_bradley_terry(rest, p, float(single["l2"]))
-            for factor in MIXTURE_FACTORS:
-                l2 = factor * float(single["l2"])
-                members, weights = fit_em(rest, p, guide, k, l2=l2, seed=seed, rounds=SEARCH_ROUNDS)
-                error = brier(sigmoid(scores(x[held_out], members)) @ weights, prob_a[held_out])
-                errors[damping, l2] = errors.get((damping, l2), 0.0) + error
+        found = search_errors(x, prob_a, folds, k, l2=float(single["l2"]), seed=seed)
+        errors |= {(damping, l2): error for l2, error in found.items()}
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
     axes = directions_with(difference, theta, min(REDUCED, len(theta)))

@@ -1,13 +1,21 @@
 """Mixtures of Bradley–Terry rewards by EM: a baseline, and a teacher of joint ensembles."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import MIXTURE, random_stream
+from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import fit_bradley_terry, scores
 
-EM_ROUNDS = 12
+EM_ROUNDS, SEARCH_ROUNDS = 12, 4
+"""Rounds of a final fit, and of fits that choose the regularisation."""
+SEARCH_FOLDS = 2
+"""At most this many folds choose the regularisation."""
+FACTORS = (0.3, 1.0, 3.0)
+"""Regularisation strengths to choose from, relative to that of the single reward that groups start from."""
 ROUNDING = 1e-9
 
 
@@ -45,3 +53,26 @@ def fit_em(
             members[:, j] = fit_bradley_terry(x, target, l2, weight=weight, start=members[:, j], steps=2)
         weights = count.mean(axis=0) / count.mean(axis=0).sum()
     return members, weights
+
+
+def search_errors(
+    x: Array, prob_a: FloatArray, folds: Sequence[Mask], k: int, *, l2: float, seed: int = 0
+) -> dict[float, float]:
+    """Return the Brier score on validation prompts, summed over folds, of mixtures of each regularisation strength.
+
+    Args:
+        x: differences, ``(n, m)``.
+        prob_a: share of people preferring a, ``(n,)``.
+        folds: masks of validation pairs, ``(n,)`` each.
+        k: number of groups.
+        l2: regularisation of the single reward that groups start from; strengths are multiples of it.
+        seed: of the noise.
+    """
+    errors = dict.fromkeys((factor * l2 for factor in FACTORS), 0.0)
+    for held_out in folds[:SEARCH_FOLDS]:
+        rest, p = x[~held_out], prob_a[~held_out]
+        guide = fit_bradley_terry(rest, p, l2)
+        for strength in errors:
+            members, weights = fit_em(rest, p, guide, k, l2=strength, seed=seed, rounds=SEARCH_ROUNDS)
+            errors[strength] += brier(sigmoid(scores(x[held_out], members)) @ weights, prob_a[held_out])
+    return errors

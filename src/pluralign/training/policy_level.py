@@ -18,6 +18,7 @@ from pluralign.core.random_streams import POLICY_LEVEL, random_stream
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
+from pluralign.training.baselines import clearly_lower
 from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, scores
 from pluralign.training.joint import MIXTURE, RAW_VOTES, Blend, JointFit
 from pluralign.training.member_bounds import cap_disagreement
@@ -49,6 +50,9 @@ def choose_policy_options(
 ) -> PolicyChoice:
     """Return the target and the regularisation whose ensemble predicts the votes of validation prompts best.
 
+    The votes alone are the target only if a paired test over prompts finds them better: where votes are few, members
+    that learn from the teacher vary less.
+
     Args:
         pairs: the training pairs.
         teacher: the teacher of all pairs. It is fitted again without each fold.
@@ -57,14 +61,21 @@ def choose_policy_options(
         seed: of the start and of rotated mixtures.
     """
     choices = [PolicyChoice(blend, l2) for blend in POLICY_BLENDS for l2 in POLICY_L2_GRID]
-    errors = np.zeros(len(choices))
+    errors = np.full((len(pairs), len(choices)), np.nan)
     for held_out in folds:
         rest, check = pairs[~held_out], pairs[held_out]
         task = _Task.of(rest, teacher.refit(rest, seed), k, seed)
         for position, choice in enumerate(choices):
             theta, weights = task.minimise(choice, VALIDATION_STEPS)
-            errors[position] += brier(sigmoid(scores(check.difference, theta)) @ weights, check.prob_a)
-    return choices[int(np.argmin(errors))]
+            share = sigmoid(scores(check.difference, theta)) @ weights
+            errors[held_out, position] = (share - check.prob_a) ** 2
+    mean = np.nanmean(errors, axis=0)
+    taught, votes = (
+        min((i for i, choice in enumerate(choices) if choice.blend == blend), key=lambda i: mean[i])
+        for blend in POLICY_BLENDS
+    )
+    clear = clearly_lower(errors[:, votes] - errors[:, taught], pairs.prompt)
+    return choices[votes if clear else taught]
 
 
 def fit_policy_level(
@@ -115,7 +126,7 @@ class _Task:
         reward = fit_bradley_terry(difference, prob_a, teacher.l2)
         axes = directions_with(difference, reward, min(POLICY_DIRECTIONS, difference.shape[1]))
         x = np.ascontiguousarray(difference @ axes)
-        start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.l2, seed=seed)
+        start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
         # A rotated mixture has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
         rng = random_stream(seed, POLICY_LEVEL)
         first, second = rng.integers(len(x), size=(2, ROTATED))

@@ -21,7 +21,7 @@ from pluralign.training.bradley_terry import (
     principal_directions,
     scores,
 )
-from pluralign.training.mixture import fit_em
+from pluralign.training.mixture import fit_em, search_errors
 from pluralign.training.pairs import Matrix, Pairs, row_squares, scale_rows
 
 DAMPING_GRID = (0.0, 1.0, 3.0, 10.0)
@@ -49,7 +49,9 @@ class Teacher:
     mean_square: float
     """mean |d|² of the training pairs, the unit of damping."""
     l2: float
-    """Regularisation strength, chosen on validation prompts."""
+    """Regularisation strength of the one reward, chosen on validation prompts."""
+    voices_l2: float
+    """Regularisation strength of the mixture, chosen on validation prompts."""
 
     def damp(self, difference: Matrix) -> Matrix:
         """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
@@ -65,7 +67,7 @@ class Teacher:
 
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
-        return _fit(pairs, self.damping, self.mean_square, self.l2, seed)
+        return _fit(pairs, self.damping, self.mean_square, self.l2, self.voices_l2, seed)
 
 
 def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
@@ -115,12 +117,15 @@ def fit_teacher(
                 error = brier(sigmoid(scores(reduced[held_out], theta)), prob_a[held_out])
                 errors[damping, l2] = errors.get((damping, l2), 0.0) + error
     damping, l2 = min(errors, key=errors.__getitem__)
-    return _fit(pairs, damping, mean_square, l2, seed)
+    damped = damp(difference, damping, mean_square)
+    leading = damped @ principal_directions(damped, min(DIRECTIONS, damped.shape[1]))
+    found = search_errors(leading, prob_a, folds, VOICES, l2=l2, seed=seed)
+    return _fit(pairs, damping, mean_square, l2, min(found, key=found.__getitem__), seed)
 
 
-def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, seed: int) -> Teacher:
+def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:
     damped = damp(pairs.difference, damping, mean_square)
     theta = fit_bradley_terry(damped, pairs.prob_a, l2)
     axes = directions_with(damped, theta, min(DIRECTIONS, len(theta)))
-    voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=l2, seed=seed)
-    return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2)
+    voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
+    return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2, voices_l2)
