@@ -78,7 +78,7 @@ def test_every_baseline_is_reported_and_then_fitted() -> None:
     small_baselines = fit_baselines(small, validation_folds(small.prompt, 0), 2, report=reported.append)
     assert reported == list(small_baselines) == NAMES
     assert {baseline.formula for baseline in small_baselines.values()} == set(FORMULAS)
-    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 1, 2, 2, 1, 2]
+    assert [baseline.k for baseline in small_baselines.values()] == [1, 1, 1, 1, 1, 2, 2, 1, 2]
 
 
 @pytest.mark.parametrize("name", NAMES)
