@@ -354,7 +354,7 @@ def test_one_em_round_equals_its_definition() -> None:
 def test_mixture_has_the_damping_and_regularisation_with_the_lowest_validation_error() -> None:
     pairs, arrays = votes(), fitted()["mixture"].arrays
     singles = {float(of.get("damping", 0)): of for of in (fitted()[name].arrays for name in ("soft_bt", "damped_bt"))}
-    folds = validation_folds(pairs.prompt, 0)[: baselines.SEARCH_FOLDS]
+    folds = validation_folds(pairs.prompt, 0)[: mixture.SEARCH_FOLDS]
     squares = np.sum(as_array(pairs.difference) ** 2, axis=1)
 
     def validation_error(c: float, factor: float) -> float:

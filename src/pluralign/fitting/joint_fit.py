@@ -1,6 +1,6 @@
 """A joint fit on frozen features: choose the target and the size, fit every size, fit the rivals."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -197,7 +197,7 @@ def _policy_choice(task: FitTask) -> PolicyChoice:
 
 def _without_validation(
     task: FitTask, learn_teacher: Teacher, blend: Blend, sizes: Iterable[int]
-) -> Mapping[int, Members]:
+) -> dict[int, Members]:
     """Return ensembles of these sizes fitted without the validation prompts."""
 
     def fit(k: int) -> dict[int, Members]:
@@ -216,5 +216,5 @@ def _teacher(task: FitTask) -> Teacher:
         return {name: np.asarray(value) for name, value in vars(teacher).items()}
 
     arrays = task.checkpoints.arrays("teacher", compute)
-    rewards = (arrays[name] for name in ("theta", "voices", "voice_weights", "axes"))
-    return Teacher(*rewards, *(float(arrays[name]) for name in ("damping", "mean_square", "l2", "voices_l2")))
+    numbers = ("damping", "mean_square", "l2", "voices_l2")
+    return Teacher(**{name: float(array) if name in numbers else array for name, array in arrays.items()})  # type: ignore[arg-type]

@@ -194,7 +194,7 @@ def _validation_errors(
 
 def _mean_by_fold(errors: FloatArray, folds: Sequence[Mask]) -> FloatArray:
     """Return the mean over folds of the mean error in each, ``(n_strengths,)``."""
-    return np.mean([errors[held_out].mean(axis=0) for held_out in folds], axis=0)
+    return np.asarray(np.mean([errors[held_out].mean(axis=0) for held_out in folds], axis=0))
 
 
 def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
@@ -224,7 +224,9 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
-def clearly_lower(difference: FloatArray, prompt: IndexArray, confidence: float = DAMPING_CONFIDENCE) -> bool:
+def clearly_lower(
+    difference: FloatArray, prompt: npt.NDArray[np.integer[Any]], confidence: float = DAMPING_CONFIDENCE
+) -> bool:
     """Whether a mean over pairs is below 0 by a one-sided t-test over prompts; never with fewer than two prompts.
 
     With S_g the sum over the pairs of prompt g and G prompts, t = mean S_g / (sd S_g / √G) is compared with the
@@ -276,8 +278,8 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[s
         shares = sigmoid(scores(reduced[held_out], theta)[:, None] / TEMPERATURES)
         for row, u in enumerate(UNDECIDED):
             errors[row] += np.mean((u / 2 + (1 - u) * shares - pairs.prob_a[held_out, None]) ** 2, axis=0)
-    row, column = np.unravel_index(np.argmin(errors), errors.shape)
-    return {**damped, "undecided": UNDECIDED[row], "temperature": TEMPERATURES[column]}
+    best, column = divmod(int(np.argmin(errors)), len(TEMPERATURES))
+    return {**damped, "undecided": UNDECIDED[best], "temperature": TEMPERATURES[column]}
 
 
 def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
@@ -342,5 +344,7 @@ def _fit_mixture(
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
     axes = directions_with(difference, theta, min(REDUCED, len(theta)))
-    members, weights = fit_em(difference @ axes, prob_a, axes.T @ theta, k, l2=l2, seed=seed)
+    members, weights = fit_em(
+        difference @ axes, prob_a, np.asarray(axes.T @ theta, dtype=np.float64), k, l2=l2, seed=seed
+    )
     return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}

@@ -89,9 +89,9 @@ def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     return scale_rows(difference, factor.astype(difference.dtype))
 
 
-def damping_factor(squares: FloatArray, damping: float, mean_square: float) -> FloatArray:
+def damping_factor(squares: Array, damping: float, mean_square: float) -> FloatArray:
     """Return √((1+c)/(1+c|d|²/mean|d|²)) from |d|², ``(n,)``."""
-    return np.asarray(np.sqrt((1 + damping) / (1 + damping * squares / mean_square)))
+    return np.asarray(np.sqrt((1 + damping) / (1 + damping * squares / mean_square)), dtype=np.float64)
 
 
 def fit_teacher(
