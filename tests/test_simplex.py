@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.theory.simplex import optimality_gap, simplex_least_squares
+from pluralign.theory.simplex import optimality_gap, simplex_least_squares, weights_and_undecided
 
 
 def votes_and_target(seed: int, n: int = 60, k: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -87,3 +87,33 @@ def test_invalid_shapes_and_values_are_refused() -> None:
         simplex_least_squares([[1.0, 0.0]], [0.5, 0.5])
     with pytest.raises(ValueError, match="finite"):
         simplex_least_squares([[1.0, np.nan]], [0.5])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_weights_and_undecided_share_equal_an_ensemble_with_opposite_members(seed: int, k: int) -> None:
+    """u/2 on r and u/2 on −r predict the same shares, and no ensemble with such a pair is better."""
+    v, p = votes_and_target(seed, k=k)
+    weights, u = weights_and_undecided(v, p)
+    assert 0 <= u <= 1
+    assert weights.min() >= 0
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    r = np.random.default_rng(seed).integers(0, 2, len(v)).astype(float)
+    explicit = np.append((1 - u) * weights, [u / 2, u / 2])
+    np.testing.assert_allclose(np.column_stack([v, r, 1 - r]) @ explicit, u / 2 + (1 - u) * (v @ weights), atol=1e-12)
+    best = error(np.column_stack([v, np.full(len(v), 0.5)]), p, np.append((1 - u) * weights, u))
+    for other in np.random.default_rng(1).dirichlet(np.ones(k + 1), 30):
+        assert best <= error(np.column_stack([v, np.full(len(v), 0.5)]), p, other) + 5e-8
+    assert best <= np.mean((p - 0.5) ** 2) + 5e-8, "never worse than a constant ½"
+
+
+def test_without_an_undecided_share_the_weights_are_those_of_the_paper() -> None:
+    v, p = votes_and_target(3)
+    weights, u = weights_and_undecided(v, p, undecided=False)
+    assert u == 0
+    np.testing.assert_array_equal(weights, simplex_least_squares(v, p))
+
+
+def test_votes_that_say_nothing_are_all_undecided() -> None:
+    weights, u = weights_and_undecided([[1.0, 1.0], [0.0, 0.0]], [0.5, 0.5])
+    assert u == pytest.approx(1, abs=1e-6)
+    np.testing.assert_allclose(weights, [0.5, 0.5], atol=1e-4)
