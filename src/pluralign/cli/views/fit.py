@@ -84,6 +84,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
             f"Trained on {data.train_pairs:,} pairs ({data.train_prompts:,} prompts); tested on {data.test_pairs:,} "
             f"pairs ({data.test_prompts:,} held-out prompts)."
         )
+    if sentence := target_sentence(record.target, record.vote_share):
+        yield Text(sentence)
     if record.raters is not None:
         yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
     if evaluation:
@@ -102,6 +104,23 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
     yield Text(f"Next: pluralign report {folder} -o report.html, pluralign serve {folder}, or", no_wrap=True)
     yield Text(f"      pluralign evaluate {folder} NEW_VOTES (votes on prompts it was not trained on)\n", no_wrap=True)
+
+
+def target_sentence(target: str | None, vote_share: float | None) -> str:
+    """Return what joint members learned from, in words; nothing for other fits and older records.
+
+    Example:
+        >>> target_sentence("mixture", 0.3)
+        'Members learned from a mixture of soft rewards (70 %) and the votes (30 %).'
+    """
+    if vote_share is None or target is None:
+        return ""
+    if vote_share == 1:
+        return "Members learned from the votes alone."
+    teacher = {"teacher": "one soft reward", "mixture": "a mixture of soft rewards"}[target]
+    if vote_share == 0:
+        return f"Members learned from {teacher}, which was fitted to the votes."
+    return f"Members learned from {teacher} ({100 * (1 - vote_share):.0f} %) and the votes ({100 * vote_share:.0f} %)."
 
 
 def _history_table(history: Sequence[HistoryRow]) -> Table:
