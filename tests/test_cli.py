@@ -200,7 +200,7 @@ def test_demo_compares_all_methods_with_the_known_truth() -> None:
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
     result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
-    camps = {"camps", "camps_true_features"}
+    camps = {"camps", "camps_rater_ids", "camps_true_features"}
     assert set(result) == {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "report"} | camps
     for name in camps:
         assert len(result[name]["camps"]) == 6

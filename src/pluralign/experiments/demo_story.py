@@ -20,6 +20,7 @@ from pluralign.experiments.true_features import fit_true_features
 from pluralign.fitting.fit import fit
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.raters import town_hall_votes
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -29,8 +30,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """Options of ``fit`` for each method of the demo."""
 TRUE_FEATURE_PAIRS = 10_000
-"""Number of pairs of the ensemble on true features, which need no encoding. Chosen after counting the camps that have a
-member: 2 or 3 of 6 on 2,000 pairs, 5 on 4,000 (four seeds each), 6 on 10,000 (one seed)."""
+"""Number of pairs of the ensemble on true features, which need no encoding."""
 DRAWS = 50
 """Number of random samples of annotators."""
 
@@ -60,6 +60,8 @@ class DemoResult:
     report_data: ReportData
     camps: CampStudy
     """Which camps its members stand for."""
+    camps_rater_ids: CampStudy
+    """The same for an ensemble that was fitted with the raters of the votes."""
     camps_true_features: CampStudy
     """The same for a joint ensemble on the true features of the responses, fitted to more votes of the same people."""
     pruning: Pruning
@@ -76,6 +78,7 @@ class DemoResult:
             "members": to_json(evaluation.members if evaluation else []),
             "study": self.report_data.to_json(),
             "camps": self.camps.to_json(),
+            "camps_rater_ids": self.camps_rater_ids.to_json(),
             "camps_true_features": self.camps_true_features.to_json(),
             "pruning": self.pruning.to_json(),
             "rankings": self.rankings.to_json(),
@@ -112,6 +115,8 @@ def run_demo(
         ensembles.append(fit(votes, progress=progress, **options))
         methods.append(_measure(name, ensembles[-1], ensembles[-1].prob_hat(test, ensembles[-1].level), truth))
     ensemble = ensembles[0]
+    with_ids = fit(town_hall_votes(town), k=k, seed=seed, test_fraction=test_fraction, encoder=encoder)
+    methods.append(_measure("with rater ids", with_ids, with_ids.prob_hat(test, with_ids.level), truth))
     informed, informed_votes = fit_true_features(town, k=k, seed=seed, test_fraction=test_fraction)
     methods.append(_measure("joint, true features", informed, informed_votes.prob_hat(informed), truth))
     shares = baseline_shares(ensemble, test)
@@ -129,6 +134,7 @@ def run_demo(
         ensemble=ensemble,
         report_data=collect_report_data(ensemble, held_out, seed=seed),
         camps=camps_of_ensemble(town, rows, ensemble),
+        camps_rater_ids=camps_of_ensemble(town, rows, with_ids),
         camps_true_features=_camps_on_true_features(true_feature_pairs, k, seed, test_fraction),
         pruning=prune(ensemble, held_out),
         question=tournament.name,

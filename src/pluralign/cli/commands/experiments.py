@@ -60,7 +60,11 @@ def demo(
 
         last = ["report", "town", "-o", str(report)]
         commands = command_history(result.ensemble.record, Path("town"), last)
-        camps = {f"features of the texts ({encoder})": result.camps, "true features": result.camps_true_features}
+        camps = {
+            f"vote counts, features of the texts ({encoder})": result.camps,
+            f"votes with rater ids, features of the texts ({encoder})": result.camps_rater_ids,
+            "vote counts, true features": result.camps_true_features,
+        }
         write_report(result.ensemble, result.report_data, report, name="The town hall", commands=commands, camps=camps)
     if as_json:
         print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})

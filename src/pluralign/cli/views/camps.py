@@ -10,21 +10,22 @@ from pluralign.analysis.camps import CHANCE, CampStudy
 from pluralign.cli.views.tables import figure_table, heading
 
 
-def camps_page(study: CampStudy, true_features: CampStudy) -> Iterator[RenderableType]:
-    """Yield the agreement of members with camps on features of the texts, then on true features."""
+def camps_page(study: CampStudy, rater_ids: CampStudy, true_features: CampStudy) -> Iterator[RenderableType]:
+    """Yield the agreement of members with camps: from vote counts, with rater ids, and on true features."""
     yield heading("Which camp each member stands for")
     yield Text(
-        f"All {study.people.people:,} people of the town are known, and so are their {len(study.camps)} camps. The fit "
-        "saw neither: only the number of votes for each response."
+        f"All {study.people.people:,} people of the town are known, and so are their {len(study.camps)} camps. No fit "
+        "saw the camps. Only the second one knows who cast which vote."
     )
     for part, title in (
-        (study, "features of the texts"),
-        (true_features, "the true features that decide the votes"),
+        (study, "vote counts, features of the texts"),
+        (rater_ids, "votes with rater ids, features of the texts"),
+        (true_features, "vote counts, the true features that decide the votes"),
     ):
         yield _agreement_table(
             part,
-            f"{part.represented} of {len(part.camps)} camps have a member: joint ensemble on {title}, trained on "
-            f"{part.train_pairs:,} pairs",
+            f"{part.represented} of {len(part.camps)} camps have a member: {title}, "
+            f"{part.train_pairs:,} training pairs",
         )
         for sentence in part.sentences():
             yield Text(f"· {sentence}")

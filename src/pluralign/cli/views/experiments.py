@@ -28,7 +28,7 @@ def demo_page(result: DemoResult) -> Iterator[RenderableType]:
     if record.evaluation:
         yield from chance_warning(record.evaluation.members)
     yield from bound_line(record.bound)
-    yield from camps_page(result.camps, result.camps_true_features)
+    yield from camps_page(result.camps, result.camps_rater_ids, result.camps_true_features)
     yield _member_names(result.report_data.profiles)
     if result.report_data.diversity:
         yield from diversity_page(result.report_data.diversity, [], "How differently the members rank responses")
