@@ -152,6 +152,18 @@ def test_path_holds_the_fit_of_every_strength() -> None:
     assert (np.diff(np.linalg.norm(path, axis=1)) > 0).all(), "weaker regularisation, larger reward"
 
 
+def test_directions_of_fewer_pairs_than_features_equal_the_right_singular_vectors() -> None:
+    """They come from a smaller matrix; with equal pairs there are too few directions, and the larger one is used."""
+    rng = np.random.default_rng(5)
+    difference = rng.standard_normal((30, 90)) * np.geomspace(1, 0.1, 90)
+    _, _, right = np.linalg.svd(difference)
+    directions = principal_directions(difference, 6)
+    np.testing.assert_allclose(np.abs(np.sum(directions * right[:6].T, axis=0)), 1.0, atol=1e-9)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(6), atol=1e-9)
+    repeated = principal_directions(np.repeat(difference[:3], 10, axis=0), 6)
+    np.testing.assert_allclose(repeated.T @ repeated, np.eye(6), atol=1e-9)
+
+
 def test_principal_directions_equal_the_right_singular_vectors() -> None:
     difference, _, _ = shares(10, n=200, d=7)
     directions = principal_directions(difference, 4)

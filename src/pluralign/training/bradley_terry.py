@@ -109,8 +109,14 @@ def fit_path(
 
 def principal_directions(difference: Matrix, m: int) -> Array:
     """Return the m directions in which differences vary most, as orthonormal columns ``(d, m)``."""
+    n, d = difference.shape
+    if isinstance(difference, np.ndarray) and m < n < d // 2:
+        # With fewer pairs than features, the eigenvectors u of X X' are smaller: X' u / √λ are those of X' X.
+        x = difference.astype(np.float64)
+        values, small = eigh(x @ x.T, subset_by_index=[n - m, n - 1])
+        if values[0] > 1e-9 * values[-1]:
+            return np.ascontiguousarray((x.T @ (small / np.sqrt(values)))[:, ::-1].astype(difference.dtype))
     matrix = gram(difference)
-    d = len(matrix)
     # A few of many eigenvectors are found faster on their own.
     vectors = eigh(matrix, subset_by_index=[d - m, d - 1])[1] if 4 * m < d else np.linalg.eigh(matrix)[1]
     return np.ascontiguousarray(vectors[:, ::-1][:, :m].astype(difference.dtype))

@@ -30,7 +30,6 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
 from pluralign.theory.calibration import brier, with_undecided
-from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.bradley_terry import scores
 from pluralign.training.member_bounds import cap_disagreement
@@ -130,8 +129,9 @@ def fit_joint_ensembles(
     guide = (axes.T @ teacher.theta).astype(np.float32)
     blends = list(dict.fromkeys(blend for _, blend in plans))
     labels = _Labels(teacher, blends, scores(damped, np.column_stack([teacher.theta, teacher.voices])))
-    targets = labels.blended(labels.rewards, pairs.prob_a)
-    problem = _Problem(x, guide, labels, targets.astype(np.float32), bound, undecided)
+    shares = labels.shares(labels.rewards.copy())
+    targets = labels.blended(shares, pairs.prob_a)
+    problem = _Problem(x, guide, labels, targets, shares[0], bound, undecided)
     repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
     trained = _train_ensembles(problem, repeated, seed, steps or STEPS)
     fits: list[JointFit] = []
@@ -155,25 +155,31 @@ def fit_joint_ensembles(
 
 
 class _Labels:
-    """The targets of pairs and of rotated mixtures."""
+    """The targets of pairs and of rotated mixtures, in single precision."""
 
     def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
-        self.blends, self.weights = blends, teacher.voice_weights
-        self.rewards = rewards.astype(np.float32)
-        """Reward differences of the teacher: of the one reward, then of the mixture, ``(n, 1 + n_voices)``."""
+        self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
+        self.with_mixture = any(blend.source == "mixture" for blend in blends)
+        columns = slice(None) if self.with_mixture else slice(1)
+        self.rewards = np.ascontiguousarray(rewards[:, columns], dtype=np.float32)
+        """Reward differences of the one reward, then of the mixture where it is needed, ``(n, 1 or 1 + n_voices)``."""
 
-    def blended(self, rewards: FloatArray | SingleArray, prob_a: FloatArray | None) -> FloatArray:
+    def shares(self, rewards: SingleArray) -> tuple[SingleArray, SingleArray]:
+        """Return the shares that the one reward and the mixture predict, ``(n,)`` each. Overwrites ``rewards``."""
+        rewards *= np.float32(0.5)
+        np.tanh(rewards, out=rewards)
+        rewards *= np.float32(0.5)
+        rewards += np.float32(0.5)  # σ(x) = ½ + ½ tanh(x/2)
+        one = rewards[:, 0]
+        return one, rewards[:, 1:] @ self.weights if self.with_mixture else one
+
+    def blended(self, shares: tuple[SingleArray, SingleArray], prob_a: FloatArray | None = None) -> SingleArray:
         """Return one target per blend, ``(n, n_blends)``; of mixtures, which nobody voted on, the teacher's share."""
-        one, mixture = self.one_reward(rewards), sigmoid(rewards[:, 1:]) @ self.weights
         columns = []
         for blend in self.blends:
-            share = one if blend.source == "teacher" else mixture
+            share = shares[0] if blend.source != "mixture" else shares[1]
             columns.append(share if prob_a is None else (1 - blend.vote_share) * share + blend.vote_share * prob_a)
-        return np.column_stack(columns)
-
-    def one_reward(self, rewards: FloatArray | SingleArray) -> FloatArray:
-        """Return the share that the one reward predicts, ``(n,)``."""
-        return sigmoid(rewards[:, 0])
+        return np.column_stack(columns).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -187,6 +193,8 @@ class _Problem:
     labels: _Labels
     targets: SingleArray
     """Shares that weighted votes should match, one column per blend, ``(n, n_blends)``."""
+    share: SingleArray
+    """Share that the teacher's one reward predicts, ``(n,)``."""
     bound: float
     """Disagreement above which a member is penalised; 1 sets no bound."""
     undecided: bool
@@ -309,9 +317,9 @@ class _Batches:
         self.mixed *= cosine
         self.mixed += np.multiply(self.other, sine, out=self.other)
         labels, rewards = problem.labels, problem.labels.rewards
-        mixed = rewards[first] * cosine + rewards[second] * sine
-        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed, None).astype(np.float32)])
-        share = labels.one_reward(np.concatenate([rewards[self.rows], mixed])).astype(np.float32)
+        mixed = labels.shares(rewards[first] * cosine + rewards[second] * sine)
+        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed)])
+        share = np.concatenate([problem.share[self.rows], mixed[0]])
         return self.batch, target[:, self.blends], share
 
 
