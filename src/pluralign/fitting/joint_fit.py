@@ -14,7 +14,6 @@ from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.joint import (
     BLENDS,
     FEW_RESTARTS,
-    FEW_STEPS,
     MIXTURE,
     ONE_REWARD,
     RAW_VOTES,
@@ -110,7 +109,7 @@ def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
             bound=task.bound,
             restarts=1,
             undecided=options.undecided,
-            steps=FEW_STEPS,
+            short=True,
         )
         members = (Members(fit.theta, fit.weights, fit.undecided) for fit in fits)
         return {"errors": np.array([validation_brier(one, check, options.level) for one in members])}
