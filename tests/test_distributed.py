@@ -73,7 +73,7 @@ def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.Monk
         fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
 
 
-FIT = ("--encoder", "hashing:48", "--k", "3", "--json")
+FIT = ("--encoder", "hashing:48", "--k", "3", "--target", "mixture", "--json")
 
 
 def same(one: RewardEnsemble, folder: Path) -> None:
@@ -96,7 +96,7 @@ def in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_processes_that_encode_a_part_each_fit_the_same_ensemble_as_one(tmp_path: Path) -> None:
     votes = tmp_path / "town.jsonl"
     assert run("demo", "--pairs", "900", "-o", votes).returncode == 0
-    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3)
+    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, target="mixture")
     together = launch("fit", votes, *FIT, "-o", tmp_path / "two")
     out, errors = together.communicate(timeout=240)
     assert together.returncode == 0, errors
@@ -113,7 +113,7 @@ def test_a_killed_fit_with_stored_features_resumes_after_its_last_step(tmp_path:
     encoded = run("encode", votes, "-o", features, *FIT[:2])
     assert encoded.returncode == 0, encoded.stderr
     fit_it = ("fit", votes, *FIT, "--features", features)
-    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, features=str(features))
+    alone = fit(load_preferences(str(votes)), encoder="hashing:48", k=3, target="mixture", features=str(features))
     first = launch(*fit_it, "-o", tmp_path / "two")
     deadline = time.monotonic() + 120
     while not list((tmp_path / "two").glob(".unfinished-*/baselines.safetensors")):

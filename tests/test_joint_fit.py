@@ -25,10 +25,10 @@ def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
 def test_a_teacher_is_chosen_where_features_are_weak() -> None:
     """Hashed words and few votes: members that learn from votes alone memorise noise."""
     town = town_hall(1000)
-    chosen = fit(town.preferences, k=8, encoder="hashing")
+    chosen = fit(town.preferences, k=8, encoder="hashing:256")
     assert chosen.record.target in ("teacher", "mixture")
     rows = town.preferences.test_mask(0.1)
-    votes = fit(town.preferences, k=8, encoder="hashing", target="votes")
+    votes = fit(town.preferences, k=8, encoder="hashing:256", target="votes")
     truth = town.true_prob[rows]
     test = town.preferences[rows]
     assert brier(chosen.prob_hat(test), truth) < 0.9 * brier(votes.prob_hat(test), truth)

@@ -226,7 +226,7 @@ def test_the_report_of_a_town_hall_shows_its_camps(
     ensemble: RewardEnsemble, found: ReportData, camps: CampStudy
 ) -> None:
     text = page(ensemble, found, camps={"some features": camps})
-    assert "1 of 6 camps have a member: joint ensemble on some features" in text
+    assert "1 of 6 camps have a member: some features" in text
     assert "Member 1 stands for the gardeners" in text
     assert "No member stands for these camps" in text
     assert 'id="camps"' not in page(ensemble, found)

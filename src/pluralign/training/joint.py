@@ -40,12 +40,13 @@ from pluralign.training.teacher import Teacher
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 RESTARTS = 4
-FEW_RESTARTS = 2
+FEW_RESTARTS = 1
 """Restarts of fits that only serve a choice or a comparison."""
 STEPS = 500
-"""Optimiser steps. Fits that only serve a choice take half as many."""
 BATCH = 4096
 """Pairs per step, mixtures included."""
+SHORT_STEPS, SHORT_BATCH = 1 / 2, 1 / 4
+"""Parts of steps and batch that serve for a choice between targets."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
 """τ at the first and at the last step."""
@@ -118,7 +119,7 @@ def fit_joint_ensembles(
         bound: maximum training disagreement of a member; 1 sets no bound.
         restarts: number of starts per ensemble.
         undecided: whether to learn an undecided share u; else u = 0, the paper's form.
-        short: take half of the optimiser steps, for fits that only serve a choice.
+        short: take fewer steps with smaller batches, for fits that only serve a choice.
 
     Returns:
         The best restart of each ensemble.
@@ -132,7 +133,7 @@ def fit_joint_ensembles(
     targets = labels.blended(shares, pairs.prob_a)
     problem = _Problem(x, guide, labels, targets, shares[0], bound, undecided)
     repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
-    trained = _train_ensembles(problem, repeated, seed, STEPS // 2 if short else STEPS)
+    trained = _train_ensembles(problem, repeated, seed, short)
     fits: list[JointFit] = []
     for position, (_, blend) in enumerate(plans):
         target, of_plan = targets[:, blends.index(blend)], []
@@ -200,10 +201,11 @@ class _Problem:
     """Whether an undecided share is learned."""
 
 
-def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, steps: int) -> list[FloatArray]:
+def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, short: bool) -> list[FloatArray]:
     """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
     rng = random_stream(seed, JOINT)
     sizes = [k for k, _ in plans]
+    steps, size = (int(STEPS * SHORT_STEPS), int(BATCH * SHORT_BATCH)) if short else (STEPS, BATCH)
     space = _UnitSpread(problem.x)
     teacher = space.scaled(problem.teacher[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
@@ -212,7 +214,7 @@ def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: 
     logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if problem.undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
     l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
-    batches = _Batches(problem, [blend for _, blend in plans], rng)
+    batches = _Batches(problem, [blend for _, blend in plans], size, rng)
     gradients = VoteGradients(batches.weight, sizes, problem.bound)
     for step in range(steps):
         done = step / max(steps - 1, 1)
@@ -278,15 +280,16 @@ class _Batches:
     Args:
         problem: the pairs.
         blends: blend of each ensemble, as an index.
+        size: pairs per batch, mixtures included.
         rng: draws pairs and angles.
     """
 
-    def __init__(self, problem: _Problem, blends: Sequence[int], rng: np.random.Generator) -> None:
+    def __init__(self, problem: _Problem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
         self.problem, self.blends, self.rng = problem, list(blends), rng
         n, m = problem.x.shape
         raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
-        self.n_mixed = 0 if raw.all() else int(BATCH * MIXTURE_SHARE)
-        n_drawn = BATCH - self.n_mixed
+        self.n_mixed = 0 if raw.all() else int(size * MIXTURE_SHARE)
+        n_drawn = size - self.n_mixed
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
         self.rows = np.arange(min(n, n_drawn))
         self.batch = np.empty((len(self.rows) + self.n_mixed, m), dtype=np.float32)
@@ -294,7 +297,7 @@ class _Batches:
         self.drawn, self.mixed = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
         self.drawn[:] = problem.x[self.rows]
         # Weight of each row for each ensemble. Mixtures have no votes, so raw votes are learned without them.
-        self.weight = np.full((len(self.batch), len(self.blends)), 1 / BATCH, dtype=np.float32)
+        self.weight = np.full((len(self.batch), len(self.blends)), 1 / size, dtype=np.float32)
         self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
         self.weight[:, raw] = 0
         self.weight[: len(self.rows), raw] = 1 / len(self.rows)
