@@ -56,7 +56,7 @@ def town_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pluralign import fit, town_hall
 
     path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(480).preferences, k=3, encoder="none", folder=path, test_fraction=0.4)
+    fit(town_hall(480).preferences, k=3, encoder="none", target="mixture", folder=path, test_fraction=0.4)
     return path
 
 

@@ -32,7 +32,7 @@ CANDIDATES = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ensemble")
-    fit(town_hall(900).preferences, k=4, encoder="none", folder=path, test_fraction=0.4)
+    fit(town_hall(900).preferences, k=4, encoder="none", target="mixture", folder=path, test_fraction=0.4)
     return path
 
 
