@@ -19,7 +19,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--test-fraction", type=float, default=0.2)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
-    votes = with_split(pluralign.load_preferences(arguments.data), arguments.test_fraction)
+    votes = pluralign.load_preferences(arguments.data).with_split(arguments.test_fraction)
     fits = list(fit_all(votes, arguments))
     compared = [compare(*pair) for pair in itertools.combinations(fits, 2)]
     if arguments.json:
@@ -100,13 +100,6 @@ def main() -> None:
     for fit in fits:
         console.print(f"{fit.name}: Brier {fit.brier:.4f}, undecided {fit.undecided:.2f}", highlight=False)
     console.print(table(arguments.data, compared))
-
-
-def with_split(votes: PreferenceSet, test_fraction: float, seed: int = 0) -> PreferenceSet:
-    """Return the votes with the split of a seed as their official split, which every fit then uses."""
-    plain = replace(votes, columns={name: column for name, column in votes.columns.items() if name != "split"})
-    side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
-    return replace(plain, columns={**plain.columns, "split": side})
 
 
 def variants(seeds: int, k: int) -> Iterator[dict[str, Any]]:

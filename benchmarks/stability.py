@@ -17,7 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ def main() -> None:
         [*((0, s) for s in range(arguments.seeds)), *((s, 0) for s in range(arguments.splits))]
     ):
         started = time.perf_counter()
-        scores += fit_scores(with_split(votes, arguments.test_fraction, split), split, seed, options)
+        scores += fit_scores(votes.with_split(arguments.test_fraction, seed=split), split, seed, options)
         took = time.perf_counter() - started
         print(
             f"split {split}, seed {seed}: {scores[-1].ratio:.4f} × soft BT, {took:.0f} s", file=sys.stderr, flush=True
@@ -109,13 +109,6 @@ def read_options(assignments: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             options[name] = value
     return options
-
-
-def with_split(votes: PreferenceSet, test_fraction: float, seed: int) -> PreferenceSet:
-    """Return the votes with the split of a seed as their official split, which every fit then uses."""
-    plain = replace(votes, columns={name: column for name, column in votes.columns.items() if name != "split"})
-    side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
-    return replace(plain, columns={**plain.columns, "split": side})
 
 
 def fit_scores(votes: PreferenceSet, split: int, seed: int, options: dict[str, Any]) -> Iterator[Score]:

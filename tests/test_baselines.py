@@ -15,10 +15,11 @@ from scipy.stats import ttest_1samp
 from simulated import paired
 
 from pluralign.theory.calibration import brier, constant_half
+from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
 from pluralign.training import baselines, mixture
-from pluralign.training.baselines import FORMULAS, Baseline, clearly_lower, fit_baselines, fit_damped, fit_undecided
+from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, fit_damped, fit_undecided
 from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
 from pluralign.training.mixture import fit_em

@@ -1,30 +1,16 @@
 """The guard of the benchmarks fails on a ratio that is twice as bad as its reference, and not on noise."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_modules import FOLDER, benchmark
 from hypothesis import given
 from hypothesis import strategies as st
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-guard: Any = load("guard")
+guard: Any = benchmark("guard")
 BOTH = guard.Benchmark([], {"rate": "higher", "cost": "lower"})
 REFERENCE = {"toy": {"rate": 1.6, "cost": 0.2}}
 positive = st.floats(0.01, 100)
@@ -117,7 +103,7 @@ def test_every_reference_belongs_to_a_guarded_ratio() -> None:
 
 
 def test_the_speed_benchmark_prints_the_guarded_ratios() -> None:
-    assert set(guard.BENCHMARKS["speed"].ratios) <= set(load("speed").MEANING)
+    assert set(guard.BENCHMARKS["speed"].ratios) <= set(benchmark("speed").MEANING)
 
 
 def test_operations_count_every_product_in_a_bert(tmp_path: Path) -> None:
@@ -129,4 +115,4 @@ def test_operations_count_every_product_in_a_bert(tmp_path: Path) -> None:
         of_layer = [(n, width, width)] * 4 + [(n, width, inside), (n, inside, width), (n, width, n), (n, n, width)]
         products += layers * sum(2 * rows * inner * columns for rows, inner, columns in of_layer)
     tokens = {"input_ids": [[0] * n for n in lengths]}
-    assert load("speed").operations(tmp_path, lambda *_, **__: tokens, None, ["a", "b"]) == products
+    assert benchmark("speed").operations(tmp_path, lambda *_, **__: tokens, None, ["a", "b"]) == products

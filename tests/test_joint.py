@@ -15,9 +15,9 @@ from pluralign.training import joint
 from pluralign.training.joint import (
     BLENDS,
     DISAGREEMENT_PENALTY,
-    MIXTURE,
-    ONE_REWARD,
-    RAW_VOTES,
+    FROM_MIXTURE,
+    FROM_TEACHER,
+    FROM_VOTES,
     Blend,
     JointFit,
     VoteGradients,
@@ -66,7 +66,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_eight_members_predict_the_true_shares_of_a_population(seed: int) -> None:
     train, test, true = population(seed)
-    fits = [fit_joint(train, teacher_of(seed), 8), fit_joint(train, teacher_of(seed), 8, RAW_VOTES)]
+    fits = [fit_joint(train, teacher_of(seed), 8), fit_joint(train, teacher_of(seed), 8, FROM_VOTES)]
     from_teacher, from_votes = (np.mean((predicted(fit, test) - true) ** 2) for fit in fits)
     two = np.mean((predicted(fit_joint(train, teacher_of(seed), 2), test) - true) ** 2)
     *_, printed = stages(train.difference, train.prob_a, 8, l2=0.01, variant="printed")
@@ -136,8 +136,10 @@ def test_two_members_with_an_undecided_share_are_better_than_a_constant(seed: in
 def test_targets_trained_together_equal_those_trained_alone() -> None:
     """Up to rounding and the starts, which depend on the number of ensembles: so their errors are compared."""
     train, _, _ = population(0)
-    together = fit_joint_ensembles(train, teacher_of(0), [(4, blend) for blend in (ONE_REWARD, MIXTURE, RAW_VOTES)])
-    alone = [fit_joint(train, teacher_of(0), 4, blend) for blend in (ONE_REWARD, MIXTURE, RAW_VOTES)]
+    together = fit_joint_ensembles(
+        train, teacher_of(0), [(4, blend) for blend in (FROM_TEACHER, FROM_MIXTURE, FROM_VOTES)]
+    )
+    alone = [fit_joint(train, teacher_of(0), 4, blend) for blend in (FROM_TEACHER, FROM_MIXTURE, FROM_VOTES)]
     for one, other in zip(together, alone, strict=True):
         assert one.score == pytest.approx(other.score, rel=0.25)
 
@@ -157,7 +159,7 @@ def bounded(common: float, bound: float, blend: Blend, undecided: bool = False) 
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("blend", [ONE_REWARD, RAW_VOTES])
+@pytest.mark.parametrize("blend", [FROM_TEACHER, FROM_VOTES])
 def test_bounded_members_stay_correlated_with_the_teacher(blend: Blend) -> None:
     train, _, _ = population(2, 0.3)
     teacher = teacher_of(2, 0.3)
@@ -194,7 +196,7 @@ def test_the_best_restart_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("common", "bound", "blend"),
-    [(1.0, 0.45, ONE_REWARD), (0.3, 0.48, MIXTURE), (0.3, 0.48, RAW_VOTES), (0.3, 0.42, ONE_REWARD)],
+    [(1.0, 0.45, FROM_TEACHER), (0.3, 0.48, FROM_MIXTURE), (0.3, 0.48, FROM_VOTES), (0.3, 0.42, FROM_TEACHER)],
 )
 @pytest.mark.parametrize("undecided", [True, False])
 def test_no_member_with_weight_disagrees_more_than_the_bound(
@@ -210,7 +212,7 @@ def test_no_member_with_weight_disagrees_more_than_the_bound(
 
 def test_without_a_bound_some_member_is_no_better_than_chance() -> None:
     train, _, _ = population(2, 0.3)
-    fit = bounded(0.3, 1.0, ONE_REWARD)
+    fit = bounded(0.3, 1.0, FROM_TEACHER)
     disagreements = np.asarray(disagreement(hard_votes(train.difference, fit.theta), train.prob_a))
     assert disagreements[fit.weights > 1e-3].max() > 0.49
 
@@ -234,7 +236,7 @@ def test_swapping_a_pair_swaps_the_share() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("some", "blend"), [(1.0, ONE_REWARD), (0.5, RAW_VOTES)])
+@pytest.mark.parametrize(("some", "blend"), [(1.0, FROM_TEACHER), (0.5, FROM_VOTES)])
 def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: Blend) -> None:
     """All pairs swapped: the same problem. Some pairs swapped: other mixtures, so only without a teacher."""
     train, test, _ = population(0)
@@ -248,7 +250,7 @@ def test_training_does_not_depend_on_the_order_within_pairs(some: float, blend: 
 @pytest.mark.usefixtures("quick")
 def test_smaller_ensembles_do_not_change_the_largest() -> None:
     train, _, _ = population(0)
-    together = fit_joint_ensembles(train, teacher_of(0), [(2, MIXTURE), (4, MIXTURE)])
+    together = fit_joint_ensembles(train, teacher_of(0), [(2, FROM_MIXTURE), (4, FROM_MIXTURE)])
     assert [fit.theta.shape[1] for fit in together] == [2, 4]
     alone = fit_joint(train, teacher_of(0), 4)
     np.testing.assert_allclose(together[1].theta, alone.theta, rtol=1e-2, atol=1e-3)

@@ -14,7 +14,7 @@ from pluralign.core.errors import DataError
 from pluralign.training import pairs as module
 from pluralign.training.baselines import fit_baselines
 from pluralign.training.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.training.joint import MIXTURE, fit_joint
+from pluralign.training.joint import FROM_MIXTURE, fit_joint
 from pluralign.training.pairs import (
     Differences,
     Pairs,
@@ -82,7 +82,7 @@ def fits(pairs: Pairs) -> dict[str, np.ndarray]:
     folds = validation_folds(pairs.prompt, 0)
     teacher = fit_teacher(pairs, folds)
     joint = fit_joint(pairs, teacher, 3, bound=0.5, restarts=1)
-    policy = fit_policy_level(pairs, teacher, 2, PolicyChoice(MIXTURE, 0.03))
+    policy = fit_policy_level(pairs, teacher, 2, PolicyChoice(FROM_MIXTURE, 0.03))
     *_, last = stages(pairs.difference, pairs.prob_a, 3, l2=0.01)
     results = {
         "newton": fit_bradley_terry(pairs.difference, pairs.prob_a, 0.01),

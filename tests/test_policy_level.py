@@ -9,7 +9,7 @@ from simulated import numeric_gradient, paired
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.joint import MIXTURE, RAW_VOTES
+from pluralign.training.joint import FROM_MIXTURE, FROM_VOTES
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.policy_level import PolicyChoice, choose_policy_options, fit_policy_level, policy_loss
 from pluralign.training.teacher import Teacher, damp, fit_teacher
@@ -36,7 +36,7 @@ def two_groups() -> Pairs:
     return paired(difference, rng.binomial(40, share) / 40)
 
 
-VOTES = PolicyChoice(RAW_VOTES, 0.003)
+VOTES = PolicyChoice(FROM_VOTES, 0.003)
 
 
 def teacher_of(pairs: Pairs) -> Teacher:
@@ -67,7 +67,7 @@ def test_training_lowers_the_error_of_the_start() -> None:
 
 def test_fit_depends_only_on_the_seed() -> None:
     pairs = two_groups()
-    teacher, choice = teacher_of(pairs), PolicyChoice(MIXTURE, 0.03)
+    teacher, choice = teacher_of(pairs), PolicyChoice(FROM_MIXTURE, 0.03)
     one, again, other = (fit_policy_level(pairs, teacher, 3, choice, seed=seed) for seed in (0, 0, 1))
     assert one.theta.tobytes() == again.theta.tobytes()
     assert np.abs(one.theta - other.theta).max() > 0.01
@@ -76,7 +76,7 @@ def test_fit_depends_only_on_the_seed() -> None:
 def test_many_votes_without_damping_are_learned_from_votes_alone() -> None:
     pairs = two_groups()
     choice = choose_policy_options(pairs, teacher_of(pairs), 2, validation_folds(pairs.prompt, 0))
-    assert choice.blend == RAW_VOTES
+    assert choice.blend == FROM_VOTES
     assert choice.l2 == 0.003
 
 
@@ -89,4 +89,4 @@ def test_the_teacher_shrinks_long_differences_where_there_are_few_votes() -> Non
     reward[:3] = 0.6
     pairs = paired(difference, rng.binomial(1, sigmoid(np.asarray(damp(difference, 10.0, mean_square)) @ reward)))
     choice = choose_policy_options(pairs, teacher_of(pairs), 4, validation_folds(pairs.prompt, 0))
-    assert choice.blend == MIXTURE
+    assert choice.blend == FROM_MIXTURE

@@ -1,40 +1,22 @@
 """The studies in benchmarks/: stability, identifiability and camps."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
+from benchmark_modules import benchmark
 
 from pluralign import town_hall
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.calibration import brier
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 stability, identifiability, camps = (benchmark(name) for name in ("stability", "identifiability", "camps"))
 
 
-@pytest.mark.parametrize("module", [stability, identifiability])
-def test_every_fit_seed_gets_the_same_split(module: ModuleType) -> None:
+def test_every_fit_seed_gets_the_same_split() -> None:
     votes = town_hall(300).preferences
-    fixed = module.with_split(votes, 0.2, 1)
+    fixed = votes.with_split(0.2, seed=1)
     np.testing.assert_array_equal(fixed.test_mask(0.5, seed=7), votes.test_mask(0.2, seed=1))
-    np.testing.assert_array_equal(module.with_split(fixed, 0.2, 2).test_mask(), votes.test_mask(0.2, seed=2))
+    np.testing.assert_array_equal(fixed.with_split(0.2, seed=2).test_mask(), votes.test_mask(0.2, seed=2))
 
 
 def test_spreads_are_means_and_standard_deviations_per_size() -> None:

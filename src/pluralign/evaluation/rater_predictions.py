@@ -17,6 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.calibration import with_undecided
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.posterior import choice_log_likelihood, choice_probability, member_posterior
+from pluralign.training.pairs import Differences, row_squares
 from pluralign.training.rater_reward import fit_rater_reward
 from pluralign.votes.raters import RaterVotes
 
@@ -69,11 +70,9 @@ class Predictors:
             inputs: the ensemble's inputs of the distinct texts, ``(n_items, d)``.
         """
         items, u = votes.preferences.items(), ensemble.undecided
-        squares = np.einsum("ij,ij->i", inputs, inputs, dtype=np.float64)
-        cross = np.array([inputs[a] @ inputs[b] for a, b in zip(items.a, items.b, strict=True)])
-        scale = float(np.mean(squares[items.a] + squares[items.b] - 2 * cross)) or 1.0
+        scale = float(np.mean(row_squares(Differences(inputs, items.a, items.b)), dtype=np.float64)) or 1.0
         return cls(
-            vote=with_undecided(sigmoid(difference / ensemble.temperature).ravel(), u).reshape(difference.shape),
+            vote=with_undecided(sigmoid(difference / ensemble.temperature), u),
             chance=choice_probability(difference, ensemble.temperature, u),
             weights=ensemble.weights,
             soft_bt=soft_bt,

@@ -23,7 +23,16 @@ from pluralign.core.random_streams import RATER_CHOICES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description
 from pluralign.evaluation.measure import baselines_of
-from pluralign.evaluation.rater_predictions import ALL, CHOICES, FOLDS, VARIANCES, Predictors, RowScores, score_raters
+from pluralign.evaluation.rater_predictions import (
+    ALL,
+    CHOICES,
+    FOLDS,
+    MIN_VOTES,
+    VARIANCES,
+    Predictors,
+    RowScores,
+    score_raters,
+)
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.training.pairs import Differences
 from pluralign.votes.prompts import Prompt
@@ -141,7 +150,7 @@ def represent(
     scores = score_raters(predictors, votes, measured, choices=choices, seed=seed, progress=progress)
     if not scores:
         raise DataError(
-            "no rater has votes on two prompts and at least 5 votes on prompts that were not trained on",
+            f"no rater has votes on two prompts and at least {MIN_VOTES} votes that can be predicted",
             file=votes.preferences.name,
             remedy="give more votes per rater",
         )

@@ -32,7 +32,7 @@ from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
 from pluralign.training.bradley_terry import scores
-from pluralign.training.joint import ONE_REWARD
+from pluralign.training.joint import FROM_TEACHER
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, training_prompts
@@ -174,7 +174,7 @@ def _solve_members(train: Pairs, size: int, options: FitOptions, bound: float) -
     reward = axes[:, size]
     capped = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
     theta = reward[:, None] if size == 1 else np.column_stack(capped)
-    share = ONE_REWARD.vote_share
+    share = FROM_TEACHER.vote_share
     target: FloatArray = (1 - share) * sigmoid(scores(difference, reward)) + share * prob_a
     votes = hard_votes(difference, theta)
     return [Members(theta, *weights_and_undecided(votes, target, undecided=options.undecided))]

@@ -14,9 +14,9 @@ from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.joint import (
     BLENDS,
     FEW_RESTARTS,
-    MIXTURE,
-    ONE_REWARD,
-    RAW_VOTES,
+    FROM_MIXTURE,
+    FROM_TEACHER,
+    FROM_VOTES,
     RESTARTS,
     Blend,
     fit_joint_ensembles,
@@ -26,7 +26,7 @@ from pluralign.training.policy_level import POLICY_BLENDS, PolicyChoice, choose_
 from pluralign.training.stagewise import hard_votes
 from pluralign.training.teacher import Teacher, fit_teacher
 
-NAMED_BLENDS = {"teacher": ONE_REWARD, "mixture": MIXTURE, "votes": RAW_VOTES}
+NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
 AUTO_TARGET_SIZE = 8
 """The size at which ``--k auto`` chooses the target."""
 
@@ -42,15 +42,14 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
     teacher = _teacher(task)
     if options.k == "auto":
         task.watcher.choosing("k")
-    blend = MIXTURE
+    blend = FROM_MIXTURE
     if policy:
         _policy_choice(task)  # first, so that no step of the fit starts inside another
     else:
         blend = choose_blend(task, teacher)
-    learn_teacher = teacher.refit(task.learn, options.seed)
     validated: dict[int, Members] = {}
     if options.k == "auto":
-        validated = _without_validation(task, learn_teacher, blend, reversed(AUTO_SIZES))
+        validated = _without_validation(task, teacher, blend, reversed(AUTO_SIZES))
         size = choose_size({k: validated[k] for k in AUTO_SIZES}, task.check, options.level)
     else:
         size = int(options.k)
@@ -70,7 +69,7 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
     temperature = 1.0  # policy-level members are trained at this scale
     if not policy:
         task.watcher.choosing("temperature")
-        validated = validated or _without_validation(task, learn_teacher, blend, [size])
+        validated = validated or _without_validation(task, teacher, blend, [size])
         temperature = choose_temperature(validated[size].unit_spread(task.learn), task.check)
     return Fitted(
         members=ensembles[size],
@@ -96,7 +95,7 @@ def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
         return NAMED_BLENDS[options.target]
     size = AUTO_TARGET_SIZE if options.k == "auto" else int(options.k)
     if size == 1:
-        return ONE_REWARD
+        return FROM_TEACHER
     task.watcher.choosing("target")
 
     def errors(fold: int) -> Arrays:
@@ -107,7 +106,7 @@ def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
             [(size, blend) for blend in BLENDS],
             seed=options.seed,
             bound=task.bound,
-            restarts=1,
+            restarts=FEW_RESTARTS,
             undecided=options.undecided,
             short=True,
         )
@@ -194,10 +193,9 @@ def _policy_choice(task: FitTask) -> PolicyChoice:
     return PolicyChoice(POLICY_BLENDS[int(arrays["blend"])], float(arrays["l2"]))
 
 
-def _without_validation(
-    task: FitTask, learn_teacher: Teacher, blend: Blend, sizes: Iterable[int]
-) -> dict[int, Members]:
+def _without_validation(task: FitTask, teacher: Teacher, blend: Blend, sizes: Iterable[int]) -> dict[int, Members]:
     """Return ensembles of these sizes fitted without the validation prompts."""
+    learn_teacher = teacher.refit(task.learn, task.options.seed)
 
     def fit(k: int) -> dict[int, Members]:
         members = partial(members_of_sizes, task, task.learn, learn_teacher, [k], blend, bound=task.bound)

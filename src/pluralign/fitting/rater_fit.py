@@ -19,7 +19,6 @@ from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import weights_and_undecided
-from pluralign.training.baselines import REDUCED
 from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, scores
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.options import FinetuneOptions, FitOptions
@@ -180,7 +179,7 @@ class _Problem:
     def of(cls, pairs: Pairs, votes: VotesByRater, l2: float) -> "_Problem":
         """Fit the shared reward and find the directions."""
         reward = fit_bradley_terry(pairs.difference, pairs.prob_a, l2)
-        axes = directions_with(pairs.difference, reward, min(REDUCED, len(reward)))
+        axes = directions_with(pairs.difference, reward)
         x = np.ascontiguousarray(pairs.difference @ axes)
         return cls(pairs, votes, axes, x, np.asarray(axes.T @ reward, dtype=np.float64))
 

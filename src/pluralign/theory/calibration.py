@@ -117,7 +117,7 @@ def with_undecided(share: npt.ArrayLike, undecided: float) -> FloatArray:
     weight u does the same, because a tie counts 1/2. So the paper's theorems apply (docs/explanation/undecided.md).
 
     Args:
-        share: share of the other votes for response a, ``(n_pairs,)``.
+        share: share of the other votes for response a, any shape.
         undecided: u, from 0 to 1.
 
     Example:
@@ -126,7 +126,7 @@ def with_undecided(share: npt.ArrayLike, undecided: float) -> FloatArray:
     """
     if not 0.0 <= undecided <= 1.0:
         raise ValueError(f"undecided must be between 0 and 1, but it is {undecided:g}.")
-    return undecided / 2 + (1.0 - undecided) * checked("share", share)
+    return undecided / 2 + (1.0 - undecided) * checked("share", share, np.shape(share))
 
 
 # --- calibration error ------------------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
-"""Bootstrap confidence intervals that resample whole prompts."""
+"""Bootstrap confidence intervals that resample whole prompts, and a t-test over prompts."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import t as student_t
 
 from pluralign.theory.checks import REAL, checked, mean_known
 
@@ -95,3 +96,29 @@ def paired_difference(
     a = checked("values_a", values_a, None, *REAL, missing=True)
     b = checked("values_b", values_b, a.shape, *REAL, missing=True)
     return clustered_interval(a - b, clusters, level, n_resamples, seed)
+
+
+def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: float = 0.975) -> bool:
+    """Whether a mean over pairs is below 0 by a one-sided t-test over clusters; never with fewer than two clusters.
+
+    With S_g the sum over the pairs of cluster g and G clusters, t = mean S_g / (sd S_g / sqrt(G)) is compared with the
+    quantile of Student's t with G - 1 degrees of freedom. It serves choices on validation prompts, of which there may
+    be too few for a bootstrap.
+
+    Args:
+        values: one value per pair, ``(n_pairs,)``; NaN entries are ignored.
+        clusters: cluster label of each pair, ``(n_pairs,)``.
+        confidence: of the test.
+
+    Example:
+        >>> clearly_lower([-2.0, -1.0, -2.0], [0, 1, 2]), clearly_lower([-2.0, 1.0, -1.0], [0, 1, 2])
+        (True, False)
+    """
+    x = checked("values", values, None, *REAL, missing=True)
+    known = ~np.isnan(x)
+    _, index = np.unique(np.asarray(clusters)[known], return_inverse=True)
+    sums = np.bincount(index, x[known])
+    if len(sums) < 2:
+        return False
+    margin = float(student_t.ppf(confidence, len(sums) - 1)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
+    return bool(sums.mean() < -margin)

@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student_t
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, random_stream
 from pluralign.theory.calibration import brier, with_undecided
+from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
+    FEW_DIRECTIONS,
     L2_GRID,
     SEARCH_DIRECTIONS,
     directions_with,
@@ -39,10 +40,6 @@ TEMPERATURES = np.geomspace(0.25, 4.0, 33)
 UNDECIDED = np.linspace(0.0, 0.8, 17)
 DAMPINGS = (1.0, 3.0, 10.0)
 """Values of c that damped soft BT tries beside 0, which is plain soft BT."""
-DAMPING_CONFIDENCE = 0.975
-"""Confidence of the one-sided paired t-test over validation prompts that a damping must pass to be used."""
-REDUCED = 64
-"""The mixture is fitted in this many principal directions."""
 
 
 @dataclass(frozen=True)
@@ -224,33 +221,6 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
     return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
 
 
-def clearly_lower(
-    difference: FloatArray, prompt: npt.NDArray[np.integer[Any]], confidence: float = DAMPING_CONFIDENCE
-) -> bool:
-    """Whether a mean over pairs is below 0 by a one-sided t-test over prompts; never with fewer than two prompts.
-
-    With S_g the sum over the pairs of prompt g and G prompts, t = mean S_g / (sd S_g / √G) is compared with the
-    quantile of Student's t with G − 1 degrees of freedom.
-
-    Args:
-        difference: one value per pair, ``(n,)``; NaN entries are ignored.
-        prompt: prompt of each pair, ``(n,)``.
-        confidence: of the test.
-
-    Example:
-        >>> prompt = np.arange(3)
-        >>> clearly_lower(np.array([-2.0, -1.0, -2.0]), prompt), clearly_lower(np.array([-2.0, 1.0, -1.0]), prompt)
-        (True, False)
-    """
-    known = ~np.isnan(difference)
-    _, position = np.unique(prompt[known], return_inverse=True)
-    sums = np.bincount(position, difference[known])
-    if len(sums) < 2:
-        return False
-    margin = float(student_t.ppf(confidence, len(sums) - 1)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
-    return bool(sums.mean() < -margin)
-
-
 def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
     """Return the T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
     errors = np.zeros(len(TEMPERATURES))
@@ -338,12 +308,12 @@ def _fit_mixture(
     errors: dict[tuple[float, float], float] = {}
     for damping, single in singles.items():
         difference = damp(pairs.difference, damping, mean_square)
-        x = difference @ principal_directions(difference, min(REDUCED, difference.shape[1]))
+        x = difference @ principal_directions(difference, FEW_DIRECTIONS)
         found = search_errors(x, prob_a, folds, k, l2=float(single["l2"]), seed=seed)
         errors |= {(damping, l2): error for l2, error in found.items()}
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
-    axes = directions_with(difference, theta, min(REDUCED, len(theta)))
+    axes = directions_with(difference, theta)
     members, weights = fit_em(
         difference @ axes, prob_a, np.asarray(axes.T @ theta, dtype=np.float64), k, l2=l2, seed=seed
     )

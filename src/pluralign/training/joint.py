@@ -12,7 +12,7 @@ hard votes are then solved exactly. With a few thousand noisy pairs, these choic
   depend on a positive factor;
 * **a teacher** (``teacher``). The target t blends the share it predicts, which has no vote noise, with the raw votes;
 * **few directions**: the leading principal ones and the teacher's own;
-* **rotated mixtures** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: pairs that nobody voted on;
+* **rotated pairs** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: nobody voted on them;
 * **restarts, sizes and targets in one pass**; the restart with the lowest error on the training pairs is kept;
 * **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
   correlation with the teacher.
@@ -44,14 +44,14 @@ FEW_RESTARTS = 1
 """Restarts of fits that only serve a choice or a comparison."""
 STEPS = 500
 BATCH = 4096
-"""Pairs per step, mixtures included."""
+"""Pairs per step, rotated ones included."""
 SHORT_STEPS, SHORT_BATCH = 1 / 2, 1 / 4
 """Parts of steps and batch that serve for a choice between targets."""
 LEARNING_RATE = 0.05
 TEMPERATURES = (0.2, 0.04)
 """τ at the first and at the last step."""
-MIXTURE_SHARE = 0.6
-"""Share of rotated mixtures in a batch."""
+ROTATED_SHARE = 0.6
+"""Share of rotated pairs in a batch."""
 SPREAD_L2 = 0.003
 TEACHER_CORRELATION = 0.1
 """Minimum correlation of a member's reward differences with the teacher's."""
@@ -72,10 +72,10 @@ class Blend:
     """s; 1 for ``votes``."""
 
 
-ONE_REWARD = Blend("teacher", 0.3)
-MIXTURE = Blend("mixture", 0.3)
-RAW_VOTES = Blend("votes", 1.0)
-BLENDS = (ONE_REWARD, Blend("mixture", 0.0), MIXTURE, Blend("mixture", 0.6), RAW_VOTES)
+FROM_TEACHER = Blend("teacher", 0.3)
+FROM_MIXTURE = Blend("mixture", 0.3)
+FROM_VOTES = Blend("votes", 1.0)
+BLENDS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, Blend("mixture", 0.6), FROM_VOTES)
 """The targets that validation prompts choose from."""
 
 
@@ -93,7 +93,7 @@ class JointFit:
     """Squared error to the target on the training pairs; restarts are compared by it."""
 
 
-def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = MIXTURE, **options: Any) -> JointFit:
+def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = FROM_MIXTURE, **options: Any) -> JointFit:
     """Train k members together for hard votes; options are those of ``fit_joint_ensembles``."""
     return fit_joint_ensembles(pairs, teacher, [(k, blend)], **options)[0]
 
@@ -155,7 +155,7 @@ def fit_joint_ensembles(
 
 
 class _Labels:
-    """The targets of pairs and of rotated mixtures, in single precision."""
+    """The targets of pairs and of rotated pairs, in single precision."""
 
     def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
         self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
@@ -174,7 +174,7 @@ class _Labels:
         return one, rewards[:, 1:] @ self.weights if self.with_mixture else one
 
     def blended(self, shares: tuple[SingleArray, SingleArray], prob_a: FloatArray | None = None) -> SingleArray:
-        """Return one target per blend, ``(n, n_blends)``; of mixtures, which nobody voted on, the teacher's share."""
+        """Return one target per blend, ``(n, n_blends)``; rotated pairs have no votes and take the teacher's share."""
         columns = []
         for blend in self.blends:
             share = shares[0] if blend.source != "mixture" else shares[1]
@@ -275,12 +275,12 @@ def _random_start(
 
 
 class _Batches:
-    """Batches of pairs and rotated mixtures. Large arrays are reused in every step to save allocations.
+    """Batches of pairs and rotated pairs. Large arrays are reused in every step to save allocations.
 
     Args:
         problem: the pairs.
         blends: blend of each ensemble, as an index.
-        size: pairs per batch, mixtures included.
+        size: pairs per batch, rotated ones included.
         rng: draws pairs and angles.
     """
 
@@ -288,15 +288,15 @@ class _Batches:
         self.problem, self.blends, self.rng = problem, list(blends), rng
         n, m = problem.x.shape
         raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
-        self.n_mixed = 0 if raw.all() else int(size * MIXTURE_SHARE)
-        n_drawn = size - self.n_mixed
+        self.n_rotated = 0 if raw.all() else int(size * ROTATED_SHARE)
+        n_drawn = size - self.n_rotated
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
         self.rows = np.arange(min(n, n_drawn))
-        self.batch = np.empty((len(self.rows) + self.n_mixed, m), dtype=np.float32)
-        self.other = np.empty((self.n_mixed, m), dtype=np.float32)
-        self.drawn, self.mixed = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
+        self.batch = np.empty((len(self.rows) + self.n_rotated, m), dtype=np.float32)
+        self.other = np.empty((self.n_rotated, m), dtype=np.float32)
+        self.drawn, self.rotated = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
         self.drawn[:] = problem.x[self.rows]
-        # Weight of each row for each ensemble. Mixtures have no votes, so raw votes are learned without them.
+        # Weight of each row for each ensemble. Rotated pairs have no votes, so votes alone are learned without them.
         self.weight = np.full((len(self.batch), len(self.blends)), 1 / size, dtype=np.float32)
         self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
         self.weight[:, raw] = 0
@@ -311,13 +311,13 @@ class _Batches:
         if self.resample:
             self.rows = self.rng.integers(n, size=len(self.drawn))
             np.take(problem.x, self.rows, axis=0, out=self.drawn, mode="clip")
-        first, second = self.rng.integers(n, size=(2, self.n_mixed))
-        angle = self.rng.random((self.n_mixed, 1), dtype=np.float32) * np.float32(2 * np.pi)
-        np.take(problem.x, first, axis=0, out=self.mixed, mode="clip")
+        first, second = self.rng.integers(n, size=(2, self.n_rotated))
+        angle = self.rng.random((self.n_rotated, 1), dtype=np.float32) * np.float32(2 * np.pi)
+        np.take(problem.x, first, axis=0, out=self.rotated, mode="clip")
         np.take(problem.x, second, axis=0, out=self.other, mode="clip")
         cosine, sine = np.cos(angle), np.sin(angle)
-        self.mixed *= cosine
-        self.mixed += np.multiply(self.other, sine, out=self.other)
+        self.rotated *= cosine
+        self.rotated += np.multiply(self.other, sine, out=self.other)
         labels, rewards = problem.labels, problem.labels.rewards
         mixed = labels.shares(rewards[first] * cosine + rewards[second] * sine)
         target = np.concatenate([problem.targets[self.rows], labels.blended(mixed)])

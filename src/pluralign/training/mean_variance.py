@@ -13,8 +13,6 @@ from pluralign.theory.calibration import brier
 from pluralign.training.bradley_terry import directions_with
 from pluralign.training.pairs import Differences, Pairs
 
-REDUCED = 64
-"""The model is fitted in this many principal directions."""
 VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
 """Regularisation strengths to choose from."""
 
@@ -34,7 +32,7 @@ def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) ->
 
     Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
     """
-    axes = directions_with(pairs.difference, theta, min(REDUCED, len(theta)))
+    axes = directions_with(pairs.difference, theta)
     inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
     guide = axes.T @ theta
 

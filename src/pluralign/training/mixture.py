@@ -16,7 +16,8 @@ SEARCH_FOLDS = 2
 """At most this many folds choose the regularisation."""
 FACTORS = (0.3, 1.0, 3.0)
 """Regularisation strengths to choose from, relative to that of the single reward that groups start from."""
-ROUNDING = 1e-9
+SMALLEST = 1e-9
+"""Smallest probability of a vote in a group, so that no group is impossible."""
 
 
 def fit_em(
@@ -44,7 +45,7 @@ def fit_em(
     members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
     weights = np.full(k, 1 / k)
     for _ in range(rounds):
-        soft = np.clip(sigmoid(scores(x, members)), ROUNDING, 1 - ROUNDING)  # no group is impossible
+        soft = np.clip(sigmoid(scores(x, members)), SMALLEST, 1 - SMALLEST)
         for_a = weights * soft / (soft @ weights)[:, None] * prob_a[:, None]
         for_b = weights * (1 - soft) / ((1 - soft) @ weights)[:, None] * (1 - prob_a)[:, None]
         count = np.maximum(for_a + for_b, 1e-9)

@@ -16,23 +16,21 @@ from scipy.special import softmax
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import POLICY_LEVEL, random_stream
 from pluralign.theory.calibration import brier
+from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training.baselines import clearly_lower
 from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, scores
-from pluralign.training.joint import MIXTURE, RAW_VOTES, Blend, JointFit
+from pluralign.training.joint import FROM_MIXTURE, FROM_VOTES, Blend, JointFit
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.mixture import fit_em
 from pluralign.training.pairs import Pairs, row_squares
 from pluralign.training.teacher import Teacher, damping_factor
 
-POLICY_DIRECTIONS = 64
-"""Members are fitted in this many principal directions."""
 POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
-POLICY_BLENDS = (MIXTURE, RAW_VOTES)
+POLICY_BLENDS = (FROM_MIXTURE, FROM_VOTES)
 """The targets that validation prompts choose from."""
 ROTATED = 8192
-"""Number of rotated mixtures beside the pairs, with half of the total weight."""
+"""Number of rotated pairs beside the pairs, with half of the total weight."""
 VALIDATION_STEPS, STEPS = 50, 100
 """L-BFGS iterations of a fit that makes a choice, and of the final fit."""
 
@@ -58,7 +56,7 @@ def choose_policy_options(
         teacher: the teacher of all pairs. It is fitted again without each fold.
         k: number of members.
         folds: masks of validation pairs, ``(n,)`` each.
-        seed: of the start and of rotated mixtures.
+        seed: of the start and of rotated pairs.
     """
     choices = [PolicyChoice(blend, l2) for blend in POLICY_BLENDS for l2 in POLICY_L2_GRID]
     errors = np.full((len(pairs), len(choices)), np.nan)
@@ -88,7 +86,7 @@ def fit_policy_level(
         teacher: fitted to these pairs; it predicts part of the target.
         k: number of members.
         choice: target and regularisation.
-        seed: of the start and of rotated mixtures.
+        seed: of the start and of rotated pairs.
         bound: maximum training disagreement of a member; 1 sets no bound.
     """
     task = _Task.of(pairs, teacher, k, seed)
@@ -104,12 +102,12 @@ def fit_policy_level(
 
 @dataclass(frozen=True)
 class _Task:
-    """Pairs and rotated mixtures in the leading directions, with the members that a fit starts from."""
+    """Pairs and rotated pairs in the leading directions, with the members that a fit starts from."""
 
     axes: Array
     """``(d, m)``."""
     x: Array
-    """Differences of the pairs, then of the rotated mixtures, ``(n + ROTATED, m)``."""
+    """Differences of the pairs, then of the rotated pairs, ``(n + ROTATED, m)``."""
     prob_a: FloatArray
     """``(n,)``."""
     taught: FloatArray
@@ -124,10 +122,10 @@ class _Task:
         """Return the task of some pairs."""
         difference, prob_a = pairs.difference, pairs.prob_a
         reward = fit_bradley_terry(difference, prob_a, teacher.l2)
-        axes = directions_with(difference, reward, min(POLICY_DIRECTIONS, difference.shape[1]))
+        axes = directions_with(difference, reward)
         x = np.ascontiguousarray(difference @ axes)
         start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
-        # A rotated mixture has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
+        # A rotated pair has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
         rng = random_stream(seed, POLICY_LEVEL)
         first, second = rng.integers(len(x), size=(2, ROTATED))
         angle = rng.random((ROTATED, 1)) * 2 * np.pi

@@ -14,6 +14,7 @@ from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
+    FEW_DIRECTIONS,
     SEARCH_DIRECTIONS,
     directions_with,
     fit_bradley_terry,
@@ -28,8 +29,6 @@ DAMPING_GRID = (0.0, 1.0, 3.0, 10.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 VOICES = 8
 """Number of rewards in the mixture."""
-DIRECTIONS = 64
-"""The mixture and the members that learn from it are fitted in this many principal directions."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def fit_teacher(
                 errors[damping, l2] = errors.get((damping, l2), 0.0) + error
     damping, l2 = min(errors, key=errors.__getitem__)
     damped = damp(difference, damping, mean_square)
-    leading = damped @ principal_directions(damped, min(DIRECTIONS, damped.shape[1]))
+    leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
     found = search_errors(leading, prob_a, folds, VOICES, l2=l2, seed=seed)
     return _fit(pairs, damping, mean_square, l2, min(found, key=found.__getitem__), seed)
 
@@ -126,6 +125,6 @@ def fit_teacher(
 def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:
     damped = damp(pairs.difference, damping, mean_square)
     theta = fit_bradley_terry(damped, pairs.prob_a, l2)
-    axes = directions_with(damped, theta, min(DIRECTIONS, len(theta)))
+    axes = directions_with(damped, theta)
     voices, weights = fit_em(damped @ axes, pairs.prob_a, axes.T @ theta, VOICES, l2=voices_l2, seed=seed)
     return Teacher(theta, np.asarray(axes @ voices), weights, axes, damping, mean_square, l2, voices_l2)

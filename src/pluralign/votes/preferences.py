@@ -281,6 +281,12 @@ class PreferenceSet:
             )
         return test
 
+    def with_split(self, test_fraction: float = 0.1, *, seed: int = 0) -> "PreferenceSet":
+        """Return the set with the split of a seed as its official split, so that fits with other seeds share it."""
+        plain = replace(self, columns={name: column for name, column in self.columns.items() if name != "split"})
+        side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
+        return replace(plain, columns={**plain.columns, "split": side})
+
     def to_table(self) -> pa.Table:
         """Return a wide Arrow table with one row per pair and dictionary-encoded texts."""
         return storage.to_table(self)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from pluralign.training.joint import DISAGREEMENT_PENALTY, ONE_REWARD
+from pluralign.training.joint import DISAGREEMENT_PENALTY, FROM_TEACHER
 from pluralign.training.options import Loss
 
 TEMPERATURES = (0.3, 0.05)
@@ -99,7 +99,7 @@ class JointLoss:
         first, last = TEMPERATURES_FITTED if self.fitted else TEMPERATURES
         tau = first * (last / first) ** done
         soft = torch.sigmoid(members / (running.spread(difference)[: self.k] * tau))
-        vote_share = 1.0 if done < VOTES_UNTIL and not self.fitted else ONE_REWARD.vote_share
+        vote_share = 1.0 if done < VOTES_UNTIL and not self.fitted else FROM_TEACHER.vote_share
         target = (1 - vote_share) * torch.sigmoid(reward).detach() + vote_share * prob_a
         # The expected squared error of votes drawn with these probabilities: undecided members are penalised.
         error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()

@@ -21,7 +21,7 @@ from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.finetune.losses import JointLoss, StageLoss
 from pluralign.training.finetune.train_model import FinetuneRun, Training, prepare_run
 from pluralign.training.finetune.trainer import PairLabels, TextPairs
-from pluralign.training.joint import FEW_RESTARTS, ONE_REWARD, fit_joint
+from pluralign.training.joint import FEW_RESTARTS, FROM_TEACHER, fit_joint
 from pluralign.training.options import FinetuneOptions, FitOptions, Variant
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import fit_member, stage_target
@@ -108,7 +108,7 @@ def _joint(
             return np.column_stack([reward, reward])
         # The loss has no undecided share, so the members that it starts from have none either.
         fit = fit_joint(
-            pairs, teacher, k, ONE_REWARD, seed=options.seed, bound=bound, restarts=FEW_RESTARTS, undecided=False
+            pairs, teacher, k, FROM_TEACHER, seed=options.seed, bound=bound, restarts=FEW_RESTARTS, undecided=False
         )
         return np.column_stack([fit.theta, reward])
 
