@@ -36,7 +36,6 @@ from pluralign.features.encoder import Encoder, encode
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Precision
 from pluralign.features.precision import agreement
-from pluralign.fitting.saving import held_out_rows
 from pluralign.theory import calibration
 from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -114,7 +113,7 @@ def measure(votes: PreferenceSet, encoder: str, seeds: int) -> dict[str, Any]:
 
 def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
     """Return the figures of one split; all vectors are cached."""
-    held = votes[np.flatnonzero(held_out_rows(votes, options))]
+    held = votes.split(options.test_fraction, seed=options.seed)[1]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
     with patch("pluralign.features.frozen.encode", noisy):
         other = pluralign.fit(votes, options)

@@ -20,10 +20,7 @@ from rich.table import Table
 
 import pluralign
 from pluralign.evaluation.representation import PREDICTORS, Representation, represent
-from pluralign.fitting.saving import held_out_rows
-from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.prompts import Prompt
 from pluralign.votes.raters import RaterVotes, load_rater_votes
 
 
@@ -62,11 +59,9 @@ def _parsed(value: str) -> Any:
 
 def measure(votes: PreferenceSet | RaterVotes, raters: RaterVotes, options: Mapping[str, Any]) -> Representation:
     """Fit an ensemble on one split, and measure representation on its held-out prompts."""
-    ensemble = pluralign.fit(votes, FitOptions(**options))
-    counts = votes.preferences if isinstance(votes, RaterVotes) else votes
-    test = counts[held_out_rows(counts, FitOptions(**options))]
-    held_out = {Prompt(prompt).key for prompt in test.prompts}
-    return represent(ensemble, raters, ensemble.features(texts_of(raters.preferences)), held_out, seed=options["seed"])
+    ensemble = pluralign.fit(votes, **options)
+    features = ensemble.features(texts_of(raters.preferences))
+    return represent(ensemble, raters, features, ensemble.trained_on, seed=options["seed"])
 
 
 def score_table(splits: Sequence[Representation], score: str) -> Table:

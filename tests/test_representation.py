@@ -13,7 +13,8 @@ from conftest import WriteLines, run
 from town_raters import town_raters, town_representation
 
 from pluralign import DataError, RewardEnsemble, UsageError, evaluate, town_hall
-from pluralign.ensemble.held_out import held_out_prompts, load_held_out
+from pluralign.ensemble.held_out import load_held_out
+from pluralign.ensemble.training_prompts import hash_prompts
 from pluralign.evaluation.rater_predictions import ALL, MIN_VOTES, Predictors, qualified_raters, score_raters
 from pluralign.evaluation.representation import (
     MIN_RATERS,
@@ -132,19 +133,20 @@ def votes() -> RaterVotes:
 
 @pytest.fixture(scope="module")
 def found(town_folder: Path, ensemble: RewardEnsemble, votes: RaterVotes) -> Representation:
-    return town_representation(town_folder, ensemble, votes)
+    return town_representation(ensemble, votes)
 
 
 def test_one_held_out_prompt_against_plain_loops(town_folder: Path, ensemble: RewardEnsemble) -> None:
     hall = town_hall(480)
-    keys = sorted(held_out_prompts(town_folder))[:1]
+    keys = sorted(load_held_out(town_folder).preferences.prompts)[:1]
+    others = hash_prompts(prompt for prompt in hall.preferences.prompts if prompt != keys[0])
     votes = RaterVotes(
         hall.preferences,
         np.tile(np.arange(480, dtype=np.int32), 4),
         np.repeat(np.arange(4, dtype=np.int32), 480),
         hall.annotator_votes(range(4)).T.ravel(),
     )
-    found = represent(ensemble, votes, ensemble.features(texts_of(hall.preferences)), keys, choices=(0,))
+    found = represent(ensemble, votes, ensemble.features(texts_of(hall.preferences)), others, choices=(0,))
     predicted = [i for i in range(480) if hall.preferences.prompts[hall.preferences.prompt_index[i]] == keys[0]]
     reward_a, reward_b = ensemble.pair_rewards(hall.preferences)
     u, beta, accuracies, losses, best = ensemble.undecided, ensemble.temperature, [], [], []
@@ -178,7 +180,7 @@ def test_votes_are_predicted_on_held_out_prompts_only(found: Representation, tow
 
 def test_unknown_prompts_are_all_predicted_and_the_notes_say_so(ensemble: RewardEnsemble, votes: RaterVotes) -> None:
     features = ensemble.features(texts_of(votes.preferences))
-    found = represent(ensemble, votes, features, {"some other prompt"}, choices=(0, 5))
+    found = represent(ensemble, votes, features, None, choices=(0, 5))
     assert not found.held_out
     assert found.prompts == len(votes.preferences.prompts)
     assert "may have been trained on these prompts" in " ".join(representation_notes(found))

@@ -26,7 +26,7 @@ from pluralign.publishing.report import page
 
 @pytest.fixture(scope="module")
 def found(town_folder: Path, ensemble: RewardEnsemble) -> Representation:
-    return town_representation(town_folder, ensemble, town_raters())
+    return town_representation(ensemble, town_raters())
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import FitRecord, VoicesEvidence
 from pluralign.evaluation.comparison import verdicts, voices_sentence
 from pluralign.evaluation.measure import measure, read_ensemble
-from pluralign.evaluation.voices import MIN_PROMPTS, evidence_of_voices
-from pluralign.theory.intervals import Interval, paired_difference
+from pluralign.evaluation.voices import evidence_of_voices
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, paired_difference
 from pluralign.training.baselines import SINGLE_REWARDS
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -78,7 +78,7 @@ def test_no_evidence_beyond_the_error_rate_where_voices_are_noise() -> None:
         truth = shares(60, seed)
         noisy = {name: np.clip(truth + 0.2 * rng.standard_normal(60), 0, 1) for name in ("vote", "policy", "soft_bt")}
         single = {"soft_bt": noisy.pop("soft_bt")}
-        evidence = evidence_of_voices(noisy, single, votes_on(MIN_PROMPTS, truth, seed))
+        evidence = evidence_of_voices(noisy, single, votes_on(ENOUGH_CLUSTERS, truth, seed))
         assert evidence is not None
         found += bool(evidence.evidence)
     assert found <= 12, "at most 5 % are expected, and 12 of 150 is the 95th percentile at that rate"
@@ -87,8 +87,8 @@ def test_no_evidence_beyond_the_error_rate_where_voices_are_noise() -> None:
 def test_few_prompts_are_undefined_and_say_why() -> None:
     truth = shares()
     single = {"soft_bt": np.full(400, 0.5)}
-    few = evidence_of_voices({"vote": truth}, single, votes_on(MIN_PROMPTS - 1, truth))
-    enough = evidence_of_voices({"vote": truth}, single, votes_on(MIN_PROMPTS, truth))
+    few = evidence_of_voices({"vote": truth}, single, votes_on(ENOUGH_CLUSTERS - 1, truth))
+    enough = evidence_of_voices({"vote": truth}, single, votes_on(ENOUGH_CLUSTERS, truth))
     one = evidence_of_voices({"vote": truth, "policy": 1 - truth}, single, votes_on(1, truth))
     assert few is not None
     assert few.evidence is None

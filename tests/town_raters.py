@@ -1,11 +1,8 @@
 """Raters of the town hall whose preferences are known, for tests of representation."""
 
-from pathlib import Path
-
 import numpy as np
 
 from pluralign import RewardEnsemble, town_hall
-from pluralign.ensemble.held_out import held_out_prompts
 from pluralign.evaluation.representation import Representation, represent
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import RaterVotes
@@ -21,6 +18,6 @@ def town_raters() -> RaterVotes:
     return RaterVotes(hall.preferences, pair, people.astype(np.int32), chose_a)
 
 
-def town_representation(folder: Path, ensemble: RewardEnsemble, votes: RaterVotes) -> Representation:
+def town_representation(ensemble: RewardEnsemble, votes: RaterVotes) -> Representation:
     """Return how well an ensemble represents these raters on its held-out prompts."""
-    return represent(ensemble, votes, ensemble.features(texts_of(votes.preferences)), held_out_prompts(folder))
+    return represent(ensemble, votes, ensemble.features(texts_of(votes.preferences)), ensemble.trained_on)

@@ -17,7 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.theory import calibration, guarantees
-from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.votes.preferences import PreferenceSet
 
 EPSILON = 0.025
@@ -337,13 +337,16 @@ def _vote_noise(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> VoteNoise:
     people = held_out.preferences
     share = ensemble.readings(held_out.difference)["vote"]
     p, n, ties = people.prob_a, people.n_votes, people.counted_ties
-    noise = clustered_interval(calibration.sampling_noise(p, n, ties), people.prompt_index)
+    noise = clustered_interval(
+        calibration.sampling_noise(p, n, ties), people.prompt_index, min_clusters=ENOUGH_CLUSTERS
+    )
     plain, known = calibration.brier(share, p), not math.isnan(noise.mean)
     here = "All pairs have a single vote, so C cannot be separated from the error."
     if known:
         here = f"C = {noise.mean:.4f} of the Brier score of {plain:.4f} is noise"
         no_interval = math.isnan(noise.low)
-        here += "; one prompt gives no interval." if no_interval else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
+        too_few = f"; no interval from fewer than {ENOUGH_CLUSTERS} prompts."
+        here += too_few if no_interval else f" (95 %: {noise.low:.4f} – {noise.high:.4f})."
     return VoteNoise(
         states="With few votes per pair, the Brier score of a perfect ensemble is C; the rest is calibration error.",
         here=here,

@@ -24,6 +24,7 @@ from scipy import stats
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Prompt
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -32,8 +33,6 @@ SIGNIFICANCE = 0.05
 """Probability of any false claim on all cards of an ensemble together, for traits and for words."""
 MIN_LEAN = 0.1
 """Smaller relative leans move less than one vote in twenty and are not claimed."""
-MIN_PROMPTS = 20
-"""Traits and words that differ on fewer prompts are not judged: their clustered standard errors are too small."""
 MAX_WORDS = 1000
 """Only the most frequent words are judged."""
 PREFERS = "prefers "
@@ -163,7 +162,7 @@ def _word_contrasts(responses: list[str], a_index: IndexArray, b_index: IndexArr
                 occurrences[word].append((row, x))
     contrasts = []
     for word, occurring in sorted(occurrences.items(), key=lambda entry: (-len(entry[1]), entry[0])):
-        if len(occurring) >= MIN_PROMPTS:
+        if len(occurring) >= ENOUGH_CLUSTERS:
             rows, signs = (np.array(column) for column in zip(*occurring, strict=True))
             likes, dislikes = f"{LIKES_WORD}“{word}”", f"{DISLIKES_WORD}“{word}”"
             contrasts.append(Contrast(word, likes, dislikes, ("", ""), rows, signs))
@@ -185,7 +184,7 @@ def measure_leans(
         weights: weights of the members, ``(k,)``.
 
     Returns:
-        One list per member. Leans on contrasts with fewer than ``MIN_PROMPTS`` prompts are NaN.
+        One list per member. Leans on contrasts with fewer than ``ENOUGH_CLUSTERS`` prompts are NaN.
     """
     votes, k = held_out.preferences, len(weights)
     member_votes = 2.0 * held_out.votes - 1.0
@@ -201,7 +200,7 @@ def measure_leans(
         clusters = np.unique(votes.prompt_index[rows], return_inverse=True)[1]
         n_prompts = int(clusters.max(initial=-1)) + 1
         fitted = AdjustedMean(*np.full((3, 2 * k + 2), np.nan))
-        if n_prompts >= MIN_PROMPTS:
+        if n_prompts >= ENOUGH_CLUSTERS:
             controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
             fitted = adjusted_mean(y[rows], contrast.x, controls, clusters)
         lean, z = fitted.mean, fitted.z

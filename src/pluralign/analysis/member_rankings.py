@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.ensemble.training_prompts import LeftOut, are_trained
 from pluralign.theory import kendall
 from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
 
@@ -110,6 +111,28 @@ def score_candidates(
     items = [(of_prompt.prompt, response) for of_prompt in candidates for response in of_prompt.responses]
     ends = np.cumsum([len(of_prompt.responses) for of_prompt in candidates])
     return np.split(ensemble.rewards(items, progress), ends[:-1])
+
+
+def without_trained_candidates(
+    ensemble: RewardEnsemble, candidates: Sequence[Candidates], *, all_prompts: bool = False
+) -> tuple[list[Candidates], LeftOut]:
+    """Return the candidates whose prompts the ensemble was not trained on, and the number of the others.
+
+    With ``all_prompts`` nothing is left out.
+
+    Raises:
+        DataError: every prompt was used for training.
+    """
+    if all_prompts or ensemble.trained_on is None:
+        return list(candidates), LeftOut(known=ensemble.trained_on is not None)
+    trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
+    kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
+    if candidates and not kept:
+        raise DataError(
+            f"all {len(candidates):,} prompts of the candidates were used for training",
+            remedy="give other prompts, or use --all to measure on training prompts",
+        )
+    return kept, LeftOut(prompts=int(trained.sum()))
 
 
 def measure_diversity(

@@ -17,12 +17,12 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
-from pluralign.theory.intervals import Interval, clustered_interval, paired_difference
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 BETA = 5.0
@@ -78,9 +78,14 @@ class Pruning:
         after = {"weights": self.ensemble.weights.tolist(), "undecided": self.ensemble.undecided}
         return dict(to_json(own)) | {"k": self.ensemble.k, **after}
 
-    def save(self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "") -> None:
-        """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original."""
-        refuse_same_folder(folder, source)
+    def save(
+        self, folder: str | os.PathLike[str], source: str | os.PathLike[str] = "", *, overwrite: bool = False
+    ) -> None:
+        """Write the pruned ensemble and its votes to a folder other than ``source``, the folder of the original.
+
+        Replace another ensemble in the folder only with ``overwrite``.
+        """
+        refuse_to_replace(folder, source, overwrite=overwrite)
         save_held_out(self.held_out, folder)
         record = self.ensemble.record
         if record.pruned is not None:
@@ -144,10 +149,20 @@ def prune(
     return replace(pruning, ensemble=replace(pruning.ensemble, record=record))
 
 
-def refuse_same_folder(folder: str | os.PathLike[str], source: str | os.PathLike[str]) -> None:
-    """Raise UsageError if a pruned ensemble would overwrite the original."""
+def refuse_to_replace(
+    folder: str | os.PathLike[str], source: str | os.PathLike[str], *, overwrite: bool = False
+) -> None:
+    """Raise UsageError if a pruned ensemble would replace the original, or an ensemble that is no pruning of it."""
     if str(source) and Path(folder).resolve() == Path(source).resolve():
         raise UsageError(f"{folder} holds the original ensemble: name another folder for the pruned one.")
+    if overwrite or not (Path(folder) / ENSEMBLE_FILE).is_file():
+        return
+    try:
+        pruned = RewardEnsemble.load(folder).record.pruned
+    except DataError:
+        pruned = None
+    if pruned is None or pruned.source != str(source):
+        raise UsageError(f"{folder} holds another ensemble: name another folder, or use --overwrite.")
 
 
 def as_held_out(
@@ -198,9 +213,9 @@ def plan_pruning(
         bound=guarantees.pruning_bound(epsilon, beta),
         shift=shift,
         bound_after_shift=guarantees.shifted_bound(epsilon, shift),
-        error_before=clustered_interval(errors[0], people.prompt_index),
-        error_after=clustered_interval(errors[1], people.prompt_index),
-        difference=paired_difference(errors[1], errors[0], people.prompt_index),
+        error_before=clustered_interval(errors[0], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
+        error_after=clustered_interval(errors[1], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
+        difference=paired_difference(errors[1], errors[0], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         disagreements=phi.tolist(),
         least_disagreement=least,
         outlier_threshold=threshold,

@@ -51,6 +51,13 @@ OtherVotesOption = Annotated[
     str | None,
     typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR)."),
 ]
+AllPrompts = Annotated[
+    bool,
+    typer.Option("--all", help="Measure on training prompts too (default: they are left out). Scores are too good."),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an ensemble of other data or options in the output folder.")
+]
 Groups = Annotated[
     list[str],
     typer.Option(

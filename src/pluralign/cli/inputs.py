@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pluralign.cli.console import is_first_process, note, progress_bar
-from pluralign.core.errors import MissingExtraError
+from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.ensemble.training_prompts import LeftOut
     from pluralign.votes.preferences import PreferenceSet
     from pluralign.votes.raters import RaterVotes
 
@@ -45,16 +46,29 @@ def _note_dropped(preferences: "PreferenceSet") -> None:
 
 
 def load_held_out_votes(
-    folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions
+    folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions, *, all_prompts: bool = False
 ) -> "HeldOutVotes":
-    """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards."""
+    """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards.
+
+    Of DATA, prompts that the ensemble was trained on are left out unless ``all_prompts``; a note on stderr counts them.
+    """
     from pluralign.ensemble.held_out import load_held_out, score_held_out
 
     if data is None:
+        if all_prompts:
+            raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
         return load_held_out(folder)
     preferences = load_votes(data, options)
     with progress_bar("Encoding texts") as progress:
-        return score_held_out(ensemble, preferences, progress)
+        held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
+    note_left_out(held_out.left_out)
+    return held_out
+
+
+def note_left_out(left_out: "LeftOut") -> None:
+    """Say on stderr how many pairs were left out because the ensemble was trained on their prompts."""
+    if left_out.sentence and is_first_process():
+        note(left_out.sentence + (" Use --all to include them." if left_out.prompts else ""))
 
 
 def saved_held_out_votes(folder: Path) -> "HeldOutVotes | None":

@@ -11,6 +11,16 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    Example:
+        >>> counted(1, "prompt"), counted(1544, "pair")
+        ('1 prompt', '1,544 pairs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def one_line(value: object, length: int = 200) -> str:
     """Return the start of a text, or of an error's message, on one line.
 

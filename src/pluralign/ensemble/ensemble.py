@@ -22,6 +22,7 @@ from pluralign.core.files import atomic_write
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
+from pluralign.ensemble.training_prompts import PromptHashes
 from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
@@ -33,6 +34,8 @@ ENSEMBLE_FILE = "ensemble.json"
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 2
 """Version 2 added ``undecided``."""
+TRAINING_PROMPTS = "training_prompts"
+"""Name of the array with the hashes of the training prompts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,8 @@ class RewardEnsemble:
     """The record of the fit: method, options, versions, data, history and held-out figures."""
     baselines: Mapping[str, Mapping[str, npt.NDArray[Any]]] = field(default_factory=dict)
     """Arrays of the baselines fitted with it, by name. ``record`` has their formulas."""
+    trained_on: PromptHashes | None = None
+    """Sorted hashes of the training prompts. None if unknown: ensembles of version 0.1, or built by hand."""
 
     @property
     def k(self) -> int:
@@ -141,9 +146,12 @@ class RewardEnsemble:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the ensemble into a folder. The JSON is written last: readers see the old ensemble or the new one."""
         folder = Path(folder)
+        arrays: dict[str, npt.NDArray[Any]]
         arrays = {f"members/{name}": array for name, array in self.members.arrays().items()}
         for name, baseline in self.baselines.items():
             arrays |= {f"baselines/{name}/{part}": array for part, array in baseline.items()}
+        if self.trained_on is not None:
+            arrays[TRAINING_PROMPTS] = self.trained_on
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
         digest = hashlib.sha256(data).hexdigest()
         weights_file = f"ensemble-{digest[:16]}.safetensors"
@@ -198,6 +206,7 @@ class RewardEnsemble:
             undecided=float(description.get("undecided", 0.0)),
             record=_read_record(folder, description["facts"]),
             baselines=baselines,
+            trained_on=arrays.get(TRAINING_PROMPTS),
         )
 
 

@@ -5,7 +5,7 @@ about an ensemble later is measured on prompts it was not trained on, and no tex
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.training_prompts import LeftOut, without_training_prompts
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.prompts import Prompt
 
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 
@@ -33,6 +33,8 @@ class HeldOutVotes:
     preferences: PreferenceSet
     rewards: FloatArray
     """One row per distinct text, ``(n_items, k)``, in the order of ``texts_of(preferences)``."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Pairs of the data that are not among ``preferences``, because the ensemble was trained on their prompts."""
 
     @cached_property
     def difference(self) -> FloatArray:
@@ -55,7 +57,7 @@ class HeldOutVotes:
         items, pick = preferences.items(), np.asarray(rows)
         rewards = np.empty((len(items.prompt_index), self.rewards.shape[1]))
         rewards[items.a], rewards[items.b] = self.rewards[whole.a[pick]], self.rewards[whole.b[pick]]
-        return HeldOutVotes(preferences, rewards)
+        return replace(self, preferences=preferences, rewards=rewards)
 
     def take(self, members: npt.ArrayLike) -> "HeldOutVotes":
         """Return the same votes with the rewards of some members."""
@@ -63,10 +65,18 @@ class HeldOutVotes:
 
 
 def score_held_out(
-    ensemble: RewardEnsemble, preferences: PreferenceSet, progress: Progress | None = None
+    ensemble: RewardEnsemble,
+    preferences: PreferenceSet,
+    progress: Progress | None = None,
+    *,
+    all_prompts: bool = False,
 ) -> HeldOutVotes:
-    """Score the texts of votes with an ensemble. Use votes it was not trained on, or figures will be too good."""
-    return HeldOutVotes(preferences, ensemble.rewards(texts_of(preferences), progress))
+    """Score the texts of votes with an ensemble, without the prompts it was trained on.
+
+    With ``all_prompts`` nothing is left out; then figures on these votes can be too good.
+    """
+    measured, left_out = without_training_prompts(preferences, ensemble.trained_on, all_prompts=all_prompts)
+    return HeldOutVotes(measured, ensemble.rewards(texts_of(measured), progress), left_out)
 
 
 def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
@@ -83,12 +93,6 @@ def remove_held_out(folder: str | os.PathLike[str]) -> None:
     """Remove the held-out votes of an earlier fit from a folder."""
     for name in (VOTES_FILE, REWARDS_FILE):
         (Path(folder) / name).unlink(missing_ok=True)
-
-
-def held_out_prompts(folder: str | os.PathLike[str]) -> set[str]:
-    """Return the keys of the prompts that ``fit`` held out; empty if it saved no held-out votes."""
-    path = Path(folder) / VOTES_FILE
-    return {Prompt(prompt).key for prompt in PreferenceSet.load(path).prompts} if path.is_file() else set()
 
 
 def load_held_out(folder: str | os.PathLike[str]) -> HeldOutVotes:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Level
+from pluralign.ensemble.training_prompts import LeftOut
 from pluralign.theory.intervals import Interval
 from pluralign.theory.reliability import Reliability
 
@@ -121,11 +122,18 @@ class Evaluation:
     prompts: int
     voices: VoicesEvidence | None = field(default=None, kw_only=True)
     """Evidence of distinct voices. None without several members or without a single reward to compare with."""
+    left_out: LeftOut = field(default_factory=LeftOut, kw_only=True)
+    """Pairs of the data that were not measured, because an ensemble was trained on their prompts."""
 
     def worst_disagreement(self) -> float | None:
         """Return the largest disagreement of a member whose weight counts, or None where nothing votes."""
         counted = [member.disagreement for member in self.members if member.weight > NEGLIGIBLE_WEIGHT]
         return max(counted, default=None)
+
+    def __str__(self) -> str:
+        from pluralign.ensemble.headline import headline  # it imports this module
+
+        return f"{self.pairs:,} pairs\n{headline(self)}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
@@ -206,6 +214,8 @@ class FitRecord:
     versions: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     """Figures on held-out prompts."""
+    cross_validation: Evaluation | None = None
+    """With ``folds``: figures on all prompts, each predicted by an ensemble that was fitted without it."""
     tuning: Settings | None = None
     """Options and outcome of fine-tuning, with a backbone."""
     notes: list[str] | None = None

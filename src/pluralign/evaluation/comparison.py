@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from pluralign.ensemble.headline import Standing, standing
 from pluralign.ensemble.record import Evaluation, VoicesEvidence
 from pluralign.evaluation.results import FullEvaluation
 from pluralign.theory.intervals import Interval
@@ -27,15 +28,18 @@ class Prediction:
     worst: float | None
     """Largest disagreement of a member. None if it has no votes."""
     interval: Interval | None
-    """95 % interval of its corrected Brier score. Only for the evaluated predictor."""
+    """95 % interval of its corrected Brier score. Only for the evaluated predictor, with enough prompts."""
     difference: Interval | None
-    """Brier score of the evaluated predictor − its own. None for the predictor itself, and with a single prompt."""
+    """Brier score of the evaluated predictor − its own. None for the predictor itself, and with few prompts."""
     judged: bool
     """Whether this is the reading of the main figures."""
 
 
 def comparison(evaluation: Evaluation) -> list[Prediction]:
-    """Return every prediction that was measured on the same votes, best first."""
+    """Return every prediction that was measured on the same votes, best first.
+
+    The floor is left out where these votes cannot measure it (``floor_is_compared``).
+    """
     full = evaluation if isinstance(evaluation, FullEvaluation) else None
     kind = full.subject.kind if full else "ensemble"
     name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
@@ -43,11 +47,15 @@ def comparison(evaluation: Evaluation) -> list[Prediction]:
     rows = [
         Prediction(
             _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
-            own.interval, None, level == evaluation.level,
+            None if math.isnan(own.interval.low) else own.interval, None, level == evaluation.level,
         )
         for level, own in evaluation.levels.items()
     ]  # fmt: skip
-    others = [(BASELINE_NAMES.get(key, key), other) for key, other in evaluation.baselines.items()]
+    others = [
+        (BASELINE_NAMES.get(key, key), other)
+        for key, other in evaluation.baselines.items()
+        if key != "floor" or floor_is_compared(evaluation)
+    ]
     for rival in full.against if full else []:
         label = PurePath(rival.name).name
         others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
@@ -59,6 +67,12 @@ def comparison(evaluation: Evaluation) -> list[Prediction]:
         for label, other in others
     ]  # fmt: skip
     return sorted(rows, key=lambda row: row.brier)
+
+
+def floor_is_compared(evaluation: Evaluation) -> bool:
+    """Return whether the floor is a rival on these votes. With 2–3 votes per pair it is 0 by definition."""
+    floor = evaluation.baselines.get("floor")
+    return floor is not None and not math.isnan(floor.brier_corrected)
 
 
 def _row_name(kind: str, name: str, reading: str) -> str:
@@ -78,17 +92,7 @@ def undecided_sentence(undecided: float) -> str:
     return f"Undecided share: {share}. No member explains these votes; they are predicted to split evenly."
 
 
-def standing(difference: Interval) -> str:
-    """Return ``ahead of``, ``behind``, or ``level with`` if the interval of the difference contains 0.
-
-    Example:
-        >>> standing(Interval(-0.004, -0.01, 0.002, 0.003))
-        'level with'
-    """
-    return "ahead of" if difference.high < 0 else "behind" if difference.low > 0 else "level with"
-
-
-KINDS = {"ahead of": "good", "level with": "level", "behind": "behind"}
+KINDS: dict[Standing, str] = {"ahead": "good", "level": "level", "behind": "behind", "unknown": "level"}
 """How the page marks a verdict."""
 
 
@@ -108,18 +112,18 @@ def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
     """
     words = {
         "floor": {
-            "ahead of": "Better than a perfect single deterministic reward (the floor)",
+            "ahead": "Better than a perfect single deterministic reward (the floor)",
             "behind": "Worse than a perfect single deterministic reward (the floor)",
-            "level with": "Not significantly different from a perfect single deterministic reward (the floor)",
+            "level": "Not significantly different from a perfect single deterministic reward (the floor)",
         },
         "soft_bt": {
-            "ahead of": "Better than one reward model read as a probability (soft BT)",
+            "ahead": "Better than one reward model read as a probability (soft BT)",
             "behind": "Worse than one reward model read as a probability (soft BT)",
-            "level with": "Not significantly different from one reward model read as a probability (soft BT)",
+            "level": "Not significantly different from one reward model read as a probability (soft BT)",
         },
         "constant_half": {
             "behind": "Worse than always predicting ½",
-            "level with": "Not significantly better than always predicting ½",
+            "level": "Not significantly better than always predicting ½",
         },
     }
     for rival, sentences in words.items():

@@ -1,12 +1,14 @@
 """``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pluralign.core.arrays import Array
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import held_out_prompts
+from pluralign.ensemble.headline import headline
+from pluralign.ensemble.training_prompts import pairs_to_measure
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS, check_grouping
 from pluralign.evaluation.groups import adversarial_calibration, judge_groups
 from pluralign.evaluation.majority import certain_though_contested, majority_shares
@@ -17,7 +19,7 @@ from pluralign.evaluation.results import FullEvaluation, PredictorInfo, Rival
 from pluralign.evaluation.sources import Source, find_predictor, load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
 from pluralign.votes.raters import RaterVotes
 
 
@@ -31,6 +33,7 @@ def evaluate(
     reference: str | None = None,
     features: str | None = None,
     raters: RaterVotes | None = None,
+    all_prompts: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FullEvaluation:
@@ -39,7 +42,8 @@ def evaluate(
     Args:
         subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), or a file of scores or
             probabilities.
-        preferences: the votes. Use prompts that the predictor was not trained on, or the figures are too good.
+        preferences: the votes. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left
+            out; ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
         against: other predictors to compare with, pair by pair.
         groups: groupings of the pairs: ``length``, ``topic``, ``strata``, or a column of the data.
         betas: further strengths of regularisation for the policy level.
@@ -48,6 +52,7 @@ def evaluate(
         features: a folder of ``pluralign encode`` with the features of these votes, for ensembles on frozen features.
         raters: the same votes with their raters (``load_rater_votes``), to measure how well an ensemble predicts
             individuals; ``preferences`` must be ``raters.preferences``.
+        all_prompts: measure on training prompts too. The figures are then too good.
         seed: of topics, random groups, simulated votes, folds and the raters' choices.
         progress: called with the texts done and the total.
     """
@@ -56,23 +61,30 @@ def evaluate(
     for grouping in groups:
         check_grouping(grouping, preferences)
     check_betas(betas)
-    name, held_out, representation = "ensemble", set[str](), None
+    name, representation, everything = "ensemble", None, preferences
     if not isinstance(subject, RewardEnsemble) and find_predictor(subject) == "ensemble":
-        name, held_out, subject = str(subject), held_out_prompts(subject), RewardEnsemble.load(subject)
+        name, subject = str(subject), RewardEnsemble.load(subject)
+    ensembles = [found for source in (subject, *against) if (found := _ensemble(source)) is not None]
+    measured, left_out = pairs_to_measure(
+        everything, [ensemble.trained_on for ensemble in ensembles], all_prompts=all_prompts
+    )
+    preferences = everything[measured] if left_out.pairs else everything
     if isinstance(subject, RewardEnsemble):
-        found = _features(subject, preferences, features, progress)
-        own, baselines = read_ensemble(subject, preferences, found, name)
+        inputs = _features(subject, everything if raters else preferences, features, progress)
         if raters is not None:
-            representation = represent(subject, raters, found, held_out, seed=seed, progress=progress)
+            trained = None if all_prompts else subject.trained_on
+            representation = represent(subject, raters, inputs, trained, seed=seed, progress=progress)
+            inputs = inputs[rows_of_texts(preferences, everything)]
+        own, baselines = read_ensemble(subject, preferences, inputs, name)
     elif raters is not None:
         raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
     elif features:
         raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
     else:
-        own, baselines = load_predictor(subject, preferences, seed=seed, progress=progress), {}
+        own, baselines = load_predictor(subject, preferences, measured=measured, seed=seed, progress=progress), {}
     rivals = []
     for other in against:
-        rival = load_predictor(other, preferences, seed=seed, progress=progress)
+        rival = load_predictor(other, preferences, measured=measured, seed=seed, progress=progress)
         worst = worst_disagreement(rival.votes, rival.weights, preferences)
         readings = {
             reading: compare(share, own.prob_hat, preferences, rival.k, worst)
@@ -80,11 +92,14 @@ def evaluate(
         }
         rivals.append(Rival(rival.name, rival.kind, rival.level, readings))
     p, n, prediction = preferences.prob_a, preferences.n_votes, own.prob_hat
+    measured_figures = replace(measure(own, baselines, preferences), left_out=left_out)
+    record = subject.record if isinstance(subject, RewardEnsemble) else None
     majority = majority_shares(prediction, p, n, seed=seed)
     by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
     return FullEvaluation(
-        **vars(measure(own, baselines, preferences)),
+        **vars(measured_figures),
         subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note),
+        headline=headline(measured_figures, record, name),
         against=rivals,
         majority=majority,
         certain_though_contested=certain_though_contested(majority),
@@ -94,6 +109,13 @@ def evaluate(
         policy=policy_level(own, preferences, betas, reference, progress),
         representation=representation,
     )
+
+
+def _ensemble(source: Source) -> RewardEnsemble | None:
+    """Return the ensemble that a source names, or None if it is another predictor."""
+    if isinstance(source, RewardEnsemble):
+        return source
+    return RewardEnsemble.load(source) if find_predictor(source) == "ensemble" else None
 
 
 def _features(

@@ -17,12 +17,10 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.random_streams import PROMPT_SUBSETS, SIMULATED_VOTES, random_stream
 from pluralign.evaluation.groupings import group_labels, pair_lengths
 from pluralign.theory import calibration
-from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.reliability import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 
-ENOUGH_PROMPTS = 20
-"""A group with fewer prompts is reported but never named the worst, because its interval is unreliable."""
 FRACTIONS = (0.05, 0.1, 0.2, 0.5, 1.0)
 SUBSETS = 200
 SUBSETS_AT_ONCE = 50
@@ -93,12 +91,14 @@ def judge_groups(
                 prompts=len(np.unique(prompt)),
                 brier=float(error[rows].mean()),
                 brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
-                interval=clustered_interval(values, prompt, seed=seed),
-                residual=clustered_interval(side[rows] * (prob_hat - p)[rows], prompt, seed=seed),
+                interval=clustered_interval(values, prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS),
+                residual=clustered_interval(
+                    side[rows] * (prob_hat - p)[rows], prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS
+                ),
                 calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
             )
             found[grouping].append(group)
-            if group.prompts >= ENOUGH_PROMPTS:
+            if group.prompts >= ENOUGH_CLUSTERS:
                 candidates.append((group.interval.mean, grouping, name, values, prompt))
     if not candidates:
         return found, None

@@ -1,7 +1,8 @@
 """The figures of a predictor on votes: of an ensemble, of its baselines, and of each member."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Compared, Evaluation, F
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor
 from pluralign.evaluation.voices import evidence_of_voices
 from pluralign.theory import calibration
-from pluralign.theory.intervals import clustered_interval, paired_difference
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
 from pluralign.theory.reliability import by_stratum, expected_calibration_error, reliability
 from pluralign.training.baselines import Baseline
 from pluralign.training.pairs import Differences
@@ -70,13 +71,22 @@ def worst_disagreement(votes: FloatArray | None, weights: Array | None, preferen
 
 
 def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], preferences: PreferenceSet) -> Evaluation:
-    """Return the figures of a predictor, of its baselines, of the floor and of constant ½ on the same votes."""
+    """Return the figures of a predictor, of its baselines, of the floor and of constant ½ on the same votes.
+
+    Where most pairs have fewer than four votes, the floor has no corrected score and no interval
+    (``calibration.floor_is_measurable``). With fewer than 20 prompts nothing has an interval.
+    """
     p, prediction, votes = preferences.prob_a, subject.prob_hat, subject.votes
     rivals = {
         "floor": BaselinePrediction((p > 0.5).astype(float)),
         "constant_half": BaselinePrediction(np.full(len(p), 0.5)),
         **baselines,
     }
+    compared = {
+        name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
+    }
+    if not calibration.floor_is_measurable(preferences.n_votes):
+        compared["floor"] = without_verdict(compared["floor"])
     members = []
     if votes is not None and subject.weights is not None:
         phi = np.asarray(calibration.disagreement(votes, p))
@@ -90,9 +100,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         level=subject.level,
         test=_figures(prediction, preferences),
         levels={name: _figures(share, preferences) for name, share in subject.readings.items()},
-        baselines={
-            name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
-        },
+        baselines=compared,
         members=members,
         undecided=subject.undecided,
         reliability=reliability(prediction, p),
@@ -100,6 +108,13 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         pairs=len(preferences),
         prompts=len(preferences.prompts),
         voices=evidence_of_voices(subject.readings, shares, preferences) if several else None,
+    )
+
+
+def without_verdict(rival: Compared) -> Compared:
+    """Return a baseline whose score on these votes allows no comparison: without corrected score and interval."""
+    return replace(
+        rival, brier_corrected=math.nan, difference=Interval(rival.difference.mean, math.nan, math.nan, math.nan)
     )
 
 
@@ -115,7 +130,7 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
         log_loss=calibration.log_loss(prediction, p),
         absolute_error=calibration.absolute_error(prediction, p),
         calibration_error=expected_calibration_error(prediction, p),
-        interval=clustered_interval(values, preferences.prompt_index),
+        interval=clustered_interval(values, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
     )
 
 
@@ -131,6 +146,6 @@ def compare(
         log_loss=calibration.log_loss(share, p),
         absolute_error=calibration.absolute_error(share, p),
         k=k,
-        difference=paired_difference(ours, theirs, preferences.prompt_index),
+        difference=paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         worst_disagreement=worst,
     )

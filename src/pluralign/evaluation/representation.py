@@ -8,20 +8,21 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
+from pluralign.core.arrays import Array, FloatArray, IntArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.random_streams import RATER_CHOICES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, read_description
+from pluralign.ensemble.training_prompts import PromptHashes, are_trained
 from pluralign.evaluation.measure import baselines_of
 from pluralign.evaluation.rater_predictions import (
     ALL,
@@ -35,7 +36,6 @@ from pluralign.evaluation.rater_predictions import (
 )
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.training.pairs import Differences
-from pluralign.votes.prompts import Prompt
 from pluralign.votes.raters import RaterVotes
 
 REPRESENTATION_FILE = "representation.json"
@@ -112,7 +112,7 @@ def represent(
     ensemble: RewardEnsemble,
     votes: RaterVotes,
     features: Array,
-    held_out_prompts: Collection[str] = (),
+    trained_on: PromptHashes | None = None,
     *,
     choices: Sequence[int] = CHOICES,
     seed: int = 0,
@@ -128,8 +128,8 @@ def represent(
         ensemble: the ensemble, with its soft BT baseline.
         votes: votes with raters.
         features: of the texts of ``votes.preferences``, in the order of ``texts_of``.
-        held_out_prompts: keys of the prompts that the fit held out. If any of them is in the data, only votes on
-            them are predicted. Choices may come from all prompts.
+        trained_on: hashes of the training prompts, whose votes are not predicted. Choices may come from all prompts.
+            None: predict the votes on all prompts.
         choices: numbers of choices.
         seed: of the random choices.
         progress: called with the raters done and their number.
@@ -146,7 +146,8 @@ def represent(
     rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
     soft_bt = baselines["soft_bt"].prob_hat(Differences(inputs, items.a, items.b))
     predictors = Predictors.of(ensemble, votes, rewards[items.a] - rewards[items.b], soft_bt, inputs)
-    measured, held_out = measured_prompts(votes, held_out_prompts)
+    prompts = votes.preferences.prompts
+    measured = np.ones(len(prompts), dtype=bool) if trained_on is None else ~are_trained(prompts, trained_on)
     scores = score_raters(predictors, votes, measured, choices=choices, seed=seed, progress=progress)
     if not scores:
         raise DataError(
@@ -159,17 +160,10 @@ def represent(
         raters=max(len(row.votes) for row in scores.values()),
         all_raters=votes.n_raters,
         prompts=int(measured.sum()),
-        held_out=held_out,
+        held_out=trained_on is not None,
         data=votes.preferences.name,
         without_rater=votes.without_rater,
     )
-
-
-def measured_prompts(votes: RaterVotes, held_out_prompts: Collection[str]) -> tuple[Mask, bool]:
-    """Return the prompts whose votes are predicted, ``(n_prompts,)``, and whether they are known to be held out."""
-    known = set(held_out_prompts)
-    held_out = np.array([Prompt(prompt).key in known for prompt in votes.preferences.prompts], dtype=bool)
-    return (held_out, True) if held_out.any() else (np.ones(len(held_out), dtype=bool), False)
 
 
 def summarise(m: int, row: RowScores, seed: int = 0) -> RepresentationRow:

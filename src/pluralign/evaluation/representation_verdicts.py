@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from pluralign.evaluation.comparison import KINDS, Verdict, standing
+from pluralign.ensemble.headline import standing
+from pluralign.evaluation.comparison import KINDS, Verdict
 from pluralign.evaluation.representation import MIN_RATERS, Representation, RepresentationRow
 
-_GAIN = {"ahead of": "improve", "level with": "do not significantly change", "behind": "worsen"}
+_GAIN = {"ahead": "improve", "level": "do not significantly change", "behind": "worsen"}
 _AGAINST = {
-    "ahead of": "Better than one soft BT reward",
-    "level with": "Not significantly different from one soft BT reward",
+    "ahead": "Better than one soft BT reward",
+    "level": "Not significantly different from one soft BT reward",
     "behind": "Worse than one soft BT reward",
 }
 

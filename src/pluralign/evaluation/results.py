@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pluralign.ensemble.headline import Headline
 from pluralign.ensemble.record import Compared, Evaluation
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.majority import MajorityShare
@@ -56,6 +57,8 @@ class FullEvaluation(Evaluation):
     """An evaluation with groups, other predictors and the policy level beside the figures of a fit."""
 
     subject: PredictorInfo
+    headline: Headline
+    """The main figure, the verdict and the next step."""
     against: list[Rival]
     majority: Mapping[str, MajorityShare]
     """Share of the majority's side, observed and predicted, by how people split."""
@@ -68,3 +71,6 @@ class FullEvaluation(Evaluation):
     """None for files of probabilities."""
     representation: Representation | None = None
     """How well individual raters are represented, if the raters are known."""
+
+    def __str__(self) -> str:
+        return f"{self.subject.name}: {self.pairs:,} pairs\n{self.headline}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.core.text import shortened
 from pluralign.evaluation.predictors import Predictor, reward_predictor
@@ -36,11 +36,13 @@ LAYOUTS = (
 _NO_PAIR_LOST = ("tie votes", "repeat votes of one annotator on one pair")
 
 
-def read_score_file(path: Path, preferences: PreferenceSet, *, seed: int = 0) -> Predictor:
+def read_score_file(
+    path: Path, preferences: PreferenceSet, *, measured: Mask | None = None, seed: int = 0
+) -> Predictor:
     """Read scores or probabilities from a JSON Lines, CSV or Parquet file and match them to pairs by their texts.
 
     Rows are {prompt, response, score}, {prompt, response_a, response_b} with prob_hat or with score_a and score_b in
-    either order of the pair, or prob_hat alone in the order of the pairs.
+    either order of the pair, or prob_hat alone in the order of the pairs. ``measured`` is as in ``load_predictor``.
     """
     bad = BadRows(str(path), can_skip=False)
     with path.open("rb") as stream:
@@ -67,7 +69,7 @@ def read_score_file(path: Path, preferences: PreferenceSet, *, seed: int = 0) ->
                                    preferences)  # fmt: skip
         return reward_predictor(str(path), "scores", difference[:, None], np.ones(1), preferences, seed)
     if share and "response" not in columns and not columns & {"response_a", "response_b"}:
-        return _probabilities(path, rows.in_order(share, preferences))
+        return _probabilities(path, rows.in_order(share, preferences, measured))
     raise DataError(f"its columns are {', '.join(records[0][1])}", file=str(path), remedy=f"give rows {LAYOUTS}")
 
 
@@ -119,13 +121,14 @@ class _Rows:
         self._refuse(np.array([pair not in known for pair in pairs]), preferences, "row")
         return np.array([known[pair] for pair in pairs])
 
-    def in_order(self, share: str, preferences: PreferenceSet) -> FloatArray:
-        """Return the shares of rows without texts, one row per pair in the order of the pairs."""
+    def in_order(self, share: str, preferences: PreferenceSet, measured: Mask | None) -> FloatArray:
+        """Return the shares of rows without texts, one row per pair of the data in the order of the pairs."""
         lost = set(preferences.dropped) - set(_NO_PAIR_LOST)
-        if len(self.records) != len(preferences) or lost:
+        pairs = len(preferences) if measured is None else len(measured)
+        if len(self.records) != pairs or lost:
             left = ", after some were dropped" if lost else ""
             raise DataError(
-                f"its {len(self.records):,} rows have no texts, and there are {len(preferences):,} pairs{left}",
+                f"its {len(self.records):,} rows have no texts, and there are {pairs:,} pairs{left}",
                 file=self.bad.file,
                 remedy="add prompt, response_a and response_b to each row",
             )
@@ -135,7 +138,7 @@ class _Rows:
                 values.append(_share(record, share))
             except RowError as error:
                 self.bad.report(row, error)
-        return np.array(values)
+        return np.array(values) if measured is None else np.array(values)[measured]
 
     def _refuse(self, missing: npt.NDArray[np.bool_], preferences: PreferenceSet, what: str) -> None:
         if not missing.any():

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from pluralign.core.arrays import Mask
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
@@ -45,7 +46,12 @@ def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "h
 
 
 def load_predictor(
-    source: Source, preferences: PreferenceSet, *, seed: int = 0, progress: Progress | None = None
+    source: Source,
+    preferences: PreferenceSet,
+    *,
+    measured: Mask | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Predictor:
     """Return the predictions of ``source`` for the pairs of a set.
 
@@ -53,6 +59,8 @@ def load_predictor(
         source: an ensemble or the folder of one, a transformers reward model (a folder or a hub id), or a file of
             scores or probabilities.
         preferences: the pairs. Votes serve only to choose the temperature of rewards trained elsewhere.
+        measured: if ``preferences`` are a part of a data file, which pairs of it they are. For files of shares without
+            texts, which have one row per pair of the data file.
         seed: of the folds for that choice.
         progress: called with the texts done and the total.
     """
@@ -63,7 +71,7 @@ def load_predictor(
         ensemble = RewardEnsemble.load(source)
         return ensemble_predictor(ensemble, *ensemble.pair_rewards(preferences, progress), name=str(source))
     if kind == "file":
-        return read_score_file(Path(source), preferences, seed=seed)
+        return read_score_file(Path(source), preferences, measured=measured, seed=seed)
     remedy = "check the path, or the model id and the network"
     folder = Path(source) if kind == "model" else model_folder(str(source), remedy=remedy)
     return _model_predictor(str(source), folder, preferences, seed, progress)

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.record import VoicesEvidence
 from pluralign.theory.calibration import brier, squared_error
-from pluralign.theory.intervals import Interval, paired_difference
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, paired_difference
 from pluralign.training.baselines import SINGLE_REWARDS
 from pluralign.votes.preferences import PreferenceSet
 
 ERROR_RATE = 0.05
 """Probability of an interval that misses its value, for all readings of an ensemble together."""
-MIN_PROMPTS = 20
-"""With fewer prompts the bootstrap interval is too narrow for a verdict."""
 
 
 def evidence_of_voices(
@@ -39,7 +37,7 @@ def evidence_of_voices(
         preferences: the votes. Use prompts that nothing was trained on.
 
     Returns:
-        The evidence, undefined with fewer than ``MIN_PROMPTS`` prompts. None if no baseline is a single reward.
+        The evidence, undefined with fewer than ``ENOUGH_CLUSTERS`` prompts. None if no baseline is a single reward.
     """
     prob_a, prompt = preferences.prob_a, preferences.prompt_index
     singles = {name: brier(baselines[name], prob_a) for name in SINGLE_REWARDS if name in baselines}
@@ -49,12 +47,13 @@ def evidence_of_voices(
     theirs, confidence = squared_error(baselines[best_single], prob_a), 1 - ERROR_RATE / len(readings)
 
     def against_single(share: FloatArray) -> Interval:
-        return paired_difference(squared_error(share, prob_a), theirs, prompt, level=confidence)
+        return paired_difference(
+            squared_error(share, prob_a), theirs, prompt, level=confidence, min_clusters=ENOUGH_CLUSTERS
+        )
 
     differences = {reading: against_single(share) for reading, share in readings.items()}
-    single_prompt = any(math.isnan(one.high) for one in differences.values())
-    reading = min(differences, key=lambda name: differences[name].mean if single_prompt else differences[name].high)
-    too_few = len(preferences.prompts) < MIN_PROMPTS
+    too_few = any(math.isnan(one.high) for one in differences.values())
+    reading = min(differences, key=lambda name: differences[name].mean if too_few else differences[name].high)
     return VoicesEvidence(
         evidence=None if too_few else differences[reading].high < 0,
         best_single=best_single,
@@ -63,5 +62,5 @@ def evidence_of_voices(
         readings=differences,
         mixture=against_single(baselines["mixture"]) if "mixture" in baselines else None,
         confidence=confidence,
-        reason=f"{len(preferences.prompts)} prompts, at least {MIN_PROMPTS} needed" if too_few else None,
+        reason=f"{len(preferences.prompts)} prompts, at least {ENOUGH_CLUSTERS} needed" if too_few else None,
     )

@@ -304,7 +304,7 @@ def _fitted(
         same_options = all(used.get(name) == value for name, value in options.items())
         if same_options and record.data is not None and record.data.fingerprint == votes.fingerprint:
             return ensemble
-    return fit(votes, folder=folder, progress=progress, **options)
+    return fit(votes, folder=folder, overwrite=True, progress=progress, **options)
 
 
 def _fit_result(ensemble: RewardEnsemble) -> FitResult:

@@ -17,7 +17,6 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.frozen import learn
 from pluralign.fitting.rater_fit import rater_options
-from pluralign.fitting.saving import held_out_rows
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -57,7 +56,7 @@ def fit_features(
     chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
     if raters is not None:
         chosen = rater_options(chosen, FinetuneOptions())
-    rows = held_out_rows(preferences, chosen)
+    rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
         return learn(preferences, rows, vectors, nothing, chosen, Checkpoints(None, {}), FitWatcher(), raters)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.fitting.judging import TestPairs, judge
-from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
+from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.selection import choose_temperature
 from pluralign.fitting.task import FitWatcher, Members
 from pluralign.theory import calibration
@@ -35,13 +36,18 @@ from pluralign.training.bradley_terry import scores
 from pluralign.training.joint import FROM_TEACHER
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.training.pairs import Pairs, training_prompts
+from pluralign.training.pairs import Pairs, validation_units
 from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layers", "pooling", "precision", "surface", "members", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")
 """Options that change how much is read at once, and no result: a killed run resumes with other values of them."""
+
+
+def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
+    """Return the options of fine-tuning that change what is learned."""
+    return {name: value for name, value in asdict(tuning).items() if name not in SAME_RESULT_OPTIONS}
 
 
 def fit_finetuned(
@@ -71,10 +77,10 @@ def fit_finetuned(
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     started = time.perf_counter()
-    test_rows = held_out_rows(preferences, options)
+    test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     texts, items = texts_of(preferences), preferences.items()
     watcher.floor(calibration.floor(preferences.prob_a[test_rows]))
-    validation = ~test_rows & validation_rows(preferences.prompt_index, test_rows, options.seed)
+    validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
     learned = ~test_rows & ~validation
     a, b, prob_a = items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
     if options.method == "stagewise" and options.variant == "printed":  # the only loss that depends on the order
@@ -86,7 +92,7 @@ def fit_finetuned(
         {
             "data": preferences.fingerprint,
             "options": decisive_options(options),
-            "tuning": {key: value for key, value in asdict(tuning).items() if key not in SAME_RESULT_OPTIONS},
+            "tuning": decisive_tuning(tuning),
             "version": __version__,
         },
         finetune.finetune_processes(),
@@ -149,6 +155,8 @@ def _check_options(options: FitOptions) -> int:
         raise UsageError("fine-tuned members are trained for votes; leave --level out, both readings are reported.")
     if options.target != "auto":
         raise UsageError("--target has no effect with --backbone; leave it out.")
+    if options.folds is not None:
+        raise UsageError("--folds cannot be used with --backbone, since each fold is trained anew; leave it out.")
     if options.k == "auto":
         raise UsageError("--k auto cannot be used with --backbone, since each size is trained anew; name a number.")
     return int(options.k)
@@ -156,9 +164,12 @@ def _check_options(options: FitOptions) -> int:
 
 def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
     """Return the pairs of a tenth of the training prompts. The model is not trained on them."""
-    names = training_prompts(prompt[~test_rows])
+    units = validation_units(prompt[~test_rows])
+    names = np.unique(units)
     order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
-    return np.isin(prompt, order[: max(1, len(names) // 10)])
+    rows = np.zeros(len(prompt), dtype=bool)
+    rows[~test_rows] = np.isin(units, order[: max(1, len(names) // 10)])
+    return rows
 
 
 def _solve_members(train: Pairs, size: int, options: FitOptions, bound: float) -> Sequence[Members]:

@@ -22,10 +22,11 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.layers import AUTO
 from pluralign.features.store import with_stored_layers
-from pluralign.fitting.finetuned import fit_finetuned
+from pluralign.fitting.cross_validation import CrossValidation
+from pluralign.fitting.finetuned import decisive_tuning, fit_finetuned
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.rater_fit import rater_options
-from pluralign.fitting.saving import decisive_options, held_out_rows, save_fit
+from pluralign.fitting.saving import decisive_options, refuse_to_replace, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -38,6 +39,7 @@ def fit(
     *,
     finetuning: FinetuneOptions | None = None,
     folder: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     progress: Progress | None = None,
     watcher: FitWatcher | None = None,
     **changes: Any,
@@ -52,6 +54,7 @@ def fit(
         finetuning: which language model to fine-tune, and how. Without a backbone, features are frozen.
         folder: where unfinished work is kept and resumed from, and where the ensemble is saved at the end, with the
             held-out votes unless ``keep_held_out`` is off.
+        overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
         **changes: fields of ``options`` and ``finetuning``, by name.
@@ -74,11 +77,13 @@ def fit(
     raters = preferences if isinstance(preferences, RaterVotes) else None
     if isinstance(preferences, RaterVotes):
         options, preferences = rater_options(options, finetuning), preferences.preferences
+    settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
+    refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None:
         return fit_finetuned(preferences, options, finetuning, folder, progress, watcher)
 
     started = time.perf_counter()
-    test_rows, processes = held_out_rows(preferences, options), this_process()
+    test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()
     text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
     if options.features is not None and options.members == "mlp" and processes.count > 1:
         raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
@@ -104,8 +109,13 @@ def fit(
             ensemble, held_out = learn(
                 preferences, test_rows, features, text_features, options, checkpoints, watcher, raters
             )
+            record = ensemble.record
+            if options.folds is not None:
+                validation = CrossValidation(preferences, features, text_features, options, raters)
+                pooled = validation.run(options.folds, ensemble, checkpoints, watcher)
+                record = replace(record, cross_validation=pooled)
     seconds = time.perf_counter() - started
-    record = replace(ensemble.record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
+    record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)
     processes.wait()
     if folder is not None and processes.first:

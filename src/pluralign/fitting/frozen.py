@@ -75,7 +75,10 @@ def learn(
         hidden, bias = fit_hidden_layer(pairs[~test_rows], seed=options.seed)
         inputs = replace(inputs, hidden=hidden, bias=bias)
         pairs = replace(pairs, inputs=_map_features(inputs, features, own_texts))
-    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
+    train_rows = np.flatnonzero(~test_rows)
+    if len(train_rows) == 1:
+        train_rows = np.repeat(train_rows, 2)  # one for training and one for validation
+    train, test = pairs[train_rows], TestPairs(preferences, test_rows, pairs[test_rows])
     watcher.floor(calibration.floor(test.pairs.prob_a))
 
     history: list[HistoryRow] = []

@@ -17,6 +17,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, BoundCost, DataSummary, Evaluation, FitRecord, HistoryRow
+from pluralign.ensemble.training_prompts import hash_prompts
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.fitting.task import Members
 from pluralign.theory import calibration
@@ -24,7 +25,7 @@ from pluralign.training.baselines import Baseline
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import hard_votes
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,16 +99,15 @@ def judge(
         versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )
     arrays = {name: baseline.arrays for name, baseline in baselines.items()}
-    ensemble = replace(ensemble, record=record, baselines=arrays)
-    row_of = {text: row for row, text in enumerate(texts_of(votes))}
-    rows = np.array([row_of[text] for text in texts_of(test_votes)])
-    test_features = _gather_rows(features, rows, processes)
+    trained_on = hash_prompts(votes.prompts[np.unique(learned_from)])
+    ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
+    test_features = gather_rows(features, rows_of_texts(test_votes, votes), processes)
     evaluation = evaluate_features(ensemble, test_votes, test_features)
     ensemble = replace(ensemble, record=replace(record, evaluation=evaluation))
     return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(test_features))
 
 
-def _gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
+def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
     """Return some rows of the features, each from the process that holds it."""
     own = processes.part(len(features))
     gathered = np.zeros((len(rows), features.shape[1]), dtype=np.float32)

@@ -49,6 +49,9 @@ class FitWatcher:
     def training(self, member: str) -> None:
         """A member is about to be fine-tuned."""
 
+    def fold(self, number: int, folds: int) -> None:
+        """A fold of the cross-validation is about to be fitted."""
+
     def record(self, row: HistoryRow) -> None:
         """An ensemble of one size has been fitted and measured."""
 

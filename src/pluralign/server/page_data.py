@@ -19,9 +19,10 @@ from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
 from pluralign.core.text import shortened
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.evaluation.comparison import Prediction, Verdict, comparison, standing, undecided_sentence, verdicts
+from pluralign.evaluation.comparison import Prediction, Verdict, comparison, undecided_sentence, verdicts
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.evaluation.representation import Representation

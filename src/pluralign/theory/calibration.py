@@ -22,6 +22,9 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.theory.checks import REAL, ROUNDING, checked, mean_known
 from pluralign.theory.logistic import sigmoid
 
+MAX_IDENTITY_VOTES = 3
+"""Up to this many votes per pair, the corrected floor is 0 by definition (``floor_is_measurable``)."""
+
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +295,20 @@ def floor_corrected(prob_a: npt.ArrayLike, n_votes: npt.ArrayLike, n_ties: npt.A
     """
     p = checked("prob_a", prob_a)
     return mean_known(np.minimum(p, 1.0 - p) ** 2 - sampling_noise(p, n_votes, n_ties))
+
+
+def floor_is_measurable(n_votes: npt.ArrayLike) -> bool:
+    """Return whether the corrected floor says anything about these votes: most pairs have four or more votes.
+
+    With n <= 3 votes, min(p, 1 - p)^2 = p (1 - p) / (n - 1) for every possible p, so ``floor_corrected`` is 0 whatever
+    people think. No predictor can beat it, and no verdict follows from it.
+
+    Example:
+        >>> floor_corrected([1 / 3, 1.0, 0.5], n_votes=[3, 3, 2]), floor_is_measurable([3, 3, 2])
+        (0.0, False)
+    """
+    n = np.asarray(n_votes)
+    return bool((n > MAX_IDENTITY_VOTES).sum() > (n <= MAX_IDENTITY_VOTES).sum())
 
 
 def constant_half(prob_a: npt.ArrayLike) -> float:

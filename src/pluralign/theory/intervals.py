@@ -4,12 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from pluralign.theory.checks import REAL, checked, mean_known
 
 DRAWS_PER_BLOCK = 500_000
 """Clusters drawn at once: three arrays of 4 MB, unless a single resample is larger."""
+ENOUGH_CLUSTERS = 20
+"""With fewer prompts a bootstrap interval is much too narrow, so none is shown and no verdict is given."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,13 @@ class Interval:
 
 
 def clustered_interval(
-    values: npt.ArrayLike, clusters: npt.ArrayLike, level: float = 0.95, n_resamples: int = 2000, seed: int = 0
+    values: npt.ArrayLike,
+    clusters: npt.ArrayLike,
+    level: float = 0.95,
+    n_resamples: int = 2000,
+    seed: int = 0,
+    *,
+    min_clusters: int = 2,
 ) -> Interval:
     """Compute a bootstrap interval of a mean over pairs, with pairs clustered by prompt.
 
@@ -38,9 +46,11 @@ def clustered_interval(
         level: nominal coverage of the interval.
         n_resamples: number of resamples.
         seed: random seed of the resamples.
+        min_clusters: smallest number of clusters for which there is an interval; ``ENOUGH_CLUSTERS`` for figures that
+            people read.
 
     Returns:
-        The interval. Its ends and its standard error are NaN unless at least two clusters have values.
+        The interval. Its ends and its standard error are NaN unless at least ``min_clusters`` clusters have values.
 
     Example:
         >>> from pluralign.theory.calibration import sampling_noise, squared_error
@@ -63,7 +73,7 @@ def clustered_interval(
     _, index = np.unique(labels[known], return_inverse=True)
     sums, counts = np.bincount(index, x[known]), np.bincount(index).astype(np.float64)
     mean, n_clusters = mean_known(x), counts.size
-    if n_clusters < 2:
+    if n_clusters < max(2, min_clusters):
         return Interval(mean, float("nan"), float("nan"), float("nan"))
 
     rng = np.random.default_rng(seed)
@@ -83,6 +93,8 @@ def paired_difference(
     level: float = 0.95,
     n_resamples: int = 2000,
     seed: int = 0,
+    *,
+    min_clusters: int = 2,
 ) -> Interval:
     """Compute the ``clustered_interval`` of mean (values_a - values_b), for two predictors on the same pairs.
 
@@ -95,7 +107,7 @@ def paired_difference(
     """
     a = checked("values_a", values_a, None, *REAL, missing=True)
     b = checked("values_b", values_b, a.shape, *REAL, missing=True)
-    return clustered_interval(a - b, clusters, level, n_resamples, seed)
+    return clustered_interval(a - b, clusters, level, n_resamples, seed, min_clusters=min_clusters)
 
 
 def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: float = 0.975) -> bool:
@@ -120,5 +132,5 @@ def clearly_lower(values: npt.ArrayLike, clusters: npt.ArrayLike, confidence: fl
     sums = np.bincount(index, x[known])
     if len(sums) < 2:
         return False
-    margin = float(student_t.ppf(confidence, len(sums) - 1)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
+    margin = float(stdtrit(len(sums) - 1, confidence)) * float(np.std(sums, ddof=1)) / len(sums) ** 0.5
     return bool(sums.mean() < -margin)

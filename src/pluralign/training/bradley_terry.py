@@ -129,6 +129,6 @@ def directions_with(difference: Matrix, theta: FloatArray, m: int = FEW_DIRECTIO
     leading = principal_directions(difference, m)
     rest = theta - leading @ (leading.T @ theta)
     length = float(np.linalg.norm(rest))
-    if length < 1e-5 * float(np.linalg.norm(theta)):  # rounding error: it would add some direction a second time
+    if length <= 1e-5 * float(np.linalg.norm(theta)):  # rounding error: it would add some direction a second time
         return leading
     return np.column_stack([leading, rest / length]).astype(difference.dtype)

@@ -57,6 +57,8 @@ TEACHER_CORRELATION = 0.1
 """Minimum correlation of a member's reward differences with the teacher's."""
 DISAGREEMENT_PENALTY = 0.3
 """Penalty per unit of disagreement above the bound."""
+NO_SPREAD = 1e-6
+"""A reward has no spread if its mean square is below this share of that of a random direction."""
 
 
 Source: TypeAlias = Literal["teacher", "mixture", "votes"]
@@ -235,10 +237,13 @@ class _UnitSpread:
 
     def __init__(self, x: SingleArray) -> None:
         self.covariance = x.T @ x / len(x)
+        self.least = np.float32(NO_SPREAD * np.trace(self.covariance) / len(self.covariance) or 1.0)
+        """Least mean square of the differences of a reward with |θ| = 1."""
 
     def scaled(self, theta: SingleArray) -> SingleArray:
-        """Return each column of ``(m, k)`` scaled to unit spread."""
+        """Return each column of ``(m, k)`` scaled to unit spread. A reward without spread is not blown up."""
         square = np.einsum("mk,mk->k", theta, self.covariance @ theta)
+        square = np.maximum(square, self.least * np.einsum("mk,mk->k", theta, theta))
         return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
 
     def correlation(self, theta: SingleArray, teacher: SingleArray) -> SingleArray:

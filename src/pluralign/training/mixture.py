@@ -42,7 +42,7 @@ def fit_em(
         The rewards, ``(m, k)``, and π, ``(k,)``.
     """
     noise = random_stream(seed, MIXTURE).standard_normal((x.shape[1], k))
-    members = guide[:, None] + np.std(scores(x, guide)) * noise / np.std(scores(x, noise), axis=0)
+    members = guide[:, None] + np.std(scores(x, guide)) * noise / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
     weights = np.full(k, 1 / k)
     for _ in range(rounds):
         soft = np.clip(sigmoid(scores(x, members)), SMALLEST, 1 - SMALLEST)

@@ -66,8 +66,19 @@ class FitOptions:
         default=None,
         metadata={"help": "Precomputed features from pluralign encode; skips encoding, reads from disk as needed."},
     )
-    test_fraction: float = field(
-        default=0.1, metadata={"help": "Share of prompts to hold out if the data has no official split."}
+    test_fraction: float | None = field(
+        default=None,
+        metadata={
+            "help": "Share of prompts to hold out if the data has no official split (default: a tenth; at least 20 "
+            "prompts, but at most three tenths)."
+        },
+    )
+    folds: int | None = field(
+        default=None,
+        metadata={
+            "help": "Also cross-validate: fit this many further ensembles, so that every prompt is tested once. For "
+            "few prompts."
+        },
     )
     keep_held_out: bool = field(
         default=True,
@@ -84,6 +95,8 @@ class FitOptions:
             raise UsageError(f"seed must not be negative, but it is {self.seed}.")
         if not 0 < self.max_disagreement <= 1:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
+        if self.folds is not None and self.folds < 2:
+            raise UsageError(f"folds must be at least 2, not {self.folds}.")
         if self.method == "stagewise" and self.level == "policy":
             raise UsageError(
                 "stagewise members are trained for votes; use --method joint for --level policy "

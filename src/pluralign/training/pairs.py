@@ -22,8 +22,6 @@ from pluralign.core.random_streams import FOLDS, random_stream
 
 DENSE_ELEMENTS = 64_000_000
 """Largest matrix that is held in memory: 256 MB in single precision."""
-MIN_PROMPTS = 2
-"""Validation needs at least this many prompts: one to train on and one to hold out."""
 
 
 # --- the matrix of feature differences --------------------------------------------------------------------------------
@@ -223,31 +221,35 @@ class Pairs:
         return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
 
 
-def training_prompts(prompt: IndexArray) -> IndexArray:
-    """Return the distinct prompts of the training pairs. Raises DataError if none can be held out for validation."""
-    names = np.unique(prompt)
-    if len(names) < MIN_PROMPTS:
-        raise DataError(
-            f"training needs at least {MIN_PROMPTS} prompts, but there are {len(names)}",
-            remedy="give votes on more prompts, so that some can be held out for validation",
-        )
-    return names
+def validation_units(prompt: IndexArray) -> IndexArray:
+    """Return the unit that goes to one side of a validation split, for each training pair, ``(n,)``.
+
+    The unit is the prompt. Pairs of a single prompt are split pair by pair.
+
+    Raises:
+        DataError: there is a single pair.
+    """
+    if len(prompt) < 2:
+        raise DataError("training needs two pairs, but there is one", remedy="give more votes")
+    return prompt if len(np.unique(prompt)) > 1 else np.arange(len(prompt), dtype=np.int32)
 
 
 def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
     """Return one mask of validation pairs per fold; each fold holds out a fifth of the prompts.
 
-    There are 3 folds from 200 prompts on, else 5: with few prompts a single fold is too noisy.
+    There are 3 folds from 200 prompts on, else 5: with few prompts a single fold is too noisy. A single prompt is split
+    by pair.
 
     Args:
         prompt: prompt of each pair, ``(n,)``.
         seed: of the random order of prompts.
 
     Raises:
-        DataError: there are fewer than two prompts.
+        DataError: there is a single pair.
     """
-    names = training_prompts(prompt)
+    units = validation_units(prompt)
+    names = np.unique(units)
     order = random_stream(seed, FOLDS).permutation(names)
     n_folds = 3 if len(names) >= 200 else 5
     parts = np.array_split(order, 5)[: min(n_folds, len(names))]
-    return [np.isin(prompt, part) for part in parts if len(part)]
+    return [np.isin(units, part) for part in parts if len(part)]

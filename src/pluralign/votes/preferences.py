@@ -21,7 +21,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.votes import storage
 from pluralign.votes.options import TIE_RULES, TieRule
-from pluralign.votes.prompts import Item, Prompt, PromptLike
+from pluralign.votes.prompts import Item, Prompt, PromptLike, prompts_to_hold_out
 from pluralign.votes.text_tables import ObjectArray, distinct, number_by_first_appearance, object_array
 
 
@@ -248,40 +248,46 @@ class PreferenceSet:
             (distinct // width).astype(np.int32), (distinct % width).astype(np.int32), position[:n], position[n:]
         )
 
-    def split(self, test_fraction: float = 0.1, *, seed: int = 0) -> tuple["PreferenceSet", "PreferenceSet"]:
+    def split(self, test_fraction: float | None = None, *, seed: int = 0) -> tuple["PreferenceSet", "PreferenceSet"]:
         """Split into (train, test) by prompt, never by row.
 
-        An official split (the column ``split``) is used if there is one. Otherwise a prompt is in the test set if its
-        hash, a number in [0, 1) that depends only on the prompt and ``seed``, is below ``test_fraction``. So a prompt
-        stays on the same side in every run, and when data is added.
+        An official split (the column ``split``) is used if it has both sides. Otherwise a prompt is in the test set if
+        its hash, a number in [0, 1) that depends only on the prompt and ``seed``, is below ``test_fraction``. So a
+        prompt stays on the same side in every run, and when data is added. If that leaves too few test prompts, the
+        prompts with the smallest hashes are taken, see ``prompts.prompts_to_hold_out``.
+
+        Args:
+            test_fraction: share of the prompts to hold out. By default a tenth, but at least 20 prompts, or three
+                tenths of the prompts if there are few.
+            seed: of the hash.
+
+        Raises:
+            DataError: there is a single prompt.
         """
         test = self.test_mask(test_fraction, seed=seed)
         return self[~test], self[test]
 
-    def test_mask(self, test_fraction: float = 0.1, *, seed: int = 0) -> Mask:
+    def test_mask(self, test_fraction: float | None = None, *, seed: int = 0) -> Mask:
         """Return which pairs are in the test set of ``split``, ``(n_pairs,)``."""
-        if not 0 < test_fraction < 1:
-            raise UsageError(f"test_fraction must be between 0 and 1, not {test_fraction}.")
-        hashed = np.array([Prompt(prompt).hash(seed) < test_fraction for prompt in self.prompts], dtype=bool)
-        test = hashed[self.prompt_index]
-        if "split" in self.columns:
-            official = self.columns["split"]
-            is_train = official == "train"
-            known = is_train | np.array([bool(value) and value == value for value in official], dtype=bool)
-            # A prompt on both sides is a training prompt. Scores on a training prompt would be too good.
-            trained = np.zeros(len(self.prompts), dtype=bool)
-            trained[self.prompt_index[is_train]] = True
-            test = np.where(known, ~is_train, test) & ~trained[self.prompt_index]
-        if test.all() or not test.any():
+        if len(self.prompts) < 2:
             raise DataError(
-                f"the split by prompt leaves one side empty ({len(self.prompts)} prompts, {int(test.sum())} of "
-                f"{len(self)} pairs in the test set)",
+                "a split by prompt needs two prompts, and there is one" if len(self) else "there are no votes",
                 file=self.name,
-                remedy="use more prompts, another --test-fraction or another --seed",
+                remedy="add votes on other prompts",
             )
-        return test
+        test = prompts_to_hold_out(self.prompts, test_fraction, seed)[self.prompt_index]
+        if "split" not in self.columns:
+            return test
+        official = self.columns["split"]
+        is_train = official == "train"
+        known = is_train | np.array([bool(value) and value == value for value in official], dtype=bool)
+        # A prompt on both sides is a training prompt. Scores on a training prompt would be too good.
+        trained = np.zeros(len(self.prompts), dtype=bool)
+        trained[self.prompt_index[is_train]] = True
+        chosen = np.where(known, ~is_train, test) & ~trained[self.prompt_index]
+        return test if chosen.all() or not chosen.any() else chosen
 
-    def with_split(self, test_fraction: float = 0.1, *, seed: int = 0) -> "PreferenceSet":
+    def with_split(self, test_fraction: float | None = None, *, seed: int = 0) -> "PreferenceSet":
         """Return the set with the split of a seed as its official split, so that fits with other seeds share it."""
         plain = replace(self, columns={name: column for name, column in self.columns.items() if name != "split"})
         side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
@@ -356,3 +362,9 @@ def texts_of(preferences: PreferenceSet) -> list[Item]:
     items = preferences.items()
     prompts, responses = preferences.prompts, preferences.responses
     return [(prompts[p], responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)]
+
+
+def rows_of_texts(part: PreferenceSet, whole: PreferenceSet) -> IntArray:
+    """Return the position of each text of ``part`` among the texts of ``whole``, in the order of ``texts_of``."""
+    row_of = {text: row for row, text in enumerate(texts_of(whole))}
+    return np.array([row_of[text] for text in texts_of(part)], dtype=np.int64)

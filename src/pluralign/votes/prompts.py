@@ -2,8 +2,15 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from pluralign.core.arrays import Mask
+from pluralign.core.errors import UsageError
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 
 class Message(NamedTuple):
@@ -76,10 +83,55 @@ class Prompt:
             return self.value
         return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
 
+    @property
+    def identity(self) -> int:
+        """A 64-bit hash that tells whether two prompts ask the same: white space does not count, nor whether a single
+        user message is a chat or a text.
+
+        Example:
+            >>> Prompt("Tea?\\n").identity == Prompt((Message("user", "Tea?"),)).identity
+            True
+        """
+        same = self.turns[0].content if self.is_one_question else self.key
+        return int.from_bytes(hashlib.blake2b(" ".join(same.split()).encode(), digest_size=8).digest(), "little")
+
     def hash(self, seed: int = 0) -> float:
         """Return a number in [0, 1) that depends only on the prompt and the seed."""
         key = hashlib.blake2b(self.key.encode(), digest_size=8, salt=seed.to_bytes(8, "little", signed=True))
         return int.from_bytes(key.digest(), "little") / 2**64
+
+
+DEFAULT_TEST_FRACTION = 0.1
+LARGEST_DEFAULT_FRACTION = 0.3
+"""A default split holds out no more than this share of the prompts to reach ``ENOUGH_CLUSTERS``."""
+
+
+def prompts_to_hold_out(prompts: Iterable[PromptLike], fraction: float | None = None, seed: int = 0) -> Mask:
+    """Return which prompts are held out for testing, ``(n_prompts,)``; at least one, and never all of two or more.
+
+    Args:
+        prompts: distinct prompts.
+        fraction: hold out prompts whose hash is below it. If no hash is, or all are, hold out that share of the
+            prompts, those with the smallest hashes. By default a tenth; if that gives fewer than 20 test prompts, hold
+            out 20, but at most three tenths of the prompts.
+        seed: of the hashes.
+
+    Example:
+        >>> questions = [f"Question {i}?" for i in range(200)]
+        >>> [int(prompts_to_hold_out(questions[:n]).sum()) for n in (2, 10, 50, 80, 200)]
+        [1, 3, 15, 20, 20]
+    """
+    if fraction is not None and not 0 < fraction < 1:
+        raise UsageError(f"test_fraction must be between 0 and 1, not {fraction}.")
+    hashes = np.array([Prompt(prompt).hash(seed) for prompt in prompts])
+    n, share = len(hashes), DEFAULT_TEST_FRACTION if fraction is None else fraction
+    enough = 1 if fraction is not None else max(1, min(ENOUGH_CLUSTERS, round(LARGEST_DEFAULT_FRACTION * n)))
+    below = hashes < share
+    if n < 2 or enough <= below.sum() < n:
+        return below
+    chosen = np.zeros(n, dtype=bool)
+    chosen[np.argsort(hashes, kind="stable")[: min(n - 1, max(enough, round(share * n)))]] = True
+    return chosen
 
 
 def text_key(prompt: PromptLike, response: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
-from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.reliability import strata
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.townhall import TownHall
@@ -41,11 +41,12 @@ class Inspection:
     floor: float
     constant_half: float
     noise: float
-    """NaN, like ``floor_corrected``, if no pair has two votes."""
+    """NaN if no pair has two votes."""
     floor_corrected: float
+    """NaN if most pairs have fewer than four votes: it would be 0 by definition (``floor_is_measurable``)."""
     constant_half_corrected: float
     intervals: dict[str, Interval]
-    """95 % intervals over prompts for the five figures above."""
+    """95 % intervals over prompts for the five figures above; empty with fewer than 20 prompts."""
     histogram: list["Bar"]
     """Pairs by majority share, as in the paper's figure: one bar per share if there are few shares, else equal bins."""
     strata: dict[str, int]
@@ -90,6 +91,9 @@ def inspect(preferences: PreferenceSet) -> Inspection:
         "floor_corrected": majority_oracle - noise,
         "constant_half_corrected": half - noise,
     }
+    measurable = calibration.floor_is_measurable(n)
+    if not measurable:
+        del per_pair["floor_corrected"]
     decided = p != 0.5
     splits = preferences.columns.get("split", np.array([], dtype=object))
     names, sizes = np.unique([str(value) for value in splits if value is not None], return_counts=True)
@@ -107,12 +111,12 @@ def inspect(preferences: PreferenceSet) -> Inspection:
         floor=calibration.floor(p),
         constant_half=calibration.constant_half(p),
         noise=calibration.noise(p, n, ties),
-        floor_corrected=calibration.floor_corrected(p, n, ties),
+        floor_corrected=calibration.floor_corrected(p, n, ties) if measurable else float("nan"),
         constant_half_corrected=calibration.brier_corrected(np.full(len(p), 0.5), p, n, ties),
         intervals={
-            name: clustered_interval(values, preferences.prompt_index, n_resamples=500)
+            name: clustered_interval(values, preferences.prompt_index, n_resamples=500, min_clusters=ENOUGH_CLUSTERS)
             for name, values in per_pair.items()
-            if len(preferences.prompts) > 1 and not np.isnan(values).all()
+            if len(preferences.prompts) >= ENOUGH_CLUSTERS and not np.isnan(values).all()
         },
         histogram=_histogram(majority),
         strata={name: int(mask.sum()) for name, mask in strata(p).items()},

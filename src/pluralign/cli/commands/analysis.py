@@ -3,24 +3,31 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pluralign.cli.arguments import (
+    AllPrompts,
     EnsembleFolder,
     Groups,
     Json,
     OtherVotes,
     OtherVotesOption,
+    Overwrite,
     Seed,
     command_history,
     with_options,
 )
 from pluralign.cli.console import emit, note, progress_bar, working
-from pluralign.cli.inputs import load_held_out_votes, needs_extra, saved_held_out_votes
+from pluralign.cli.inputs import load_held_out_votes, needs_extra, note_left_out, saved_held_out_votes
 from pluralign.core.errors import UsageError
 from pluralign.votes.options import LoadOptions
+
+if TYPE_CHECKING:
+    from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.ensemble.record import Evaluation
 
 
 @with_options(LoadOptions)
@@ -35,6 +42,8 @@ def prune(
         bool, typer.Option("--only-far", help="Remove only possible outliers, even if more weight may be removed.")
     ] = False,
     data: OtherVotesOption = None,
+    all_prompts: AllPrompts = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Remove the members furthest from the ensemble (Theorem 3), and report the cost.
@@ -45,15 +54,15 @@ def prune(
         pluralign prune ensemble -o pruned --data other-votes.jsonl --json
     """
     from pluralign.analysis.pruning import prune as prune_ensemble
-    from pluralign.analysis.pruning import refuse_same_folder
+    from pluralign.analysis.pruning import refuse_to_replace
     from pluralign.cli.views.analysis import pruning_page
     from pluralign.ensemble.ensemble import RewardEnsemble
 
-    refuse_same_folder(output, ensemble)
+    refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     pruning = prune_ensemble(loaded, held_out, beta, only_far=only_far)
-    pruning.save(output, source=ensemble)
+    pruning.save(output, source=ensemble, overwrite=overwrite)
     emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
 
 
@@ -65,6 +74,7 @@ def certify(
     epsilon: Annotated[float, typer.Option(help="Target calibration error; reports the k that guarantees it.")] = 0.025,
     delta: Annotated[float, typer.Option(help="Failure probability of a bound.")] = 0.05,
     beta: Annotated[float, typer.Option(help="Outlier threshold of Theorem 3, at least 2.")] = 5.0,
+    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Report what the paper's theorems guarantee for an ensemble, and which bounds are vacuous.
@@ -79,7 +89,7 @@ def certify(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
     emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
@@ -98,6 +108,7 @@ def diversity(
     prompt: Annotated[
         str | None, typer.Option(help="Show prompts that contain this text, or the prompt with this number.")
     ] = None,
+    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Measure how differently the members rank the same responses, and show their first choices.
@@ -124,6 +135,8 @@ def diversity(
             lists = load_candidates(candidates or "-", progress)
         if repeats := sum(one.repeats for one in lists):
             note(f"dropped {repeats:,} duplicate responses to the same prompt.")
+        lists, left_out = member_rankings.without_trained_candidates(loaded, lists, all_prompts=all_prompts)
+        note_left_out(left_out)
         with progress_bar("Encoding texts") as progress:
             rewards = member_rankings.score_candidates(loaded, lists, progress)
     measured = member_rankings.measure_diversity(loaded, lists, rewards=rewards, held_out=held_out)
@@ -137,7 +150,11 @@ def diversity(
 
 @with_options(LoadOptions)
 def profile(
-    ensemble: EnsembleFolder, load_options: LoadOptions, data: OtherVotes = None, as_json: Json = False
+    ensemble: EnsembleFolder,
+    load_options: LoadOptions,
+    data: OtherVotes = None,
+    all_prompts: AllPrompts = False,
+    as_json: Json = False,
 ) -> None:
     """Describe how each member differs from the others, with significance tests.
 
@@ -150,13 +167,14 @@ def profile(
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
     result = {
         "members": profiles,
         "undecided": loaded.undecided,
         "pairs": len(votes),
         "prompts": len(votes.prompts),
+        "left_out": held_out.left_out,
     }
     emit(result, profile_page(profiles, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
@@ -177,6 +195,7 @@ def report(
     figures: Annotated[
         Path | None, typer.Option(help="Folder for the figures as PNG and SVG files (default: not written).")
     ] = None,
+    all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -189,7 +208,6 @@ def report(
     """
     from pluralign.analysis.report_data import collect_report_data
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.evaluation.evaluate import evaluate
     from pluralign.evaluation.representation import load_representation
     from pluralign.votes.candidates import load_candidates
 
@@ -201,12 +219,12 @@ def report(
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options)
+    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     with progress_bar("Measuring") as progress:
         study = collect_report_data(
             loaded,
             held_out,
-            evaluate(loaded, held_out.preferences, groups=[], seed=seed) if data else None,
+            _evaluated(loaded, held_out, seed) if data else None,
             candidates=load_candidates(candidates) if candidates else None,
             cases=cases,
             containing=prompt,
@@ -222,3 +240,11 @@ def report(
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
     emit(result, [written], as_json)
+
+
+def _evaluated(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int) -> "Evaluation":
+    """Return the figures on votes that were scored already, with the number of pairs left out."""
+    from pluralign.evaluation.evaluate import evaluate
+
+    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
+    return dataclasses.replace(evaluation, left_out=held_out.left_out)

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import Data, Groups, Json, Seed, with_options
+from pluralign.cli.arguments import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
 from pluralign.cli.console import emit, is_first_process, progress_bar
-from pluralign.cli.inputs import load_votes, load_votes_of_raters
+from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
 from pluralign.core.errors import UsageError
 from pluralign.features.options import EncodeOptions
 from pluralign.scale.options import EngineOptions
@@ -57,6 +57,7 @@ def fit(
             "saved.",
         ),
     ] = None,
+    overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
@@ -70,6 +71,7 @@ def fit(
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
     from pluralign.cli.views.fit import FitWatch, fit_page
+    from pluralign.ensemble.headline import headline, main_evaluation
     from pluralign.fitting.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
@@ -78,11 +80,19 @@ def fit(
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
         ensemble = fit_ensemble(
-            votes, fit_options, finetuning=finetune_options, folder=output, progress=progress, watcher=watcher
+            votes,
+            fit_options,
+            finetuning=finetune_options,
+            folder=output,
+            overwrite=overwrite,
+            progress=progress,
+            watcher=watcher,
         )
     if prints:
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}
-        result = {"folder": str(output), **ensemble.record.to_json(), **own}
+        counts = main_evaluation(ensemble.record)
+        first = headline(counts, ensemble.record, str(output)) if counts else None
+        result = {"folder": str(output), "headline": first, **ensemble.record.to_json(), **own}
         emit(result, fit_page(ensemble, str(output)), as_json)
 
 
@@ -122,6 +132,7 @@ def evaluate(
             "predicted from the rater's own choices. Saves the figures in the ensemble folder, never the ids.",
         ),
     ] = None,
+    all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -155,9 +166,11 @@ def evaluate(
             reference=reference,
             features=features,
             raters=of_raters,
+            all_prompts=all_prompts,
             seed=seed,
             progress=progress,
         )
+    note_left_out(evaluation.left_out)
     if evaluation.representation:
         save_representation(evaluation.representation, predictor)
     emit(evaluation, evaluation_page(evaluation, f"{predictor} on {preferences.name}"), as_json)

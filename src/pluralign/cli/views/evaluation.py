@@ -9,17 +9,11 @@ from rich.text import Text
 
 from pluralign.cli.views.representation import representation_page
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
+from pluralign.ensemble.headline import FEW_VOTES, Headline
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
-from pluralign.evaluation.comparison import comparison, standing, undecided_sentence, voices_sentence
+from pluralign.evaluation.comparison import comparison, floor_is_compared, undecided_sentence, voices_sentence
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.results import FullEvaluation, PolicyLevel
-
-STANDING = {
-    "ahead of": "significantly better than",
-    "level with": "not significantly different from",
-    "behind": "significantly worse than",
-}
-"""How a verdict words the result of ``standing``."""
 
 
 def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[RenderableType]:
@@ -29,7 +23,7 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield Text(f"{evaluation.pairs:,} pairs, {evaluation.prompts:,} prompts")
     if predictor.note:
         yield Text(f"· {predictor.note}", style="dim")
-    yield from verdict_line(evaluation)
+    yield from headline_lines(evaluation.headline)
     yield from voices_line(evaluation)
     yield comparison_table(evaluation, "Scores on these votes (best first)")
     yield from other_scores(evaluation)
@@ -51,35 +45,28 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
 
 
 def comparison_table(evaluation: Evaluation, title: str) -> Table:
-    """Return every predictor that was scored on the same votes, best first; bold is the one that is judged."""
-    table = figure_table(title, "", "k", "Brier", "corrected", "worst", "difference, 95 %")
+    """Return every predictor that was scored on the same votes, best first; the main row is bold and has an arrow."""
+    table = figure_table(title, "", "k", "Brier", "corrected", "worst", "difference")
     for row in comparison(evaluation):
-        gap = row.difference
-        if row.interval:
-            ends = f"({span(row.interval)})"
-        else:
-            ends = f"{gap.mean:+.4f} [{short(gap.low)}, {short(gap.high)}]" if gap else ""
-        cells = (Text(row.name), str(row.k), number(row.brier), number(row.brier_corrected))
+        gap, arrow = row.difference, "→ " if row.judged else ""
+        ends = f"({span(row.interval)})" if row.interval else f"[{short(gap.low)}, {short(gap.high)}]" if gap else ""
+        scores = (str(row.k), number(row.brier), number(row.brier_corrected))
         worst = "" if row.worst is None else f"{row.worst:.3f}"
-        table.add_row(*cells, worst, Text(ends), style="bold" if row.judged else "")
+        table.add_row(Text(arrow + row.name), *scores, worst, Text(ends), style="bold" if row.judged else "")
     table.caption = (
-        f"noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in parentheses; worst = "
-        "largest disagreement of a member; difference = Brier of the bold row − Brier of this row (below 0: bold is "
-        "better)"
+        f"→ the main row; noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in "
+        "parentheses; worst = largest disagreement of a member; difference = 95 % interval of the main row's Brier − "
+        "this row's (below 0: the main row is better)" + ("" if floor_is_compared(evaluation) else f". {FEW_VOTES}")
     )
     return table
 
 
-def verdict_line(evaluation: Evaluation) -> Iterator[RenderableType]:
-    """Yield how the predictor compares with the baseline that matters most; nothing if the votes have one prompt."""
-    rival_key, rival_name, who = "soft_bt", "a single soft BT reward read as σ(Δr)", "The ensemble"
-    if isinstance(evaluation, FullEvaluation) and evaluation.subject.kind != "ensemble":
-        rival_key, rival_name, who = "constant_half", "predicting one half for every pair", "This predictor"
-    rival = evaluation.baselines.get(rival_key)
-    if rival is None or math.isnan(rival.difference.low):
-        return
-    ratio = evaluation.test.brier / rival.brier
-    yield Text(f"{who} is {STANDING[standing(rival.difference)]} {rival_name}: {ratio:.3f} × its Brier score.")
+def headline_lines(found: Headline) -> Iterator[RenderableType]:
+    """Yield the main figure, the verdict and the next step."""
+    style = {"ahead": "bold green", "behind": "bold red"}.get(found.standing, "bold")
+    yield Text(found.main, style="bold")
+    yield Text(found.verdict, style=style)
+    yield Text(f"Next: {found.next_step}")
 
 
 def voices_line(evaluation: Evaluation) -> Iterator[RenderableType]:

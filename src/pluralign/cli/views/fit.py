@@ -12,14 +12,15 @@ from pluralign.cli.views.evaluation import (
     bound_line,
     chance_warning,
     comparison_table,
+    headline_lines,
     member_table,
     other_scores,
     undecided_line,
-    verdict_line,
     voices_line,
 )
 from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import HistoryRow
 from pluralign.fitting.task import FitWatcher
 
@@ -56,6 +57,10 @@ class FitWatch(FitWatcher):
     def training(self, member: str) -> None:
         """Show nothing: the progress bar counts the training steps."""
 
+    def fold(self, number: int, folds: int) -> None:
+        """Name the fold that is being fitted."""
+        self._draw(f"cross-validation: fold {number} of {folds}")
+
     def record(self, row: HistoryRow) -> None:
         """Add the scores of one ensemble size."""
         self._rows.append(row)
@@ -77,7 +82,7 @@ class FitWatch(FitWatcher):
 def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     """Yield the ensemble next to its baselines, every size, and every member."""
     record = ensemble.record
-    data, evaluation = record.data, record.evaluation
+    data, evaluation, pooled = record.data, record.evaluation, record.cross_validation
     yield heading(f"{record.method} ensemble of {record.k} members, fitted for the {record.level} level")
     if data:
         yield Text(
@@ -88,11 +93,18 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield Text(sentence)
     if record.raters is not None:
         yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
-    if evaluation:
-        yield from verdict_line(evaluation)
-        yield from voices_line(evaluation)
-        yield comparison_table(evaluation, "Scores on held-out prompts (best first)")
-        yield from other_scores(evaluation)
+    if pooled:
+        folds = record.options["folds"]
+        yield Text(
+            f"Cross-validated in {folds} folds: each of the {pooled.prompts:,} prompts is predicted by an ensemble "
+            "fitted without it."
+        )
+    if counts := main_evaluation(record):
+        yield from headline_lines(headline(counts, record, folder))
+        yield from voices_line(counts)
+        where = "all prompts, cross-validated" if pooled else "held-out prompts"
+        yield comparison_table(counts, f"Scores on {where} (best first)")
+        yield from other_scores(counts)
     yield _history_table(record.history)
     if evaluation:
         yield member_table(evaluation.members)
@@ -102,8 +114,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
         yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
-    yield Text(f"Next: pluralign report {folder} -o report.html, pluralign serve {folder}, or", no_wrap=True)
-    yield Text(f"      pluralign evaluate {folder} NEW_VOTES (votes on prompts it was not trained on)\n", no_wrap=True)
+    commands = (f"report {folder} -o report.html", f"serve {folder}", f"evaluate {folder} VOTES")
+    yield Text("Commands: " + " · ".join(f"pluralign {command}" for command in commands) + "\n", no_wrap=True)
 
 
 def target_sentence(target: str | None, vote_share: float | None) -> str:

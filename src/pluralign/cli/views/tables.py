@@ -66,10 +66,10 @@ def number(value: float) -> str:
     """Return a number with four decimals, or a dash for NaN.
 
     Example:
-        >>> number(0.07812), number(float("nan"))
-        ('0.0781', '–')
+        >>> number(0.07812), number(-0.00001), number(float("nan"))
+        ('0.0781', '0.0000', '–')
     """
-    return "–" if math.isnan(value) else f"{value:.4f}"
+    return "–" if math.isnan(value) else f"{value:z.4f}"
 
 
 def decimals(value: float, form: str = ".3f") -> str:

@@ -1,5 +1,6 @@
 """Views of votes: the summary of ``pluralign inspect``, and of the demo's synthetic votes with their known truth."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, number, shortened, span, text_panel
+from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.votes.summary import Inspection, Truth
 from pluralign.votes.town_hall.townhall import TownHall
 
@@ -43,6 +45,8 @@ def _reference_scores(summary: Inspection) -> Table:
         table.add_row(name, number(value), number(corrected), span(interval) if interval else "", prediction)
     table.add_row("noise", number(summary.noise), "", "", "true vote shares")
     table.caption = "corrected = Brier − noise: an unbiased estimate of the error against all people, not only voters"
+    if math.isnan(summary.floor_corrected):
+        table.caption += f". {FEW_VOTES}"
     return table
 
 

@@ -19,9 +19,9 @@ const WHAT = {
   "ensemble: policies": "the same members, each read as a policy",
 };
 const STANDING = {
-  "ahead of": ["ahead-text", "ensemble better"],
+  ahead: ["ahead-text", "ensemble better"],
   behind: ["behind-text", "ensemble worse"],
-  "level with": ["muted", "no significant difference"],
+  level: ["muted", "no significant difference"],
 };
 const EXPLAINED =
   "The Brier score is the mean squared difference between predicted and observed shares; lower is better. With few " +
