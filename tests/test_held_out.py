@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fit_saves_held_out_votes_with_rewards(folder: Path) -> None:
     kept, ensemble = load_held_out(folder), RewardEnsemble.load(folder)
-    _, test = VOTES.split(0.1)
+    _, test = VOTES.split()
     assert kept.preferences == test
     assert np.allclose(kept.rewards, ensemble.rewards(texts_of(test)))
 

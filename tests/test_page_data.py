@@ -112,7 +112,7 @@ def test_the_comparison_has_the_ensembles_standing(ensemble: RewardEnsemble, sho
     assert [row["name"] for row in shown["comparison"]] == [row.name for row in rows]
     for row in shown["comparison"]:
         gap = row["difference"]
-        expected = gap and ("ahead of" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level with")
+        expected = gap and ("ahead" if gap["high"] < 0 else "behind" if gap["low"] > 0 else "level")
         assert row["standing"] == expected
 
 

@@ -175,6 +175,11 @@ def test_folds_are_not_empty_and_leave_training_pairs(n_prompts: int) -> None:
         assert (~fold).any()
 
 
-def test_single_prompt_raises_a_data_error() -> None:
-    with pytest.raises(DataError, match="training needs at least 2 prompts, but there are 1; give votes on more"):
-        validation_folds(np.zeros(5, dtype=np.int32), 0)
+def test_pairs_of_a_single_prompt_are_split_pair_by_pair() -> None:
+    folds = validation_folds(np.zeros(5, dtype=np.int32), 0)
+    assert np.sum(folds, axis=0).tolist() == [1] * 5
+
+
+def test_a_single_pair_raises_a_data_error() -> None:
+    with pytest.raises(DataError, match="training needs two pairs, but there is one; give more votes"):
+        validation_folds(np.zeros(1, dtype=np.int32), 0)

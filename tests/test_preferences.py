@@ -219,9 +219,36 @@ def test_rows_without_an_official_split_are_split_by_hash() -> None:
     assert votes.test_mask(0.1).tolist() == expected
 
 
-def test_a_split_with_an_empty_side_is_refused() -> None:
-    with pytest.raises(DataError, match="leaves one side empty"):
+@pytest.mark.parametrize("n", [2, 3, 5, 13, 25])
+@pytest.mark.parametrize("fraction", [None, 0.01, 0.1, 0.99])
+def test_any_two_prompts_can_be_split(n: int, fraction: float | None) -> None:
+    for seed in range(20):
+        train, test = many_prompts(n).split(fraction, seed=seed)
+        assert len(train.prompts) + len(test.prompts) == n
+        assert min(len(train.prompts), len(test.prompts)) >= 1
+
+
+@pytest.mark.parametrize(("n", "held_out"), [(2, 1), (10, 3), (25, 8), (50, 15), (67, 20), (150, 20)])
+def test_a_default_split_of_few_prompts_holds_out_up_to_twenty(n: int, held_out: int) -> None:
+    assert len(many_prompts(n).split()[1].prompts) == held_out
+
+
+def test_a_default_split_of_many_prompts_is_a_tenth_by_hash() -> None:
+    many = many_prompts(400)
+    assert many.split()[1] == many.split(0.1)[1]
+    assert 20 <= len(many.split()[1].prompts) <= 60
+
+
+def test_an_official_split_with_one_side_is_not_used() -> None:
+    one_sided = many_prompts(30, columns={"split": np.array(["train"] * 30, dtype=object)})
+    assert len(one_sided.split()[1].prompts) == 9
+
+
+def test_one_prompt_cannot_be_split() -> None:
+    with pytest.raises(DataError, match="a split by prompt needs two prompts, and there is one"):
         many_prompts(1).split()
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        many_prompts(5).split(0.0)
     with pytest.raises(UsageError, match="between 0 and 1"):
         many_prompts(5).split(1.5)
 

@@ -13,7 +13,7 @@ from pluralign import fit, town_hall
 
 STORED = Path(__file__).with_name("trajectory.json")
 FITS: dict[str, dict[str, Any]] = {
-    "joint": {"method": "joint", "k": 4},
+    "joint": {"method": "joint", "k": 4, "target": "mixture"},  # the choice of a target can differ between processors
     "joint, policy level": {"method": "joint", "level": "policy", "k": 4},
     "stagewise printed": {"method": "stagewise", "variant": "printed", "k": 3, "max_disagreement": 1.0},
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric", "k": 3},

@@ -94,7 +94,9 @@ def collect_report_data(
         seed: random seed of the topic clusters.
         progress: called while candidates are encoded.
     """
-    record = ensemble.record if evaluation is None else replace(ensemble.record, evaluation=evaluation)
+    record = ensemble.record
+    if evaluation is not None:  # on other votes, for which there is no cross-validation
+        record = replace(record, evaluation=evaluation, cross_validation=None)
     if candidates is None:
         candidates, rewards = held_out_candidates(held_out)
     else:

@@ -59,6 +59,8 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
         record: of the ensemble that was measured; None for other predictors.
         folder: of that ensemble, for the command of the next step.
     """
+    if evaluation.left_out.measured:
+        return _leaked(evaluation)
     rival = evaluation.baselines.get("constant_half")
     beats_half = rival is not None and standing(rival.difference) == "ahead"
     if beats_half and "soft_bt" in evaluation.baselines:
@@ -67,15 +69,26 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
         name = "predicting ½ for every pair"
     place = standing(rival.difference) if rival else "unknown"
     return Headline(
-        main=_main(evaluation),
+        main=_main(evaluation, held_out=record is not None and evaluation.left_out.known),
         verdict=_verdict(evaluation, rival, name, place),
         standing=place,
         next_step=_next_step(evaluation, rival, place, beats_half, record, folder),
     )
 
 
-def _main(evaluation: Evaluation) -> str:
-    test, prompts = evaluation.test, counted(evaluation.prompts, "held-out prompt")
+def _leaked(evaluation: Evaluation) -> Headline:
+    """Return the headline of figures on training prompts, from which no verdict follows."""
+    return Headline(
+        main=_main(evaluation, held_out=False),
+        verdict=f"No verdict: {evaluation.left_out.sentence}",
+        standing="unknown",
+        next_step="evaluate without --all.",
+    )
+
+
+def _main(evaluation: Evaluation, held_out: bool) -> str:
+    test = evaluation.test
+    prompts = counted(evaluation.prompts, "held-out prompt" if held_out else "prompt")
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
     ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:.4f}, {test.interval.high:.4f}]"

@@ -28,6 +28,8 @@ class LeftOut:
     known: bool = True
     """Whether the training prompts are known. Ensembles of version 0.1 did not record them; then nothing is left out.
     """
+    measured: int = 0
+    """Training prompts that were measured all the same, with ``all_prompts``. Scores are then too good."""
 
     @property
     def sentence(self) -> str:
@@ -39,6 +41,8 @@ class LeftOut:
         """
         if not self.known:
             return "Training prompts are unknown, so none are left out; scores on training prompts are too good."
+        if self.measured:
+            return f"{counted(self.measured, 'training prompt')} included: scores are too good."
         if not self.prompts:
             return ""
         pairs = f" ({counted(self.pairs, 'pair')})" if self.pairs else ""
@@ -70,10 +74,11 @@ def pairs_to_measure(
         DataError: every prompt was used for training.
     """
     known = [hashes for hashes in trained_on if hashes is not None]
-    if all_prompts or not known:
-        return np.ones(len(preferences), dtype=bool), LeftOut(known=len(known) == len(trained_on))
-    trained = are_trained(preferences.prompts, np.concatenate(known))
+    trained = are_trained(preferences.prompts, np.concatenate([*known, np.empty(0, dtype=np.uint64)]))
     rows = trained[preferences.prompt_index]
+    if all_prompts or not known:
+        included = LeftOut(known=len(known) == len(trained_on), measured=int(trained.sum()))
+        return np.ones(len(preferences), dtype=bool), included
     if rows.all():
         raise DataError(
             f"all {counted(len(preferences.prompts), 'prompt')} were used for training, so scores would be too good",

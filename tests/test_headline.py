@@ -1,0 +1,214 @@
+"""The headline of an evaluation: its figures are those of the tables, and it claims no more than the votes can tell."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+
+from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
+from pluralign.ensemble.headline import FEW_VOTES, headline, standing
+from pluralign.ensemble.record import Compared, Evaluation, FitRecord
+from pluralign.evaluation.comparison import comparison, verdicts
+from pluralign.fitting.cross_validation import fold_of_prompts
+from pluralign.theory.calibration import floor_corrected, floor_is_measurable
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
+
+
+@pytest.fixture(scope="module")
+def evaluation(ensemble: RewardEnsemble) -> Evaluation:
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
+
+
+def against(evaluation: Evaluation, **ends: tuple[float, float]) -> Evaluation:
+    """Return an evaluation with other intervals of the difference from some baselines."""
+    changed: dict[str, Compared] = {
+        name: replace(evaluation.baselines[name], difference=Interval(sum(pair) / 2, *pair, 0.01))
+        for name, pair in ends.items()
+    }
+    return replace(evaluation, baselines={**evaluation.baselines, **changed})
+
+
+AHEAD, LEVEL, BEHIND = (-0.02, -0.01), (-0.01, 0.02), (0.01, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("half", "soft_bt", "standing", "words"),
+    [
+        (AHEAD, AHEAD, "ahead", "Better than one soft BT reward"),
+        (AHEAD, LEVEL, "level", "Not significantly different from one soft BT reward"),
+        (AHEAD, BEHIND, "behind", "Worse than one soft BT reward"),
+        (LEVEL, AHEAD, "level", "Not significantly different from predicting ½ for every pair"),
+        (BEHIND, AHEAD, "behind", "Worse than predicting ½ for every pair"),
+    ],
+)
+def test_the_verdict_is_about_soft_bt_unless_one_half_is_as_good(
+    evaluation: Evaluation, half: tuple[float, float], soft_bt: tuple[float, float], standing: str, words: str
+) -> None:
+    found = headline(against(evaluation, constant_half=half, soft_bt=soft_bt))
+    assert found.standing == standing
+    assert found.verdict.startswith(words)
+
+
+def test_the_main_figure_is_the_corrected_score_with_its_interval(evaluation: Evaluation) -> None:
+    test = evaluation.test
+    expected = f"corrected Brier score {test.brier_corrected:.4f} [{test.interval.low:.4f}, {test.interval.high:.4f}]"
+    assert expected in headline(evaluation).main
+
+
+@pytest.mark.parametrize(
+    ("options", "level", "soft_bt", "step"),
+    [
+        ({"encoder": "hashing"}, "policy", BEHIND, "fit with --encoder minilm"),
+        ({"encoder": "minilm"}, "policy", BEHIND, "try a larger encoder"),
+        ({"encoder": "minilm"}, "vote", BEHIND, "fit with --level policy"),
+        ({"encoder": "minilm"}, "vote", AHEAD, "pluralign report town -o report.html"),
+        ({"encoder": "minilm"}, "vote", LEVEL, "held-out prompts would decide"),
+    ],
+)
+def test_the_next_step_depends_on_what_would_help(
+    evaluation: Evaluation, options: dict[str, str], level: str, soft_bt: tuple[float, float], step: str
+) -> None:
+    soft = replace(evaluation.levels["policy"], brier=evaluation.test.brier - 0.001)
+    changed = replace(evaluation, level=level, levels={**evaluation.levels, "policy": soft})
+    record = FitRecord(options=options)
+    assert step in headline(against(changed, constant_half=AHEAD, soft_bt=soft_bt), record, "town").next_step
+
+
+def test_the_number_of_prompts_that_would_decide_grows_with_the_square_of_the_interval(evaluation: Evaluation) -> None:
+    record = FitRecord(options={"encoder": "minilm"})
+    wide = against(replace(evaluation, prompts=100), constant_half=AHEAD, soft_bt=(-0.01, 0.03))  # half 0.02, mean 0.01
+    assert "about 400 held-out prompts" in headline(wide, record).next_step
+
+
+def test_an_evaluation_prints_its_headline(ensemble: RewardEnsemble, evaluation: Evaluation) -> None:
+    assert str(evaluation) == f"{evaluation.pairs:,} pairs\n{headline(evaluation)}"
+    full = evaluate(ensemble, town_hall(480).preferences, groups=[])
+    assert str(full.headline) in str(full)
+
+
+def test_standing_without_interval_is_unknown() -> None:
+    assert standing(Interval(0.5, math.nan, math.nan, math.nan)) == "unknown"
+
+
+# --- few prompts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_few_prompts() -> RewardEnsemble:
+    votes = town_hall(480).preferences
+    return fit(votes[votes.prompt_index < 25], k=2, encoder="none", target="mixture")
+
+
+def test_few_test_prompts_give_no_interval_and_no_verdict(of_few_prompts: RewardEnsemble) -> None:
+    found = of_few_prompts.record.evaluation
+    assert found is not None
+    assert found.prompts == 8 < ENOUGH_CLUSTERS
+    assert math.isnan(found.test.interval.low)
+    assert all(math.isnan(rival.difference.high) for rival in found.baselines.values())
+    assert [row.interval for row in comparison(found)] == [None] * len(comparison(found))
+    first = headline(found, of_few_prompts.record)
+    assert first.standing == "unknown"
+    assert first.verdict == "No verdict: 8 test prompts, and an interval needs at least 20."
+    assert first.next_step == "fit with --folds 5, which tests each of the 25 prompts once."
+    assert [verdict.text for verdict in verdicts(found) if "95 %" in verdict.text] == []
+
+
+def test_the_terminal_shows_no_interval_for_few_prompts(tmp_path: Path) -> None:
+    town_hall(80).preferences.save(tmp_path / "votes.jsonl")
+    done = run("fit", tmp_path / "votes.jsonl", "-o", tmp_path / "out", "--encoder", "none", "--k", "2")
+    assert done.returncode == 0, done.stderr
+    assert "No verdict: 3 test prompts" in done.stdout
+    assert "collect votes on more prompts" in done.stdout
+    table = done.stdout.partition("Scores on held-out prompts")[2].partition("→ the main row")[0]
+    assert "[" not in table
+    assert "(" not in table.replace("(best first)", "").replace("σ(Δr)", "")
+
+
+# --- few votes --------------------------------------------------------------------------------------------------------
+
+
+def with_votes(n: int) -> PreferenceSet:
+    """Return the pairs of a town hall with n votes each, drawn from its true shares."""
+    town = town_hall(480)
+    drawn = np.random.default_rng(0).binomial(n, town.true_prob)
+    return replace(town.preferences, votes_a=drawn, votes_b=n - drawn)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_corrected_floor_of_two_or_three_votes_is_an_identity(n: int) -> None:
+    votes = with_votes(n)
+    assert floor_corrected(votes.prob_a, votes.n_votes) == pytest.approx(0, abs=1e-12)
+    assert not floor_is_measurable(votes.n_votes)
+    assert math.isnan(inspect(votes).floor_corrected)
+
+
+def test_the_floor_is_measurable_if_most_pairs_have_four_votes() -> None:
+    assert floor_is_measurable([4, 5, 3])
+    assert not floor_is_measurable([4, 3])
+
+
+def test_the_floor_is_no_rival_at_three_votes_per_pair(ensemble: RewardEnsemble) -> None:
+    few, many = evaluate(ensemble, with_votes(3), groups=[]), evaluate(ensemble, with_votes(5), groups=[])
+    assert "floor" in [row.name for row in comparison(many)]
+    assert "floor" not in [row.name for row in comparison(few)]
+    assert math.isnan(few.baselines["floor"].brier_corrected)
+    assert not any("the floor" in verdict.text for verdict in verdicts(few))
+
+
+def test_the_terminal_says_why_the_floor_is_missing(town_folder: Path, tmp_path: Path) -> None:
+    with_votes(3).save(tmp_path / "votes.jsonl")
+    for command in (("inspect",), ("evaluate", town_folder)):
+        done = run(*command, tmp_path / "votes.jsonl")
+        assert FEW_VOTES in " ".join(done.stdout.split()), done.stderr
+        assert "-0.0000" not in done.stdout
+
+
+# --- cross-validation -------------------------------------------------------------------------------------------------
+
+
+def test_folds_test_every_prompt_once_and_allow_a_verdict(tmp_path: Path) -> None:
+    votes = town_hall(480).preferences
+    few = votes[votes.prompt_index < 25]
+    ensemble = fit(few, k=2, encoder="none", target="mixture", folds=3, folder=tmp_path)
+    pooled = ensemble.record.cross_validation
+    assert pooled is not None
+    assert (pooled.prompts, pooled.pairs) == (25, len(few))
+    assert not math.isnan(pooled.test.interval.low)
+    assert set(pooled.baselines) >= {"floor", "constant_half", "soft_bt"}
+    assert headline(pooled, ensemble.record).standing != "unknown"
+    saved = RewardEnsemble.load(tmp_path).record.cross_validation
+    assert saved is not None
+    assert saved.to_json() == pooled.to_json()
+
+
+def test_folds_hold_every_prompt_out_once_and_differ_by_one_prompt_in_size() -> None:
+    fold = fold_of_prompts(town_hall(200).preferences, 4)
+    sizes = np.bincount(fold)
+    assert sizes.sum() == len(town_hall(200).preferences.prompts)
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_fold_is_predicted_by_an_ensemble_that_was_fitted_without_it() -> None:
+    """Two folds are two fits with an official split; their pooled predictions have the recorded score."""
+    votes = town_hall(240).preferences
+    options: dict[str, Any] = {"k": 2, "encoder": "none", "target": "mixture"}
+    pooled = fit(votes, **options, folds=2).record.cross_validation
+    assert pooled is not None
+    fold = fold_of_prompts(votes, 2)[votes.prompt_index]
+    share = np.empty(len(votes))
+    for number in (0, 1):
+        side = np.where(fold == number, "test", "train").astype(object)
+        share[fold == number] = fit(replace(votes, columns={"split": side}), **options).prob_hat(votes[fold == number])
+    assert pooled.test.brier == pytest.approx(((share - votes.prob_a) ** 2).mean())
+
+
+def test_more_folds_than_prompts_are_refused(tmp_path: Path) -> None:
+    town_hall(40).preferences.save(tmp_path / "votes.jsonl")
+    done = run("fit", tmp_path / "votes.jsonl", "-o", tmp_path / "out", "--encoder", "none", "--folds", "9")
+    assert done.returncode == 2
+    assert "--folds 9 needs at least 9 prompts" in done.stderr
