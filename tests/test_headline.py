@@ -11,7 +11,7 @@ from conftest import run
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
 from pluralign.ensemble.headline import FEW_VOTES, headline, standing
-from pluralign.ensemble.record import Compared, Evaluation, FitRecord
+from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
 from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.fitting.cross_validation import fold_of_prompts
 from pluralign.theory.calibration import floor_corrected, floor_is_measurable
@@ -25,10 +25,11 @@ def evaluation(ensemble: RewardEnsemble) -> Evaluation:
 
 
 def against(evaluation: Evaluation, **ends: tuple[float, float]) -> Evaluation:
-    """Return an evaluation with other intervals of the difference from some baselines."""
+    """Return an evaluation with other differences from baselines; all single rewards differ as soft BT does."""
+    singles = dict.fromkeys(SINGLE_REWARDS, ends["soft_bt"]) if "soft_bt" in ends else {}
     changed: dict[str, Compared] = {
         name: replace(evaluation.baselines[name], difference=Interval(sum(pair) / 2, *pair, 0.01))
-        for name, pair in ends.items()
+        for name, pair in {**singles, **ends}.items()
     }
     return replace(evaluation, baselines={**evaluation.baselines, **changed})
 
@@ -52,6 +53,24 @@ def test_the_verdict_is_about_soft_bt_unless_one_half_is_as_good(
     found = headline(against(evaluation, constant_half=half, soft_bt=soft_bt))
     assert found.standing == standing
     assert found.verdict.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("ends", "standing", "words"),
+    [
+        (LEVEL, "level", "Not significantly different from the best single reward (soft BT, damped: "),
+        (BEHIND, "behind", "Worse than the best single reward (soft BT, damped: "),
+    ],
+)
+def test_better_than_soft_bt_is_not_enough_if_another_single_reward_is_as_good(
+    evaluation: Evaluation, ends: tuple[float, float], standing: str, words: str
+) -> None:
+    changed = against(evaluation, constant_half=AHEAD, soft_bt=AHEAD, damped_bt=ends)
+    best = replace(changed.baselines["damped_bt"], brier=0.0)
+    found = headline(replace(changed, baselines={**changed.baselines, "damped_bt": best}))
+    assert found.standing == standing
+    assert found.verdict.startswith("Better than one soft BT reward")
+    assert words in found.verdict
 
 
 def test_the_main_figure_is_the_corrected_score_with_its_interval(evaluation: Evaluation) -> None:

@@ -8,12 +8,11 @@ import pytest
 from pluralign import fit, town_hall
 from pluralign.cli.views.evaluation import voices_line
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.record import FitRecord, VoicesEvidence
+from pluralign.ensemble.record import SINGLE_REWARDS, FitRecord, VoicesEvidence
 from pluralign.evaluation.comparison import verdicts, voices_sentence
 from pluralign.evaluation.measure import measure, read_ensemble
 from pluralign.evaluation.voices import evidence_of_voices
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, paired_difference
-from pluralign.training.baselines import SINGLE_REWARDS
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pluralign.core.text import counted
-from pluralign.ensemble.record import Compared, Evaluation, FitRecord
+from pluralign.ensemble.record import BASELINE_NAMES, SINGLE_REWARDS, Compared, Evaluation, Figures, FitRecord
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
 
 Standing = Literal["ahead", "level", "behind", "unknown"]
@@ -68,12 +68,25 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
     else:
         name = "predicting ½ for every pair"
     place = standing(rival.difference) if rival else "unknown"
+    verdict = _verdict(evaluation, rival, name, place)
+    if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
+        rival = evaluation.baselines[single]
+        place = standing(rival.difference)
+        verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):.4f})."
     return Headline(
         main=_main(evaluation, held_out=record is not None and evaluation.left_out.known),
-        verdict=_verdict(evaluation, rival, name, place),
+        verdict=verdict,
         standing=place,
         next_step=_next_step(evaluation, rival, place, beats_half, record, folder),
     )
+
+
+_WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
+
+
+def _score(found: Compared | Figures) -> float:
+    """Return the corrected Brier score, or the plain one if every pair has a single vote."""
+    return found.brier if math.isnan(found.brier_corrected) else found.brier_corrected
 
 
 def _leaked(evaluation: Evaluation) -> Headline:
@@ -101,10 +114,15 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
         return f"No verdict: {few}, and an interval needs at least {ENOUGH_CLUSTERS}."
     if rival is None or place == "unknown":
         return "No verdict: there is no baseline to compare with."
-    corrected = not math.isnan(rival.brier_corrected)
-    words = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
-    score, ratio = rival.brier_corrected if corrected else rival.brier, evaluation.test.brier / rival.brier
-    return f"{words[place]} {name} ({score:.4f}; ratio of Brier scores {ratio:.3f})."
+    ratio = evaluation.test.brier / rival.brier
+    return f"{_WORDS[place]} {name} ({_score(rival):.4f}; ratio of Brier scores {ratio:.3f})."
+
+
+def _single_as_good(evaluation: Evaluation) -> str | None:
+    """Return the key of the best single reward if the ensemble is not better, else None. It can beat plain soft BT."""
+    singles = {key: evaluation.baselines[key] for key in SINGLE_REWARDS if key in evaluation.baselines}
+    best = min(singles, key=lambda name: singles[name].brier)
+    return best if standing(singles[best].difference) != "ahead" else None
 
 
 def _next_step(
@@ -129,15 +147,14 @@ def _next_step(
         return better_encoder or "collect more votes; on these features the ensemble has not learned from them."
     soft = evaluation.levels.get("policy")
     if place == "behind" and evaluation.level == "vote" and soft and soft.brier < evaluation.test.brier:
-        score = soft.brier_corrected if not math.isnan(soft.brier_corrected) else soft.brier
-        return f"fit with --level policy (read softly, these members score {score:.4f})."
+        return f"fit with --level policy (read softly, these members score {_score(soft):.4f})."
     if better_encoder:
         return better_encoder
     if place == "level" and rival is not None and (enough := _prompts_to_decide(rival.difference, evaluation.prompts)):
         return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
-        return f"pluralign report {folder} -o report.html; both predict these votes equally well."
-    return "try a larger encoder (--encoder NAME) or more votes; or use soft BT if you need no separate views."
+        return f"pluralign report {folder} -o report.html; one reward predicts these votes as well."
+    return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
 
 
 def _more_prompts(evaluation: Evaluation, record: FitRecord | None) -> str:

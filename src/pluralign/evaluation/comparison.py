@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from pluralign.ensemble.headline import Standing, standing
-from pluralign.ensemble.record import Evaluation, VoicesEvidence
+from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, VoicesEvidence
 from pluralign.evaluation.results import FullEvaluation
 from pluralign.theory.intervals import Interval
-from pluralign.training.baselines import BASELINE_NAMES
 
 READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
 

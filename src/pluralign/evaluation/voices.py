@@ -8,10 +8,9 @@ import math
 from collections.abc import Mapping
 
 from pluralign.core.arrays import FloatArray
-from pluralign.ensemble.record import VoicesEvidence
+from pluralign.ensemble.record import SINGLE_REWARDS, VoicesEvidence
 from pluralign.theory.calibration import brier, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, paired_difference
-from pluralign.training.baselines import SINGLE_REWARDS
 from pluralign.votes.preferences import PreferenceSet
 
 ERROR_RATE = 0.05

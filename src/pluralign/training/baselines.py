@@ -106,22 +106,6 @@ BASELINES = {
     "mixture": "mixture",
 }
 """Formula of every fitted baseline."""
-BASELINE_NAMES = {
-    "floor": "floor",
-    "constant_half": "constant ½",
-    "soft_bt": "soft BT as σ(Δr)",
-    "soft_bt_temperature": "soft BT, tempered",
-    "damped_bt": "soft BT, damped",
-    "undecided_bt": "soft BT, undecided share",
-    "hard_bt": "hard BT",
-    "pair": "{r, −r}",
-    "bootstrap": "bootstrap",
-    "mean_variance": "mean–variance",
-    "mixture": "mixture of BT",
-}
-"""Display name of every baseline, including the two that need no fit."""
-SINGLE_REWARDS = ("soft_bt", "soft_bt_temperature", "damped_bt", "undecided_bt")
-"""The baselines that read one reward as a probability."""
 
 
 def fit_baselines(
