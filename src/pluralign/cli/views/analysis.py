@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pluralign.analysis.certificate import Certificate, Statement
 from pluralign.analysis.member_rankings import CaseStudy, Diversity
-from pluralign.analysis.profiles import Profile
+from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
 from pluralign.analysis.pruning import Pruning
 from pluralign.cli.views.tables import figure_table, heading, number, shortened, span, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -163,11 +163,14 @@ def _case_panel(case: CaseStudy) -> Panel:
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
-def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[RenderableType]:
-    """Yield one card per member."""
+def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Iterator[RenderableType]:
+    """Yield one card per member; ``prompts`` is the number of prompts that they were measured on."""
     yield heading(f"{title}\n")
     for profile in profiles:
-        yield text_panel(_card(profile), Text(f"Member {profile.member}: {profile.name}"))
+        name = f"{member_name(profile.member)}: {profile.name}" if profile.named else profile.name
+        yield text_panel(_card(profile), Text(name))
+    if reason := unnamed_reason(profiles, prompts):
+        yield Text(reason)
     yield Text(
         "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
         "traits and for words separately.\n",
@@ -176,7 +179,9 @@ def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[Renderable
 
 
 def _card(profile: Profile) -> Text:
-    text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}\n{profile.description}")
+    text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}")
+    if profile.description:
+        text.append(f"\n{profile.description}")
     for words, which in ((profile.likes, "words it prefers"), (profile.dislikes, "words it avoids")):
         if words:
             text.append(f"\n{which}: ", style="italic")
