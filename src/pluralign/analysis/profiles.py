@@ -8,7 +8,7 @@ claims is called by its number; ``unnamed_reason`` explains it once for all of t
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +77,7 @@ class Profile:
     disagreement: float
     name: str
     """Its clearest claims, or "Member 4" if it has none."""
-    named: bool
+    named: bool = field(default=True, kw_only=True)
     """Whether the name consists of claims."""
     description: str
     """The claims with numbers; empty if it has none."""

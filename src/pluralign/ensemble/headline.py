@@ -51,13 +51,16 @@ def main_evaluation(record: FitRecord) -> Evaluation | None:
     return record.cross_validation or record.evaluation
 
 
-def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR") -> Headline:
+def headline(
+    evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR", *, in_report: bool = False
+) -> Headline:
     """Return the headline of an evaluation.
 
     Args:
         evaluation: figures of a predictor on held-out votes.
         record: of the ensemble that was measured; None for other predictors.
         folder: of that ensemble, for the command of the next step.
+        in_report: the report shows it, so the next step is not to write one.
     """
     rival = evaluation.baselines.get("constant_half")
     beats_half = rival is not None and standing(rival.difference) == "ahead"
@@ -70,7 +73,7 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
         main=_main(evaluation),
         verdict=_verdict(evaluation, rival, name, place),
         standing=place,
-        next_step=_next_step(evaluation, rival, place, beats_half, record, folder),
+        next_step=_next_step(evaluation, rival, place, beats_half, record, folder, in_report),
     )
 
 
@@ -78,8 +81,8 @@ def _main(evaluation: Evaluation) -> str:
     test, prompts = evaluation.test, counted(evaluation.prompts, "held-out prompt")
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
-    ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:.4f}, {test.interval.high:.4f}]"
-    return f"Main number: corrected Brier score {test.brier_corrected:.4f}{ends} on {prompts} (0 is perfect)."
+    ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:z.4f}, {test.interval.high:z.4f}]"
+    return f"Main number: corrected Brier score {test.brier_corrected:z.4f}{ends} on {prompts} (0 is perfect)."
 
 
 def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: Standing) -> str:
@@ -91,7 +94,7 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
     corrected = not math.isnan(rival.brier_corrected)
     words = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
     score, ratio = rival.brier_corrected if corrected else rival.brier, evaluation.test.brier / rival.brier
-    return f"{words[place]} {name} ({score:.4f}; ratio of Brier scores {ratio:.3f})."
+    return f"{words[place]} {name} ({score:z.4f}; ratio of Brier scores {ratio:.3f})."
 
 
 def _next_step(
@@ -101,14 +104,16 @@ def _next_step(
     beats_half: bool,
     record: FitRecord | None,
     folder: str,
+    in_report: bool,
 ) -> str:
+    report, serve = f"pluralign report {folder} -o report.html", f"pluralign serve {folder}"
     encoder = str(record.options.get("encoder", "")) if record else ""
     if evaluation.prompts < ENOUGH_CLUSTERS:
         return _more_prompts(evaluation, record)
     if place == "ahead" and beats_half:
-        return f"pluralign report {folder} -o report.html, or pluralign serve {folder}." if record else (
-            "compare it with other predictors (--against)."
-        )  # fmt: skip
+        if not record:
+            return "compare it with other predictors (--against)."
+        return f"{serve}." if in_report else f"{report}, or {serve}."
     if not record:
         return "fit an ensemble on votes of the same kind (pluralign fit), and compare it with --against."
     better_encoder = "fit with --encoder minilm, which reads the meaning of texts." if encoder in WEAK_ENCODERS else ""
@@ -117,13 +122,13 @@ def _next_step(
     soft = evaluation.levels.get("policy")
     if place == "behind" and evaluation.level == "vote" and soft and soft.brier < evaluation.test.brier:
         score = soft.brier_corrected if not math.isnan(soft.brier_corrected) else soft.brier
-        return f"fit with --level policy (read softly, these members score {score:.4f})."
+        return f"fit with --level policy (read softly, these members score {score:z.4f})."
     if better_encoder:
         return better_encoder
     if place == "level" and rival is not None and (enough := _prompts_to_decide(rival.difference, evaluation.prompts)):
         return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
-        return f"pluralign report {folder} -o report.html; both predict these votes equally well."
+        return f"{serve if in_report else report}; both predict these votes equally well."
     return "try a larger encoder (--encoder NAME) or more votes; or use soft BT if you need no separate views."
 
 

@@ -237,7 +237,7 @@ def report(
         )
     with working("Drawing"):
         commands = command_history(loaded.record, ensemble, sys.argv[1:])
-        write_report(loaded, study, output, commands=commands)
+        write_report(loaded, study, output, folder=str(ensemble), commands=commands)
         drawn = save_figures(draw_figures(study), figures) if figures else []
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")

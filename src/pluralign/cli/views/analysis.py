@@ -15,6 +15,7 @@ from pluralign.analysis.pruning import Pruning
 from pluralign.cli.views.tables import figure_table, heading, number, shortened, span, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.guarantees import outlier_weight_bound
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 # --- pruning and certificates -----------------------------------------------------------------------------------------
 
@@ -67,9 +68,11 @@ def _pruning_cost_table(pruning: Pruning) -> Table:
     table = figure_table("Calibration error (corrected Brier of hard votes)", "", "error", "95 % over prompts")
     for name, interval in (("before", pruning.error_before), ("after", pruning.error_after)):
         table.add_row(name, number(interval.mean), span(interval))
-    table.add_row("difference", f"{pruning.difference.mean:+.4f}", span(pruning.difference))
+    table.add_row("difference", f"{pruning.difference.mean:+z.4f}", span(pruning.difference))
     table.add_row("upper bound: (√ε + 1/(β−1))²", number(pruning.bound), "")
     table.add_row("upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), "")
+    if math.isnan(pruning.difference.low):
+        table.caption = f"no interval from fewer than {ENOUGH_CLUSTERS} prompts"
     return table
 
 
@@ -140,7 +143,7 @@ def _heat_map(diversity: Diversity) -> Table:
 
 
 def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+    return "–" if math.isnan(value) else f"{value:+z.2f}".replace("-", "−")
 
 
 def _heat(tau: float) -> str:
