@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from matplotlib import _pylab_helpers
-from matplotlib.figure import Figure
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.errors import MissingExtraError, UsageError
@@ -17,6 +16,7 @@ from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.measure import without_verdict
 from pluralign.evaluation.results import FullEvaluation
+from pluralign.publishing.figures import Drawing
 
 HOSTILE = "<script>alert(1)</script> & “"
 
@@ -99,7 +99,7 @@ def test_votes_show_their_first_pairs_with_escaped_texts() -> None:
 
 
 def test_names_of_predictors_are_escaped(evaluation: FullEvaluation) -> None:
-    named = replace(evaluation, subject=replace(evaluation.subject, name=HOSTILE, kind="rewards"))
+    named = replace(evaluation, subject=replace(evaluation.subject, name=HOSTILE, kind="scores"))
     assert "<script>" not in named._repr_html_()
 
 
@@ -122,8 +122,8 @@ def test_an_ensemble_is_plotted_as_brier_by_size_beside_reliability(ensemble: Re
 
 
 def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> None:
-    drawing: Any = ensemble.plot()
-    assert isinstance(drawing, Figure)
+    drawing = ensemble.plot()
+    assert isinstance(drawing, Drawing)
     assert drawing._repr_png_().startswith(b"\x89PNG")
     assert not _pylab_helpers.Gcf.figs, "no figure stays in memory"
 
