@@ -76,6 +76,16 @@ def held_out(town_folder: Path) -> "HeldOutVotes":
     return load_held_out(town_folder)
 
 
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an ensemble of two members whose few held-out prompts allow no interval and no name."""
+    from pluralign import fit, town_hall
+
+    path = tmp_path_factory.mktemp("small")
+    fit(town_hall(64).preferences, k=2, encoder="none", target="votes", folder=path)
+    return path
+
+
 BROWSER_FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),

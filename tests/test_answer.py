@@ -1,6 +1,7 @@
 """Balanced, steerable and distributional answers."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,15 @@ def test_the_command_prints_the_result_of_the_function(folder: Path, lines: Path
     page = run("answer", folder, PROMPT, "--candidates", lines)
     for words in ("of the weight", "consensus", "strongest rival"):
         assert words in page.stdout
+
+
+def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
+    small_folder: Path, lines: Path
+) -> None:
+    page = run("answer", small_folder, PROMPT, "--candidates", lines)
+    assert page.returncode == 0, page.stderr
+    assert re.search(r"of the weight · (Member 0; Member 1|Member 0|Member 1) ", page.stdout)
+    assert page.stdout.count("Members without a name") == 1
 
 
 @pytest.mark.parametrize(

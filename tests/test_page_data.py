@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.comparison import comparison, verdicts
 from pluralign.server.page_data import PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
@@ -154,6 +155,14 @@ def test_cards_agree_with_profiles(shown: dict[str, Any], report: ReportData) ->
     for card, profile in zip(shown["members"], report.profiles, strict=True):
         assert {lean["claim"] for lean in card["leans"]} <= {lean.claim for lean in profile.leans}
         assert len(card["distinguishing"]) == len(profile.distinguishing)
+
+
+def test_the_page_says_once_why_members_have_no_name(ensemble: RewardEnsemble, small_folder: Path) -> None:
+    small = page_json(RewardEnsemble.load(small_folder), load_held_out(small_folder))
+    assert [card["name"] for card in small["members"]] == ["Member 0", "Member 1"]
+    assert [card["description"] for card in small["members"]] == ["", ""]
+    assert small["unnamed"].endswith("prompts cannot distinguish members; at least 20 are needed.")
+    assert page_json(ensemble)["unnamed"].endswith("there are no held-out votes to compare them on.")
 
 
 def test_groups_equal_those_of_the_report(shown: dict[str, Any], report: ReportData) -> None:

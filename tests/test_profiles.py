@@ -2,18 +2,21 @@
 
 import functools
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from conftest import run
 
 from pluralign.analysis import leans
 from pluralign.analysis.leans import adjusted_mean, sample_prompts
-from pluralign.analysis.profiles import NO_CLAIMS, Profile, member_profiles
+from pluralign.analysis.profiles import Profile, member_profiles, unnamed_reason
 from pluralign.analysis.traits import KEYS, trait_values
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
@@ -113,9 +116,34 @@ def test_a_random_member_among_members_that_prefer_length_only_cares_less() -> N
 
 
 def test_equal_names_get_the_number_of_the_member() -> None:
-    assert [card.name for card in cards_of(noise(0), noise(0))] == [f"{NO_CLAIMS} (member {j})" for j in (0, 1)]
+    cards = cards_of(feature("length"), feature("length"), noise(0), noise(1))
+    assert cards[0].name.endswith(" (member 0)")
+    assert cards[1].name == cards[0].name.replace("(member 0)", "(member 1)")
+    assert cards[1].label == f"1 · {cards[1].name}".removesuffix(" (member 1)")
+
+
+def test_a_member_without_claims_is_called_by_its_number() -> None:
+    cards = cards_of(noise(0), noise(1), noise(2))
+    assert [card.name for card in cards] == ["Member 0", "Member 1", "Member 2"]
+    assert not any(card.named or card.description for card in cards)
+    longer, *_ = cards_of(feature("length"), noise(0), noise(1))
+    assert longer.named
+    assert (longer.label, cards[1].label) == (f"0 · {longer.name}", "Member 1")
+
+
+def test_the_reason_for_missing_names_is_one_sentence_about_the_prompts() -> None:
+    cards = cards_of(noise(0), noise(1), noise(2))
+    assert unnamed_reason(cards, 30) == (
+        "Members without a name: on 30 prompts, no difference from the other members in a trait is significant."
+    )
+    assert unnamed_reason(cards, 8).endswith("8 prompts cannot distinguish members; at least 20 are needed.")
+    assert unnamed_reason([replace(card, named=True) for card in cards], 8) == ""
+
+
+def test_a_single_member_has_no_name() -> None:
     (alone,) = cards_of(feature("length"))
-    assert alone.name == NO_CLAIMS
+    assert (alone.name, alone.named) == ("Member 0", False)
+    assert unnamed_reason([alone], 30).endswith("a single member has no others to differ from.")
     assert alone.leans[0].own == pytest.approx(alone.leans[0].ensemble)
     assert alone.distinguishing == ()
 
@@ -176,6 +204,17 @@ def test_cards_are_json_and_few_prompts_give_no_claims() -> None:
     cards = member_profiles([0.5, 0.5], HeldOutVotes(votes, rewards))
     assert not any(lean.claim for card in cards for lean in card.leans)
     assert json.loads(json.dumps(asdict(cards[0])))["member"] == 0
+
+
+def test_the_command_says_once_why_members_have_no_name(small_folder: Path) -> None:
+    prompts = len(load_held_out(small_folder).preferences.prompts)
+    reason = f"Members without a name: {prompts} prompts cannot distinguish members; at least 20 are needed."
+    page = run("profile", small_folder)
+    assert page.stdout.count(reason) == 1
+    assert re.findall(r"─ (Member \d[^─]*) ─", page.stdout) == ["Member 0", "Member 1"]
+    facts = json.loads(run("profile", small_folder, "--json").stdout)
+    assert facts["unnamed"] == reason
+    assert [(card["name"], card["named"]) for card in facts["members"]] == [("Member 0", False), ("Member 1", False)]
 
 
 def test_the_number_of_weights_must_match_the_rewards() -> None:

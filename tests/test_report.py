@@ -1,5 +1,6 @@
 """The report and its figures."""
 
+import html
 import json
 import math
 import re
@@ -18,10 +19,21 @@ from pluralign.analysis.camps import CampStudy, camps_of_ensemble
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation
-from pluralign.publishing.figures import as_svg, brier_by_size, camp_heat_map, save_figures, tau_heat_map
+from pluralign.ensemble.training_prompts import LeftOut
+from pluralign.evaluation.measure import without_verdict
+from pluralign.publishing.figures import (
+    as_svg,
+    brier_by_size,
+    camp_heat_map,
+    reliability_curve,
+    save_figures,
+    tau_heat_map,
+)
 from pluralign.publishing.report import draw_figures, page, report
+from pluralign.theory.intervals import Interval
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
 
@@ -41,6 +53,12 @@ def ensemble(folder: Path) -> RewardEnsemble:
 @pytest.fixture(scope="module")
 def found(folder: Path, ensemble: RewardEnsemble) -> ReportData:
     return collect_report_data(ensemble, load_held_out(folder))
+
+
+@pytest.fixture(scope="module")
+def plain(ensemble: RewardEnsemble, found: ReportData) -> str:
+    """The page of ``found``."""
+    return page(ensemble, found)
 
 
 def hostile(held_out: HeldOutVotes) -> HeldOutVotes:
@@ -87,38 +105,35 @@ def tags(text: str) -> Tags:
     return parsed
 
 
-def test_every_section_exists_and_is_linked(ensemble: RewardEnsemble, found: ReportData) -> None:
-    text = page(ensemble, found)
-    anchors = re.findall(r'<a href="#(\w+)"', text)
+def test_every_section_exists_and_is_linked(plain: str) -> None:
+    anchors = re.findall(r'<a href="#(\w+)"', plain)
     assert anchors == ["votes", "calibration", "groups", "diversity", "members", "certificate", "cases", "reproduce"]
-    assert all(text.count(f'<section id="{anchor}">') == 1 for anchor in anchors)
+    assert all(plain.count(f'<section id="{anchor}">') == 1 for anchor in anchors)
 
 
-def test_the_page_is_well_formed_and_loads_nothing(ensemble: RewardEnsemble, found: ReportData) -> None:
-    text = page(ensemble, found)
-    parsed = tags(text)
+def test_the_page_is_well_formed_and_loads_nothing(plain: str) -> None:
+    parsed = tags(plain)
     assert parsed.open == []
     assert not {"script", "link", "iframe", "object", "embed"} & set(parsed.seen)
-    assert not re.search(r'(?:src|href)="(?!#)', text.replace('xlink:href="#', 'href="#'))
-    assert "default-src 'none'" in text
+    assert not re.search(r'(?:src|href)="(?!#)', plain.replace('xlink:href="#', 'href="#'))
+    assert "default-src 'none'" in plain
 
 
-def test_the_page_shows_the_figures_of_the_fit(ensemble: RewardEnsemble, found: ReportData) -> None:
-    text = page(ensemble, found)
+def test_the_page_shows_the_figures_of_the_fit(ensemble: RewardEnsemble, found: ReportData, plain: str) -> None:
     evaluation = evaluation_of(ensemble)
-    assert f"{evaluation.test.brier:.4f}" in text
+    assert f"{evaluation.test.brier:.4f}" in plain
     for name, baseline in evaluation.baselines.items():
-        assert f"<td>{baseline.brier:.4f}</td>" in text, name
+        assert f"<td>{baseline.brier:.4f}</td>" in plain, name
     for card in found.profiles:
-        assert f"{card.member} · " in text
+        assert f"<h3>{card.label}</h3>" in plain
 
 
 def test_the_page_shows_the_undecided_share_and_the_absolute_error(ensemble: RewardEnsemble, found: ReportData) -> None:
     evaluation = replace(evaluation_of(ensemble), undecided=0.331)
     text = page(ensemble, replace(found, record=replace(found.record, evaluation=evaluation)))
-    assert "<b>33 %</b>undecided<small>" in text
-    plain = page(ensemble, replace(found, record=replace(found.record, evaluation=replace(evaluation, undecided=0.0))))
-    assert "%</b>undecided<small>" not in plain
+    assert "Undecided share: 33 %." in text
+    none = page(ensemble, with_evaluation(found, replace(evaluation, undecided=0.0)))
+    assert "Undecided share:" not in none
     for baseline in evaluation.baselines.values():
         assert f"<td>{baseline.absolute_error:.3f}</td>" in text
 
@@ -136,6 +151,111 @@ def test_the_page_reports_that_soft_bt_is_better(ensemble: RewardEnsemble, found
 def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
     assert ensemble.record.evaluation is not None
     return ensemble.record.evaluation
+
+
+def with_evaluation(found: ReportData, evaluation: Evaluation) -> ReportData:
+    return replace(found, record=replace(found.record, evaluation=evaluation))
+
+
+def test_the_page_starts_with_the_headline(ensemble: RewardEnsemble, found: ReportData) -> None:
+    first = headline(evaluation_of(ensemble), ensemble.record, "town", in_report=True)
+    text = html.unescape(page(ensemble, found, folder="town"))
+    places = [text.index(line) for line in (first.main, first.verdict, f"Next: {first.next_step}", "<section")]
+    assert places == sorted(places)
+
+
+def test_the_next_step_of_a_report_is_not_another_report(ensemble: RewardEnsemble) -> None:
+    evaluation = evaluation_of(ensemble)
+    far_ahead = {
+        name: replace(one, difference=Interval(-0.02, -0.03, -0.01, 0.01)) for name, one in evaluation.baselines.items()
+    }
+    ahead = replace(evaluation, baselines=far_ahead)
+    assert headline(ahead, ensemble.record, "town", in_report=True).next_step == "pluralign serve town."
+    assert headline(ahead, ensemble.record, "town").next_step.startswith("pluralign report town -o report.html")
+
+
+def test_one_row_of_the_comparison_is_marked(plain: str) -> None:
+    assert re.findall(r'<tr class="own"><td>(.*?)</td>', plain) == ["→ ensemble: votes"]
+    assert plain.count("<td>→ ") == 1
+
+
+def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: ReportData) -> None:
+    evaluation = evaluation_of(ensemble)
+    figures = replace(evaluation.test, brier=0.0777, brier_corrected=0.0444)
+    levels = {**evaluation.levels, evaluation.level: figures}
+    pooled = replace(evaluation, test=figures, levels=levels, members=[], prompts=75)
+    record = replace(found.record, cross_validation=pooled, options={**found.record.options, "folds": 5})
+    text = page(ensemble, replace(found, record=record))
+    assert "Main number: corrected Brier score 0.0444" in text
+    assert "Cross-validated in 5 folds: each of the 75 prompts is predicted by an ensemble fitted without it." in text
+    assert "<td>→ ensemble: votes</td><td>3</td><td>0.0777</td><td>0.0444</td>" in text
+
+
+def test_a_report_on_other_votes_does_not_use_the_cross_validation_of_the_fit(
+    ensemble: RewardEnsemble, folder: Path
+) -> None:
+    evaluation = evaluation_of(ensemble)
+    validated = replace(ensemble, record=replace(ensemble.record, cross_validation=evaluation))
+    other = replace(evaluation, left_out=LeftOut(pairs=40, prompts=5))
+    found = collect_report_data(validated, load_held_out(folder), other, cases=0)
+    assert found.main is other
+    text = page(validated, found)
+    assert "Left out 5 prompts (40 pairs) that were used for training." in text
+    assert "Cross-validated" not in text
+
+
+def without_floor(evaluation: Evaluation) -> Evaluation:
+    """Return an evaluation as on votes with 2–3 votes per pair."""
+    return replace(
+        evaluation, baselines={**evaluation.baselines, "floor": without_verdict(evaluation.baselines["floor"])}
+    )
+
+
+def test_a_floor_that_votes_cannot_measure_is_no_rival(ensemble: RewardEnsemble, found: ReportData, plain: str) -> None:
+    few = with_evaluation(found, without_floor(evaluation_of(ensemble)))
+    text = page(ensemble, few)
+    shown = ("<td>floor</td>", "(the floor)", "below the floor")
+    assert [words in plain for words in shown] == [True] * 3
+    assert [words in text for words in shown] == [False] * 3
+    assert FEW_VOTES in text
+    assert FEW_VOTES not in plain
+    (axes,) = brier_by_size(few.record, few.evaluation).axes
+    assert not [label.get_text() for label in axes.texts if label.get_text().startswith("floor")]
+    assert not axes.patches, "there is no band"
+
+
+def test_few_prompts_have_no_intervals_and_the_page_says_why_once(small_folder: Path) -> None:
+    ensemble, held_out = RewardEnsemble.load(small_folder), load_held_out(small_folder)
+    found = collect_report_data(ensemble, held_out)
+    text = page(ensemble, found)
+    prompts = len(held_out.preferences.prompts)
+    assert text.count(f"No verdict: {prompts} test prompts, and an interval needs at least 20.") == 1
+    assert "95 %" not in text.split("<h2>Certificate</h2>")[0]
+    assert not re.search(r"\bnan\b", text, flags=re.IGNORECASE)
+    (axes,) = reliability_curve(found.evaluation).axes
+    assert not axes.collections, "there are no error bars"
+    assert reliability_curve(replace(found.evaluation, prompts=20)).axes[0].collections
+
+
+def test_members_without_a_name_share_one_reason(small_folder: Path) -> None:
+    ensemble = RewardEnsemble.load(small_folder)
+    text = page(ensemble, collect_report_data(ensemble, load_held_out(small_folder)))
+    assert re.findall(r"<h3>(Member \d)</h3>", text) == ["Member 0", "Member 1"]
+    assert text.count("Members without a name:") == 1
+    assert "<summary>Details</summary>" not in text
+
+
+def test_no_number_is_a_negative_zero(ensemble: RewardEnsemble, found: ReportData) -> None:
+    tiny = Interval(-1e-6, -1e-6, -1e-6, 0.0)
+    evaluation = evaluation_of(ensemble)
+    zeros = {name: replace(one, brier_corrected=-1e-6, difference=tiny) for name, one in evaluation.baselines.items()}
+    test = replace(evaluation.test, brier_corrected=-1e-6, interval=tiny)
+    changed = replace(evaluation, baselines=zeros, test=test, levels={**evaluation.levels, evaluation.level: test})
+    text = page(ensemble, with_evaluation(found, changed))
+    assert not re.search(r"[-−]0?\.0+(?!\d)", text)
+    assert "+0.0000 [+0.0000, +0.0000]" in text
+    labels = [label.get_text() for label in tau_heat_map([[1.0, -1e-6], [-1e-6, 1.0]]).axes[0].texts]
+    assert labels == ["1.00", ".00", ".00", "1.00"]
 
 
 def test_an_ensemble_without_held_out_figures_has_no_report(ensemble: RewardEnsemble, found: ReportData) -> None:
@@ -223,13 +343,13 @@ def camps(ensemble: RewardEnsemble) -> CampStudy:
 
 
 def test_the_report_of_a_town_hall_shows_its_camps(
-    ensemble: RewardEnsemble, found: ReportData, camps: CampStudy
+    ensemble: RewardEnsemble, found: ReportData, camps: CampStudy, plain: str
 ) -> None:
     text = page(ensemble, found, camps={"some features": camps})
     assert "1 of 6 camps have a member: some features" in text
     assert "Member 1 stands for the gardeners" in text
     assert "No member stands for these camps" in text
-    assert 'id="camps"' not in page(ensemble, found)
+    assert 'id="camps"' not in plain
 
 
 def test_the_heat_map_of_camps_has_every_agreement_and_frames_the_member(camps: CampStudy) -> None:

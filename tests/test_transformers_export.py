@@ -25,7 +25,7 @@ from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
-from pluralign.publishing.transformers_export import keep_outputs
+from pluralign.publishing.transformers_export import keep_outputs, member_names
 from pluralign.votes.preferences import PreferenceSet
 
 WEIGHTS = [0.5, 0.2, 0.3]
@@ -224,7 +224,11 @@ def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: 
     np.testing.assert_allclose(plain_rewards(tmp_path / "out"), whole.rewards(ITEMS)[:, [2, 0]], atol=1e-4)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["pluralign_weights"] == [0.75, 0.25]
-    assert config["id2label"] == {"0": "member 0", "1": "member 1"}, "without held-out votes there are no names"
+    assert config["id2label"] == {"0": "Member 0", "1": "Member 1"}, "without held-out votes there are no names"
+
+
+def test_members_without_a_name_are_labelled_by_their_number(small_folder: Path) -> None:
+    assert member_names(small_folder, RewardEnsemble.load(small_folder)) == ["Member 0", "Member 1"]
 
 
 @pytest.mark.slow

@@ -236,7 +236,7 @@ def _small_size(pruning: Pruning, people: PreferenceSet, k: int, epsilon: float)
             equal = f"equal to that of about {worth:.1f} random annotators"
         here += (
             f", and {size_here} at the disagreement of these votes. {k} random annotators have an expected error of "
-            f"{variance / k:.4f}. The error of this ensemble is {error:.4f}, {equal}."
+            f"{variance / k:.4f}. The error of this ensemble is {error:z.4f}, {equal}."
             + (TWO_REWARDS if pruning.undecided_before else "")
         )
     else:
@@ -266,7 +266,7 @@ def _outlier_control(pruning: Pruning, weights: FloatArray, people: PreferenceSe
         + f"Pruning removes {pruning.removed_weight:.3f} of the weight. With the measured ε = {pruning.epsilon:.4f}, "
         f"the error after pruning is at most {pruning.bound:.4f} by the theorem, and at most "
         f"{pruning.bound_after_shift:.4f} by the measured change of the predictions. The measured error is "
-        f"{pruning.error_after.mean:.4f}; the error of always predicting ½ is {error_of_half:.4f}."
+        f"{pruning.error_after.mean:z.4f}; the error of always predicting ½ is {error_of_half:z.4f}."
     )
     kept = pruning.ensemble.undecided > 0 or pruning.undecided_before == 0
     if pruning.undecided_before:
@@ -309,7 +309,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     )
     here += TWO_REWARDS if ensemble.undecided else ""
     if gap is not None:
-        here += f" The measured gap between held-out and training Brier score is {gap:+.4f}."
+        here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
     tuned = isinstance(ensemble.features, FinetunedFeatures)
     if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
         trained = "The features were" if tuned else "A hidden layer was"
@@ -380,13 +380,13 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
         "lower than" if difference.high < 0 else "higher than" if difference.low > 0 else "not significantly lower than"
     )
     estimate = (
-        "cannot be estimated from single votes" if math.isnan(true_error.mean) else f"estimate {true_error.mean:.4f}"
+        "cannot be estimated from single votes" if math.isnan(true_error.mean) else f"estimate {true_error.mean:z.4f}"
     )
     reading = " at the policy level" if level == "policy" else ""
     here = (
         f"With probability {1 - delta:g} each, from {len(means):,} prompts: the true calibration error{reading} is at "
         f"most {true_error.high:.4f} ({estimate}); the error is {ahead} that of always predicting ½ "
-        f"(difference {difference.low:+.4f} to {difference.high:+.4f})."
+        f"(difference {difference.low:+z.4f} to {difference.high:+z.4f})."
     )
     return HeldOut(
         states="On held-out prompts, the measured error of this ensemble is close to its true error.",

@@ -1,13 +1,14 @@
 """A card for each member: how it differs from the other members, in words that a person can check.
 
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
-claims of ``leans``, and the example texts. Which claims are significant is decided in ``leans``.
+claims of ``leans``, and the example texts. Which claims are significant is decided in ``leans``. A member without
+claims is called by its number; ``unnamed_reason`` explains it once for all of them.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +27,10 @@ from pluralign.analysis.leans import (
 from pluralign.analysis.traits import KEYS, TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
+from pluralign.core.text import counted
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory import calibration
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.prompts import Prompt
 
@@ -37,8 +40,6 @@ EXAMPLES = 3
 WORDS_SHOWN = 8
 WORDS_IN_NAME = 3
 """Number of words in a name. A member with fewer liked words has none in its name: they may be an accident."""
-NO_CLAIMS = "Close to the average of all members"
-"""Name of a member without claims."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,11 @@ class Profile:
     weight: float
     disagreement: float
     name: str
+    """Its clearest claims, or "Member 4" if it has none."""
+    named: bool = field(default=True, kw_only=True)
+    """Whether the name consists of claims."""
     description: str
+    """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
     """One per trait, in the order of ``traits.TRAITS``."""
     likes: tuple[Lean, ...]
@@ -84,6 +89,38 @@ class Profile:
     """Words whose responses it rejects, the clearest first."""
     typical: tuple[Typical, ...]
     distinguishing: tuple[Distinguishing, ...]
+
+    @property
+    def label(self) -> str:
+        """Number and name, such as "4 · Prefers lists"; "Member 4" without a name."""
+        return f"{self.member} · {self.name.removesuffix(_suffix(self.member))}" if self.named else self.name
+
+
+def member_name(member: int) -> str:
+    """Return what a member without a name is called. Members are numbered from 0.
+
+    Example:
+        >>> member_name(4)
+        'Member 4'
+    """
+    return f"Member {member}"
+
+
+def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
+    """Return why some members have no name, in one sentence; empty if all have one.
+
+    Args:
+        profiles: the members' cards.
+        prompts: number of prompts that their traits were measured on.
+    """
+    if all(profile.named for profile in profiles):
+        return ""
+    start, found = "Members without a name:", counted(prompts, "prompt")
+    if len(profiles) == 1:
+        return f"{start} a single member has no others to differ from."
+    if prompts < ENOUGH_CLUSTERS:
+        return f"{start} {found} cannot distinguish members; at least {ENOUGH_CLUSTERS} are needed."
+    return f"{start} on {found}, no difference from the other members in a trait is significant."
 
 
 def member_profiles(
@@ -130,6 +167,7 @@ def member_profiles(
             weight=float(alpha[j]),
             disagreement=float(disagreement[j]),
             name=names[j],
+            named=bool(claims[j]),
             description=_description(claims[j]),
             leans=tuple(leans[j]),
             likes=tuple(likes[j]),
@@ -194,10 +232,15 @@ def _shares(lean: Lean, sign: float) -> str:
 
 def _names(claims: list[list[_Claim]]) -> list[str]:
     """Return a name of two claims per member; of more claims, or with a number, where names would be the same."""
-    names = [_joined(of_member[:2]) for of_member in claims]
+    names = [_joined(of_member[:2]) if of_member else member_name(j) for j, of_member in enumerate(claims)]
     for n in range(3, max(map(len, claims), default=0) + 1):
         names = [_joined(claims[j][:n]) if names.count(name) > 1 else name for j, name in enumerate(names)]
-    return [f"{name} (member {j})" if names.count(name) > 1 else name for j, name in enumerate(names)]
+    return [name + _suffix(j) if names.count(name) > 1 else name for j, name in enumerate(names)]
+
+
+def _suffix(member: int) -> str:
+    """Return the end of a name that two members would share."""
+    return f" (member {member})"
 
 
 def _joined(claims: list[_Claim]) -> str:
@@ -207,8 +250,6 @@ def _joined(claims: list[_Claim]) -> str:
         >>> _joined([_Claim(PREFERS, ["lists"], ""), _Claim(LIKES_WORD, ["“tax”", "“debt”"], "")])
         'Prefers lists, likes mentions of “tax” and “debt”'
     """
-    if not claims:
-        return NO_CLAIMS
     objects: dict[str, list[str]] = defaultdict(list)
     for claim in claims:
         objects[claim.verb].extend(claim.objects)
@@ -220,8 +261,6 @@ def _joined(claims: list[_Claim]) -> str:
 
 def _description(claims: list[_Claim]) -> str:
     """Return one sentence with numbers for each of the two clearest claims."""
-    if not claims:
-        return "Its votes do not differ significantly from those of all members together."
     return " ".join(claim.sentence for claim in claims[:2])
 
 

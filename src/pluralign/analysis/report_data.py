@@ -16,7 +16,7 @@ from pluralign.analysis.member_rankings import (
     measure_diversity,
     score_candidates,
 )
-from pluralign.analysis.profiles import Profile, member_profiles
+from pluralign.analysis.profiles import Profile, member_profiles, unnamed_reason
 from pluralign.core.errors import UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
@@ -39,7 +39,8 @@ class ReportData:
     """The results that a report shows."""
 
     record: FitRecord
-    """The record of the fit, with the figures on these votes as its ``evaluation``."""
+    """The record of the fit, with the figures on these votes as its ``evaluation``. On other votes than those of the
+    fit it has no ``cross_validation``."""
     votes: Inspection
     majorities: Mapping[str, MajorityShare]
     """Majority shares, observed and predicted, by how people split."""
@@ -60,6 +61,16 @@ class ReportData:
         if self.record.evaluation is None:
             raise UsageError("the ensemble has no held-out figures: name votes with --data, or fit again.")
         return self.record.evaluation
+
+    @property
+    def main(self) -> Evaluation:
+        """The figures that count: those of the cross-validation if there was one."""
+        return self.record.cross_validation or self.evaluation
+
+    @property
+    def unnamed(self) -> str:
+        """Why some members have no name; empty if all have one."""
+        return unnamed_reason(self.profiles, self.votes.prompts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""
@@ -95,7 +106,7 @@ def collect_report_data(
         progress: called while candidates are encoded.
     """
     record = ensemble.record
-    if evaluation is not None:  # on other votes, for which there is no cross-validation
+    if evaluation is not None:
         record = replace(record, evaluation=evaluation, cross_validation=None)
     if candidates is None:
         candidates, rewards = held_out_candidates(held_out)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import safetensors.numpy
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
+from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
@@ -29,6 +30,9 @@ from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENSEMBLE_FILE = "ensemble.json"
 FORMAT = "pluralign-ensemble"
@@ -66,6 +70,19 @@ class RewardEnsemble:
         weights = ", ".join(f"{weight:.2f}" for weight in self.weights)
         undecided = f", undecided {self.undecided:.2f}" if self.undecided else ""
         return f"RewardEnsemble({self.record.method} k={self.k}, weights {weights}{undecided})"
+
+    def _repr_html_(self) -> str:
+        return str(late("publishing.notebook", "ensemble_html")(self))
+
+    def plot(self) -> "Figure":
+        """Return a figure: held-out Brier score by number of members, beside the reliability curve. Needs matplotlib.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            UsageError: the ensemble has no held-out figures.
+        """
+        drawing: Figure = late("publishing.figures", "plot_ensemble", extra="report", purpose="a figure")(self)
+        return drawing
 
     def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
         """Return the reward of each member for each (prompt, response), ``(n_items, k)``."""

@@ -51,13 +51,16 @@ def main_evaluation(record: FitRecord) -> Evaluation | None:
     return record.cross_validation or record.evaluation
 
 
-def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR") -> Headline:
+def headline(
+    evaluation: Evaluation, record: FitRecord | None = None, folder: str = "DIR", *, in_report: bool = False
+) -> Headline:
     """Return the headline of an evaluation.
 
     Args:
         evaluation: figures of a predictor on held-out votes.
         record: of the ensemble that was measured; None for other predictors.
         folder: of that ensemble, for the command of the next step.
+        in_report: the report shows it, so the next step is not to write one.
     """
     if evaluation.left_out.measured:
         return _leaked(evaluation)
@@ -72,12 +75,12 @@ def headline(evaluation: Evaluation, record: FitRecord | None = None, folder: st
     if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
         rival = evaluation.baselines[single]
         place = standing(rival.difference)
-        verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):.4f})."
+        verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):z.4f})."
     return Headline(
         main=_main(evaluation, held_out=record is not None and evaluation.left_out.known),
         verdict=verdict,
         standing=place,
-        next_step=_next_step(evaluation, rival, place, beats_half, record, folder),
+        next_step=_next_step(evaluation, rival, place, beats_half, record, folder, in_report),
     )
 
 
@@ -104,8 +107,8 @@ def _main(evaluation: Evaluation, held_out: bool) -> str:
     prompts = counted(evaluation.prompts, "held-out prompt" if held_out else "prompt")
     if math.isnan(test.brier_corrected):
         return f"Main number: Brier score {test.brier:.4f} on {prompts}. With one vote per pair, noise is unknown."
-    ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:.4f}, {test.interval.high:.4f}]"
-    return f"Main number: corrected Brier score {test.brier_corrected:.4f}{ends} on {prompts} (0 is perfect)."
+    ends = "" if math.isnan(test.interval.low) else f" [{test.interval.low:z.4f}, {test.interval.high:z.4f}]"
+    return f"Main number: corrected Brier score {test.brier_corrected:z.4f}{ends} on {prompts} (0 is perfect)."
 
 
 def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: Standing) -> str:
@@ -115,14 +118,14 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
     if rival is None or place == "unknown":
         return "No verdict: there is no baseline to compare with."
     ratio = evaluation.test.brier / rival.brier
-    return f"{_WORDS[place]} {name} ({_score(rival):.4f}; ratio of Brier scores {ratio:.3f})."
+    return f"{_WORDS[place]} {name} ({_score(rival):z.4f}; ratio of Brier scores {ratio:.3f})."
 
 
 def _single_as_good(evaluation: Evaluation) -> str | None:
     """Return the key of the best single reward if the ensemble is not better, else None. It can beat plain soft BT."""
     singles = {key: evaluation.baselines[key] for key in SINGLE_REWARDS if key in evaluation.baselines}
-    best = min(singles, key=lambda name: singles[name].brier)
-    return best if standing(singles[best].difference) != "ahead" else None
+    best = min(singles, key=lambda name: singles[name].brier, default=None)
+    return best if best and standing(singles[best].difference) != "ahead" else None
 
 
 def _next_step(
@@ -132,14 +135,16 @@ def _next_step(
     beats_half: bool,
     record: FitRecord | None,
     folder: str,
+    in_report: bool,
 ) -> str:
+    report, serve = f"pluralign report {folder} -o report.html", f"pluralign serve {folder}"
     encoder = str(record.options.get("encoder", "")) if record else ""
     if evaluation.prompts < ENOUGH_CLUSTERS:
         return _more_prompts(evaluation, record)
     if place == "ahead" and beats_half:
-        return f"pluralign report {folder} -o report.html, or pluralign serve {folder}." if record else (
-            "compare it with other predictors (--against)."
-        )  # fmt: skip
+        if not record:
+            return "compare it with other predictors (--against)."
+        return f"{serve}." if in_report else f"{report}, or {serve}."
     if not record:
         return "fit an ensemble on votes of the same kind (pluralign fit), and compare it with --against."
     better_encoder = "fit with --encoder minilm, which reads the meaning of texts." if encoder in WEAK_ENCODERS else ""
@@ -147,13 +152,13 @@ def _next_step(
         return better_encoder or "collect more votes; on these features the ensemble has not learned from them."
     soft = evaluation.levels.get("policy")
     if place == "behind" and evaluation.level == "vote" and soft and soft.brier < evaluation.test.brier:
-        return f"fit with --level policy (read softly, these members score {_score(soft):.4f})."
+        return f"fit with --level policy (read softly, these members score {_score(soft):z.4f})."
     if better_encoder:
         return better_encoder
     if place == "level" and rival is not None and (enough := _prompts_to_decide(rival.difference, evaluation.prompts)):
         return f"use it as it is; about {enough:,} held-out prompts would decide, if the difference stays the same."
     if place == "level":
-        return f"pluralign report {folder} -o report.html; one reward predicts these votes as well."
+        return f"{serve if in_report else report}; one reward predicts these votes as well."
     return "try a larger encoder (--encoder NAME) or more votes; or use one reward if you need no separate views."
 
 

@@ -6,13 +6,17 @@ Undefined figures are NaN here and null in JSON.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pluralign.core.json_values import from_json, to_json
+from pluralign.core.late import late
 from pluralign.core.types import Level
 from pluralign.ensemble.training_prompts import LeftOut
 from pluralign.theory.intervals import Interval
 from pluralign.theory.reliability import Reliability
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NEGLIGIBLE_WEIGHT = 1e-6
 """Members with no more weight than this are ignored."""
@@ -118,7 +122,7 @@ class VoicesEvidence:
         return dict(to_json(self))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Figures of a predictor on one set of votes."""
 
@@ -149,7 +153,23 @@ class Evaluation:
     def __str__(self) -> str:
         from pluralign.ensemble.headline import headline  # it imports this module
 
-        return f"{self.pairs:,} pairs\n{headline(self)}"
+        found = headline(self)  # without a next step: that depends on the predictor
+        return f"{self.pairs:,} pairs\n{found.main}\n{found.verdict}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+    def _repr_html_(self) -> str:
+        return str(late("publishing.notebook", "evaluation_html")(self))
+
+    def plot(self) -> "Figure":
+        """Return a figure: observed against predicted shares, beside the scores of all predictions. Needs matplotlib.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        drawing: Figure = late("publishing.figures", "plot_evaluation", extra="report", purpose="a figure")(self)
+        return drawing
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
@@ -208,7 +228,7 @@ class PruneRecord:
     """Folder of the ensemble before pruning."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FitRecord:
     """The record of a fit. Ensembles built by hand have an empty one."""
 
@@ -240,6 +260,10 @@ class FitRecord:
     seconds: float | None = None
     seconds_encoding: float | None = None
     pruned: PruneRecord | None = None
+
+    def __repr__(self) -> str:
+        data = f", {self.data.name}: {self.data.train_pairs:,} training pairs" if self.data else ""
+        return f"FitRecord({self.method} k={self.k}, {self.level} level{data})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""

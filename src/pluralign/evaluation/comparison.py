@@ -34,15 +34,19 @@ class Prediction:
     """Whether this is the reading of the main figures."""
 
 
-def comparison(evaluation: Evaluation) -> list[Prediction]:
+def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]:
     """Return every prediction that was measured on the same votes, best first.
 
     The floor is left out where these votes cannot measure it (``floor_is_compared``).
+
+    Args:
+        evaluation: the figures.
+        k: number of members, for a cross-validation, which lists none (default: the number of members listed).
     """
     full = evaluation if isinstance(evaluation, FullEvaluation) else None
     kind = full.subject.kind if full else "ensemble"
     name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
-    worst, k = evaluation.worst_disagreement(), len(evaluation.members) or 1
+    worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = [
         Prediction(
             _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
@@ -132,7 +136,7 @@ def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
         gap, where = found.difference, standing(found.difference)
         if where in sentences:
             scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
-            text = f"{sentences[where]}: {scores}, difference {gap.low:+.4f} to {gap.high:+.4f} (95 %)."
+            text = f"{sentences[where]}: {scores}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %)."
             if rival == "soft_bt" and where == "behind":
                 text += " A single reward gives one answer for everyone; the members give an answer each."
             yield Verdict(KINDS[where], text.replace("-0.", "−0."))
@@ -162,4 +166,4 @@ def voices_sentence(voices: VoicesEvidence) -> str:
 
 
 def _ends(gap: Interval) -> str:
-    return f"{gap.mean:+.4f} [{gap.low:+.4f}, {gap.high:+.4f}]".replace("-", "−")
+    return f"{gap.mean:+z.4f} [{gap.low:+z.4f}, {gap.high:+z.4f}]".replace("-", "−")

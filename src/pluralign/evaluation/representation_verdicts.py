@@ -40,13 +40,13 @@ def representation_verdicts(found: Representation) -> Iterator[Verdict]:
     subject = f"{amount[0].upper()}{amount[1:]} a rater"
     text = (
         f"{subject} {_GAIN[standing(gain)]} the predictions of the rater's other votes: log loss "
-        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {gain.low:+.4f} to "
-        f"{gain.high:+.4f} (95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
+        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {gain.low:+z.4f} to "
+        f"{gain.high:+z.4f} (95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
     )
     yield Verdict(KINDS[standing(gain)], text.replace("-0.", "−0."))
     text = (
         f"{_AGAINST[standing(gap)]} after these choices: log loss {ours.log_loss.mean:.4f} against "
-        f"{soft_bt.log_loss.mean:.4f}, difference {gap.low:+.4f} to {gap.high:+.4f} (95 %); accuracy "
+        f"{soft_bt.log_loss.mean:.4f}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %); accuracy "
         f"{ours.accuracy.mean:.1%} against {soft_bt.accuracy.mean:.1%}."
     )
     yield Verdict(KINDS[standing(gap)], text.replace("-0.", "−0."))

@@ -52,7 +52,7 @@ class PolicyLevel:
     rows: list[PolicyRow]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FullEvaluation(Evaluation):
     """An evaluation with groups, other predictors and the policy level beside the figures of a fit."""
 

@@ -1,7 +1,9 @@
 """The paper's figures for one ensemble, drawn with matplotlib from measured results. Nothing is computed here.
 
 This module decides the content and the colours of each figure. On an HTML page the colours become CSS variables, so
-that one drawing serves light and dark pages. ``save_figures`` writes the same drawings as PNG and SVG files.
+that one drawing serves light and dark pages. ``save_figures`` writes the same drawings as PNG and SVG files. pyplot is
+not used, so no figure stays in memory. What votes cannot measure is not drawn: the floor at 2–3 votes per pair, and
+error bars from fewer than 20 prompts.
 """
 
 import html
@@ -22,11 +24,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from pluralign.analysis.camps import CHANCE, CampStudy
+from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import main_evaluation
 from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.evaluation.comparison import comparison, floor_is_compared
 from pluralign.evaluation.representation import Representation
 from pluralign.theory.best_of_n import BestOfN
-from pluralign.theory.reliability import Reliability
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.summary import Inspection
 
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
@@ -54,14 +60,58 @@ _LABEL_HEIGHT = 0.048
 """Smallest distance of two labels beside a figure, as a share of its height."""
 
 
+class Drawing(Figure):
+    """A figure that a notebook shows without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        with rc_context(STYLE):
+            self.savefig(buffer, format="png", dpi=110)
+        return buffer.getvalue()
+
+
 def figure(width: float = 7.0, height: float = 3.8) -> tuple[Figure, Axes]:
     """Return an empty figure in the common style."""
-    with rc_context(STYLE):
-        drawing = Figure(figsize=(width, height), layout="constrained")
-        drawing.patch.set_alpha(0)
-        axes = drawing.add_subplot()
-        axes.patch.set_alpha(0)
+    drawing, (axes,) = panels(width, height)
     return drawing, axes
+
+
+def panels(width: float, height: float, widths: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure in the common style, with axes of these relative widths side by side."""
+    with rc_context(STYLE):
+        drawing = Drawing(figsize=(width, height), layout="constrained")
+        grid = drawing.add_gridspec(1, len(widths), width_ratios=widths)
+        axes = [drawing.add_subplot(grid[column]) for column in range(len(widths))]
+        for one in axes:
+            one.patch.set_alpha(0)
+    return drawing, axes
+
+
+def plot_evaluation(evaluation: Evaluation) -> Figure:
+    """Draw the reliability curve of an evaluation beside the scores of all predictions on the same votes."""
+    with rc_context(STYLE):
+        drawing, (left, right) = panels(10.5, 4.2, (1.0, 1.0))
+        _draw_reliability(left, evaluation)
+        _draw_comparison(right, evaluation)
+    return drawing
+
+
+def plot_ensemble(ensemble: RewardEnsemble) -> Figure:
+    """Draw the held-out Brier score by number of members beside the reliability curve, from the record of the fit."""
+    record = ensemble.record
+    main = main_evaluation(record)
+    if main is None:
+        raise UsageError(
+            "the ensemble has no held-out figures to plot; evaluate it on votes and plot the evaluation: "
+            "evaluate(ensemble, votes).plot()."
+        )
+    if not record.history or record.evaluation is None:
+        return plot_evaluation(main)
+    with rc_context(STYLE):
+        drawing, (left, right) = panels(11.5, 4.2, (1.3, 1.0))
+        _draw_sizes(left, record, record.evaluation)
+        _draw_reliability(right, main)
+    return drawing
 
 
 def share_histogram(votes: Inspection) -> Figure:
@@ -89,57 +139,87 @@ def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:
     """Draw the held-out Brier score by k, with floor, constant ½, soft BT and noise: the paper's Figure 2."""
     with rc_context(STYLE):
         drawing, axes = figure()
-        sizes, scores = [row.k for row in record.history], [row.test_brier for row in record.history]
-        baselines = evaluation.baselines
-        axes.axhspan(0, baselines["floor"].brier, color=BAND, zorder=0, linewidth=0)
-        axes.plot(sizes, scores, marker="o", color=ENSEMBLE, linewidth=2, zorder=3)
-        lines = [(scores[-1], f"{record.method} {scores[-1]:.4f}", ENSEMBLE)]
-        named = (("floor", "floor", FLOOR), ("constant_half", "constant ½", MUTED), ("soft_bt", "soft BT", RIVAL))
-        for key, name, colour in named:
-            if key in baselines:
-                value = baselines[key].brier
-                axes.axhline(value, color=colour, linestyle="--", linewidth=1.2)
-                lines.append((value, f"{name} {value:.4f}", colour))
-        noise = evaluation.test.noise
-        if not math.isnan(noise):
-            axes.axhline(noise, color=MUTED, linestyle=":", linewidth=1.2)
-            lines.append((noise, f"noise {noise:.4f}", MUTED))
-        top = max([value for value, _, _ in lines] + scores) * 1.08
-        axes.set_ylim(0, top)
-        axes.set_xlim(min(sizes) - 0.3, max(sizes) + 0.3)
-        axes.set_xticks(sizes)
-        for height, (_, label, colour) in zip(_apart([v / top for v, _, _ in lines]), lines, strict=True):
-            axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
-        axes.set_xlabel("number of members (k)")
-        axes.set_ylabel("held-out Brier score")
+        _draw_sizes(axes, record, evaluation)
     return drawing
 
 
-def _apart(heights: Sequence[float]) -> list[float]:
+def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation) -> None:
+    sizes, scores = [row.k for row in record.history], [row.test_brier for row in record.history]
+    named = {"constant_half": ("constant ½", MUTED), "soft_bt": ("soft BT", RIVAL)}
+    if floor_is_compared(evaluation):
+        named["floor"] = ("floor", FLOOR)
+        axes.axhspan(0, evaluation.baselines["floor"].brier, color=BAND, zorder=0, linewidth=0)
+    axes.plot(sizes, scores, marker="o", color=ENSEMBLE, linewidth=2, zorder=3)
+    lines = [(scores[-1], f"{record.method} {scores[-1]:.4f}", ENSEMBLE)]
+    for key, (name, colour) in named.items():
+        if key in evaluation.baselines:
+            value = evaluation.baselines[key].brier
+            axes.axhline(value, color=colour, linestyle="--", linewidth=1.2)
+            lines.append((value, f"{name} {value:.4f}", colour))
+    noise = evaluation.test.noise
+    if not math.isnan(noise):
+        axes.axhline(noise, color=MUTED, linestyle=":", linewidth=1.2)
+        lines.append((noise, f"noise {noise:.4f}", MUTED))
+    top = max([value for value, _, _ in lines] + scores) * 1.08
+    axes.set_ylim(0, top)
+    axes.set_xlim(min(sizes) - 0.3, max(sizes) + 0.3)
+    axes.set_xticks(sizes)
+    for height, (_, label, colour) in zip(_apart([v / top for v, _, _ in lines]), lines, strict=True):
+        axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
+    axes.set_xlabel("number of members (k)")
+    axes.set_ylabel("held-out Brier score")
+
+
+def _apart(heights: Sequence[float], distance: float = _LABEL_HEIGHT) -> list[float]:
     """Return the heights, moved up as little as needed to keep labels from overlapping."""
     moved: dict[int, float] = {}
     last = -1.0
     for position in sorted(range(len(heights)), key=heights.__getitem__):
-        last = max(heights[position], last + _LABEL_HEIGHT)
+        last = max(heights[position], last + distance)
         moved[position] = last
     return [moved[position] for position in range(len(heights))]
 
 
-def reliability_curve(curve: Reliability) -> Figure:
-    """Draw observed against predicted shares, with bars of two standard errors."""
+def reliability_curve(evaluation: Evaluation) -> Figure:
+    """Draw observed against predicted shares, with bars of two standard errors if there are enough prompts."""
     with rc_context(STYLE):
         drawing, axes = figure(4.6, 4.2)
-        axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
-        spread = 2 * np.nan_to_num(np.asarray(curve.standard_error, dtype=np.float64))  # NaN: a bin with one pair
-        axes.errorbar(curve.predicted, curve.observed, yerr=spread, fmt="o-", color=ENSEMBLE, linewidth=1.5,
-                      markersize=5, elinewidth=1)  # fmt: skip
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
-        axes.set_aspect("equal")
-        axes.grid(linewidth=0.6)
-        axes.set_xlabel("predicted share preferring response a")
-        axes.set_ylabel("observed share")
+        _draw_reliability(axes, evaluation)
     return drawing
+
+
+def _draw_reliability(axes: Axes, evaluation: Evaluation) -> None:
+    curve = evaluation.reliability
+    axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1)
+    spread = 2 * np.nan_to_num(np.asarray(curve.standard_error, dtype=np.float64))  # NaN: a bin with one pair
+    bars = spread if evaluation.prompts >= ENOUGH_CLUSTERS else None
+    axes.errorbar(curve.predicted, curve.observed, yerr=bars, fmt="o-", color=ENSEMBLE, linewidth=1.5, markersize=5,
+                  elinewidth=1)  # fmt: skip
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_aspect("equal")
+    axes.grid(linewidth=0.6)
+    axes.set_xlabel("predicted share preferring response a")
+    axes.set_ylabel("observed share")
+
+
+def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
+    """Draw the corrected Brier score of every prediction, best first; the main row is bold and has an arrow."""
+    corrected = not math.isnan(evaluation.test.brier_corrected)
+    rows = comparison(evaluation)
+    for place, row in enumerate(rows):
+        score, colour = row.brier_corrected if corrected else row.brier, ENSEMBLE if row.judged else MUTED
+        if row.interval:
+            axes.plot([row.interval.low, row.interval.high], [place, place], color=colour, linewidth=1.2)
+        axes.plot([score], [place], marker="o", markersize=7 if row.judged else 5, color=colour)
+    axes.set_yticks(range(len(rows)), [f"→ {row.name}" if row.judged else row.name for row in rows], fontsize=9)
+    for row, label in zip(rows, axes.get_yticklabels(), strict=True):
+        label.set_color(ENSEMBLE if row.judged else INK)
+        label.set_fontweight("bold" if row.judged else "normal")
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", linewidth=0.6)
+    axes.set_xlabel("corrected Brier score (0 is perfect)" if corrected else "Brier score")
 
 
 def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
@@ -153,7 +233,7 @@ def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
         for row in range(k):
             for column in range(k):
                 value = tau[row][column]
-                label = "–" if math.isnan(value) else f"{value:.2f}".replace("0.", ".").replace("-", "−")
+                label = "–" if math.isnan(value) else f"{value:z.2f}".replace("0.", ".").replace("-", "−")
                 ink = "#ffffff" if abs(value) > 0.65 else "#1a1d24"
                 axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
         axes.set_xticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
@@ -201,12 +281,15 @@ def best_of_n_curves(curves: BestOfN) -> Figure:
     """Draw the reward of each member's best-of-N policy against its KL divergence from the base policy."""
     with rc_context(STYLE):
         drawing, axes = figure()
-        for j, (own, others) in enumerate(zip(curves.own, curves.others, strict=True)):
+        for own, others in zip(curves.own, curves.others, strict=True):
             axes.plot(curves.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
             axes.plot(curves.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
-            axes.annotate(str(j), (curves.kl[-1], own[-1]), xytext=(5, 0), textcoords="offset points", va="center",
-                          fontsize=8, color=ENSEMBLE)  # fmt: skip
         axes.axhline(0, color=MUTED, linewidth=0.8)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high)
+        for j, height in enumerate(_apart([(own[-1] - low) / (high - low) for own in curves.own], 0.036)):
+            axes.annotate(str(j), (curves.kl[-1], height), xycoords=("data", "axes fraction"), xytext=(6, 0),
+                          textcoords="offset points", va="center", fontsize=8, color=ENSEMBLE)  # fmt: skip
         axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
         axes.set_xlabel("KL divergence from the base policy (nats)")
         axes.set_ylabel("mean reward (standard deviations)")
@@ -255,7 +338,7 @@ def as_svg(drawing: Figure, title: str) -> str:
     """Return a drawing as SVG for an HTML page, with CSS variables as colours and a label for screen readers."""
     buffer = io.StringIO()
     with rc_context(STYLE):
-        drawing.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        drawing.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -279,8 +362,8 @@ def save_figures(drawings: Mapping[str, Figure], folder: str | os.PathLike[str])
     for name, drawing in drawings.items():
         for kind in ("png", "svg"):
             path = Path(folder) / f"{name}.{kind}"
-            with atomic_write(path) as partial, rc_context({**STYLE, "savefig.facecolor": "white"}):
+            with atomic_write(path) as partial, rc_context(STYLE):
                 metadata = {"Date": None} if kind == "svg" else None
-                drawing.savefig(partial, format=kind, dpi=160, metadata=metadata, transparent=False)
+                drawing.savefig(partial, format=kind, dpi=160, metadata=metadata)
             paths.append(path)
     return paths

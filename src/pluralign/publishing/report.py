@@ -1,10 +1,13 @@
 """The report: one self-contained HTML page with the paper's figures for one ensemble.
 
-This module decides the texts of the page and their order. Nothing is measured here. The template escapes all texts from
-data and models; the page loads nothing and runs no script.
+This module decides the texts of the page and their order. The page starts with the headline: one main figure, one
+verdict and one next step. Nothing is measured here. The template escapes all texts from data and models; the page loads
+nothing and runs no script.
 """
 
+import functools
 import json
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +28,14 @@ from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
 from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
-from pluralign.evaluation.comparison import Verdict, comparison, verdicts
+from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.ensemble.record import worse_than_chance
+from pluralign.evaluation.comparison import KINDS, comparison, floor_is_compared, undecided_sentence, verdicts
 from pluralign.evaluation.representation import LEGEND, PREDICTORS
 from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 __all__ = ["draw_figures", "page", "report", "save_figures"]
 
@@ -60,7 +65,7 @@ STATEMENTS = {
 }
 ALT_TEXTS = {
     "shares": "Histogram of the majority share",
-    "sizes": "Held-out Brier score by number of members, with floor, constant one half, soft BT and noise",
+    "sizes": "Held-out Brier score by number of members, with the baselines and noise",
     "reliability": "Observed against predicted shares",
     "tau": "Heat map of Kendall's tau between members",
     "best_of_n": "Reward of each member's best-of-N policy by its KL divergence from the base policy",
@@ -72,7 +77,7 @@ def draw_figures(data: ReportData) -> dict[str, Figure]:
     """Draw all figures of a report."""
     drawn = {
         "shares": figures.share_histogram(data.votes),
-        "reliability": figures.reliability_curve(data.evaluation.reliability),
+        "reliability": figures.reliability_curve(data.main),
     }
     if data.record.history:
         drawn["sizes"] = figures.brier_by_size(data.record, data.evaluation)
@@ -91,6 +96,7 @@ def report(
     path: str | os.PathLike[str],
     *,
     name: str = "",
+    folder: str = "DIR",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
 ) -> Path:
@@ -101,12 +107,14 @@ def report(
         data: its results, from ``collect_report_data``.
         path: the file to write.
         name: title of the page (default: the name of the data that the ensemble was fitted to).
+        folder: of the ensemble, for the command of the next step.
         commands: the commands that reproduce the report, each as a list of words.
         camps: for a town hall, which camps members stand for, by the features of the fit.
     """
     path = Path(path)
     with atomic_write(path) as partial:
-        partial.write_text(page(ensemble, data, name=name, commands=commands, camps=camps), encoding="utf-8")
+        text = page(ensemble, data, name=name, folder=folder, commands=commands, camps=camps)
+        partial.write_text(text, encoding="utf-8")
     return path
 
 
@@ -115,11 +123,14 @@ def page(
     data: ReportData,
     *,
     name: str = "",
+    folder: str = "DIR",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
 ) -> str:
-    """Return the report as HTML."""
-    record, evaluation = data.record, data.evaluation
+    """Return the report as HTML. Arguments as for ``report``."""
+    record, evaluation, main = data.record, data.evaluation, data.main
+    first = headline(main, ensemble.record, folder, in_report=True)
+    rows = comparison(main, ensemble.k)
     drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
     optional = {
         "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation
@@ -128,20 +139,29 @@ def page(
     template = _environment().from_string(
         files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
     )
-    soft_bt = evaluation.baselines.get("soft_bt")
     return template.render(
         title=name or PurePath((record.data and record.data.name) or "An ensemble of reward models").name,
         record=record,
         evaluation=evaluation,
+        main=main,
+        k=ensemble.k,
+        headline=first,
+        standing=KINDS[first.standing],
         data=data,
         on_held_out_votes=record is ensemble.record,
         sections=[(anchor, title) for anchor, title in SECTIONS.items() if anchor not in empty],
-        ratio=evaluation.test.brier / soft_bt.brier if soft_bt else None,
-        worst=max(card.disagreement for card in data.profiles if card.weight > NEGLIGIBLE_WEIGHT),
-        verdicts=list(_verdicts(data)),
+        verdicts=list(verdicts(main)),
+        undecided=undecided_sentence(evaluation.undecided),
+        few_votes="" if floor_is_compared(main) else FEW_VOTES,
+        floor_drawn=floor_is_compared(evaluation),
+        far=_worse_than_chance(data),
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
         camps=[(features, study, _camp_figure(study)) for features, study in (camps or {}).items()],
-        comparison=comparison(evaluation),
+        comparison=rows,
+        worst=any(row.worst is not None for row in rows),
+        intervals=main.prompts >= ENOUGH_CLUSTERS,
+        enough=ENOUGH_CLUSTERS,
+        group_intervals=any(not math.isnan(group.interval.low) for of in data.groups.values() for group in of),
         cards=list(_cards(data)),
         predictors=PREDICTORS,
         legend=LEGEND,
@@ -162,8 +182,24 @@ def _camp_figure(study: CampStudy) -> Markup:
 
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
-    environment.tests["missing"] = lambda value: value is None or value != value  # None or NaN
+    environment.tests["missing"] = _is_missing
+    environment.filters["num"] = _number
+    environment.filters["signed"] = functools.partial(_number, sign="+")
     return environment
+
+
+def _is_missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)
+
+
+def _number(value: float | None, digits: int = 4, sign: str = "") -> str:
+    """Return a number with a proper minus and without a negative zero, or a dash if it is missing.
+
+    Example:
+        >>> _number(-0.0312), _number(-0.00001), _number(-0.00001, sign="+"), _number(math.nan)
+        ('−0.0312', '0.0000', '+0.0000', '–')
+    """
+    return "–" if value is None or math.isnan(value) else format(value, f"{sign}z.{digits}f").replace("-", "−")
 
 
 def _settings(data: ReportData) -> str:
@@ -173,12 +209,14 @@ def _settings(data: ReportData) -> str:
     return json.dumps(shown | {"votes": votes}, indent=1, ensure_ascii=False)
 
 
-def _verdicts(data: ReportData) -> Iterator[Verdict]:
-    yield from verdicts(data.evaluation)
+def _worse_than_chance(data: ReportData) -> str:
     members = [str(card.member) for card in data.profiles if worse_than_chance(card.disagreement, card.weight)]
-    if members:
-        text = f"Worse than chance (disagreement above 0.5): member {', '.join(members)}. Do not tune a policy to it."
-        yield Verdict("warn", text)
+    if not members:
+        return ""
+    which = f"member {members[0]}. Do not tune a policy to it."
+    if len(members) > 1:
+        which = f"members {', '.join(members)}. Do not tune policies to them."
+    return f"Worse than chance (disagreement above 0.5): {which}"
 
 
 def _listed(pairs: Sequence[MemberPair]) -> str:
@@ -250,10 +288,10 @@ class _Pick:
 
 
 def _cases(data: ReportData) -> Iterator[tuple[CaseStudy, list[_Pick]]]:
-    names = {profile.member: profile.name for profile in data.profiles}
+    labels = {profile.member: profile.label for profile in data.profiles}
     for case in data.cases:
         picks = [
-            _Pick(choice.weight, "; ".join(f"{j} {names[j]}" for j in choice.members), _cut(choice.response))
+            _Pick(choice.weight, "; ".join(labels[j] for j in choice.members), _cut(choice.response))
             for choice in case.choices
         ]
         yield replace(case, prompt=_cut(case.prompt)), picks

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from safetensors import safe_open
 
-from pluralign.analysis.profiles import member_profiles
+from pluralign.analysis.profiles import member_name, member_profiles
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import atomic_folder
@@ -147,7 +147,7 @@ def export(
 def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
     """Return the name of each member on its card, or its number if there are no held-out votes."""
     if not (Path(folder) / REWARDS_FILE).is_file():
-        return [f"member {j}" for j in range(ensemble.k)]
+        return [member_name(j) for j in range(ensemble.k)]
     return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
 
 

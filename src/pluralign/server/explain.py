@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, MIN_LEAN, Lean
-from pluralign.analysis.profiles import Profile
+from pluralign.analysis.profiles import Profile, member_name
 from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -119,7 +119,7 @@ def _vote(
         why = [NO_REASON if card else NO_CARDS]
     return MemberVote(
         member=member,
-        name=card.name if card else f"Member {member}",
+        name=card.name if card else member_name(member),
         weight=float(ensemble.weights[member]),
         vote=1.0 if margin > 0 else 0.0 if margin < 0 else 0.5,
         margin=margin,

@@ -11,7 +11,14 @@ import numpy as np
 
 from pluralign.analysis.leans import CARES_LESS, PREFERS, Lean, sample_prompts
 from pluralign.analysis.member_rankings import Diversity, held_out_candidates, measure_diversity
-from pluralign.analysis.profiles import Distinguishing, Profile, Typical, member_profiles
+from pluralign.analysis.profiles import (
+    Distinguishing,
+    Profile,
+    Typical,
+    member_name,
+    member_profiles,
+    unnamed_reason,
+)
 from pluralign.analysis.traits import KEYS, TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
@@ -172,6 +179,8 @@ class PageData:
     groups: Mapping[str, list[Group]]
     worst_group: WorstGroup | None
     members: list[MemberCard]
+    unnamed: str
+    """Why some members have no name; empty if all have one."""
     disagreement: list[float]
     tau: Diversity | None
     read: ReadSample | None
@@ -243,6 +252,7 @@ def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
         groups={},
         worst_group=None,
         members=list(_plain_cards(ensemble)),
+        unnamed="Members without a name: there are no held-out votes to compare them on.",
         disagreement=[member.disagreement for member in evaluation.members] if evaluation else [],
         tau=None,
         read=None,
@@ -271,6 +281,7 @@ def _with_held_out(
         groups=groups,
         worst_group=worst_group,
         members=[_card(profile) for profile in profiles],
+        unnamed=unnamed_reason(profiles, len(sample.preferences.prompts)),
         disagreement=[profile.disagreement for profile in profiles],
         tau=_diversity(ensemble, sample),
         read=ReadSample(len(sample.preferences.prompts), len(votes.prompts)),
@@ -368,7 +379,7 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
         disagreement = measured[j].disagreement if measured else None
         yield MemberCard(
             member=j,
-            name=f"Member {j}",
+            name=member_name(j),
             weight=weight,
             disagreement=disagreement,
             far=disagreement is not None and worse_than_chance(disagreement, weight),

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.late import late
 from pluralign.votes import storage
 from pluralign.votes.options import TIE_RULES, TieRule
 from pluralign.votes.prompts import Item, Prompt, PromptLike, prompts_to_hold_out
@@ -163,6 +164,9 @@ class PreferenceSet:
             f"PreferenceSet({self.name or 'votes'}: {len(self):,} pairs, {len(self.prompts):,} prompts, "
             f"{len(self.responses):,} responses, {self.n_votes.sum():,.0f} votes)"
         )
+
+    def _repr_html_(self) -> str:
+        return str(late("publishing.notebook", "preferences_html")(self))
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same pairs in the same order, with the same votes and columns."""

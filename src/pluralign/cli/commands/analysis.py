@@ -162,21 +162,23 @@ def profile(
         pluralign profile ensemble
         pluralign profile ensemble other-votes.jsonl --json
     """
-    from pluralign.analysis.profiles import member_profiles
+    from pluralign.analysis.profiles import member_profiles, unnamed_reason
     from pluralign.cli.views.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
 
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
+    prompts = len(votes.prompts)
     result = {
         "members": profiles,
+        "unnamed": unnamed_reason(profiles, prompts),
         "undecided": loaded.undecided,
         "pairs": len(votes),
-        "prompts": len(votes.prompts),
+        "prompts": prompts,
         "left_out": held_out.left_out,
     }
-    emit(result, profile_page(profiles, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+    emit(result, profile_page(profiles, prompts, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
 
 @with_options(LoadOptions)
@@ -235,7 +237,7 @@ def report(
         )
     with working("Drawing"):
         commands = command_history(loaded.record, ensemble, sys.argv[1:])
-        write_report(loaded, study, output, commands=commands)
+        write_report(loaded, study, output, folder=str(ensemble), commands=commands)
         drawn = save_figures(draw_figures(study), figures) if figures else []
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")

@@ -210,7 +210,8 @@ def answer(
             seed=sampling_options.seed,
             progress=progress,
         )
-    emit(result, answer_page(result, prompt, {profile.member: profile.name for profile in profiles}), as_json)
+    prompts = len(held_out.preferences.prompts) if held_out else 0
+    emit(result, answer_page(result, prompt, profiles, prompts), as_json)
 
 
 def _candidates_for(prompt: str, file: str) -> list[str]:

@@ -10,11 +10,12 @@ from rich.text import Text
 
 from pluralign.analysis.certificate import Certificate, Statement
 from pluralign.analysis.member_rankings import CaseStudy, Diversity
-from pluralign.analysis.profiles import Profile
+from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
 from pluralign.analysis.pruning import Pruning
 from pluralign.cli.views.tables import figure_table, heading, number, shortened, span, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.guarantees import outlier_weight_bound
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 # --- pruning and certificates -----------------------------------------------------------------------------------------
 
@@ -67,9 +68,11 @@ def _pruning_cost_table(pruning: Pruning) -> Table:
     table = figure_table("Calibration error (corrected Brier of hard votes)", "", "error", "95 % over prompts")
     for name, interval in (("before", pruning.error_before), ("after", pruning.error_after)):
         table.add_row(name, number(interval.mean), span(interval))
-    table.add_row("difference", f"{pruning.difference.mean:+.4f}", span(pruning.difference))
+    table.add_row("difference", f"{pruning.difference.mean:+z.4f}", span(pruning.difference))
     table.add_row("upper bound: (√ε + 1/(β−1))²", number(pruning.bound), "")
     table.add_row("upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), "")
+    if math.isnan(pruning.difference.low):
+        table.caption = f"no interval from fewer than {ENOUGH_CLUSTERS} prompts"
     return table
 
 
@@ -140,7 +143,7 @@ def _heat_map(diversity: Diversity) -> Table:
 
 
 def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.2f}".replace("-", "−")
+    return "–" if math.isnan(value) else f"{value:+z.2f}".replace("-", "−")
 
 
 def _heat(tau: float) -> str:
@@ -163,11 +166,14 @@ def _case_panel(case: CaseStudy) -> Panel:
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
-def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[RenderableType]:
-    """Yield one card per member."""
+def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Iterator[RenderableType]:
+    """Yield one card per member; ``prompts`` is the number of prompts that they were measured on."""
     yield heading(f"{title}\n")
     for profile in profiles:
-        yield text_panel(_card(profile), Text(f"Member {profile.member}: {profile.name}"))
+        name = f"{member_name(profile.member)}: {profile.name}" if profile.named else profile.name
+        yield text_panel(_card(profile), Text(name))
+    if reason := unnamed_reason(profiles, prompts):
+        yield Text(reason)
     yield Text(
         "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
         "traits and for words separately.\n",
@@ -176,7 +182,9 @@ def profile_page(profiles: Sequence[Profile], title: str) -> Iterator[Renderable
 
 
 def _card(profile: Profile) -> Text:
-    text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}\n{profile.description}")
+    text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}")
+    if profile.description:
+        text.append(f"\n{profile.description}")
     for words, which in ((profile.likes, "words it prefers"), (profile.dislikes, "words it avoids")):
         if words:
             text.append(f"\n{which}: ", style="italic")

@@ -7,13 +7,24 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
 from pluralign.answering.answer import Answer
 from pluralign.answering.consensus import Consensus, Distilled, SlateEntry
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, text_panel
 
 
-def answer_page(answer: Answer, prompt: str, names: Mapping[int, str]) -> Iterator[RenderableType]:
-    """Yield the answers of one mode, with the reasons for them; ``names`` are the members' names."""
+def answer_page(
+    answer: Answer, prompt: str, profiles: Sequence[Profile] = (), prompts: int = 0
+) -> Iterator[RenderableType]:
+    """Yield the answers of one mode, with the reasons for them.
+
+    Args:
+        answer: the answers.
+        prompt: the question.
+        profiles: the members' cards; empty without held-out votes.
+        prompts: number of prompts that the cards were measured on.
+    """
+    cards = {profile.member: profile for profile in profiles}
     yield heading(f"“{prompt}”")
     for note in answer.notes:
         yield Text(f"· {note}", style="dim")
@@ -23,25 +34,23 @@ def answer_page(answer: Answer, prompt: str, names: Mapping[int, str]) -> Iterat
         if chosen.path:
             yield _posterior_table(chosen.path)
     for entry in answer.answers:
-        yield _entry_panel(entry, f"pick of member {entry.member}" if answer.mode == "balanced" else "answer", names)
+        yield _entry_panel(entry, f"pick of member {entry.member}" if answer.mode == "balanced" else "answer", cards)
     if answer.consensus:
         yield _consensus_panel(answer.consensus)
     if answer.distilled:
         yield _statement_panel(answer.distilled)
+    shown = {j for entry in answer.answers for j in entry.members}
+    if any(j in cards and not cards[j].named for j in shown):
+        yield Text(unnamed_reason(profiles, prompts), style="dim")
 
 
-def _entry_panel(entry: SlateEntry, title: str, names: Mapping[int, str]) -> Panel:
+def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
     if entry.member is None:
         return text_panel(entry.text, "refused")
-    members = "; ".join(_member_name(j, names.get(j, "")) for j in entry.members)
+    members = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
     bar = "█" * round(BAR_WIDTH / 2 * entry.weight)
     support = f"{bar} {entry.weight:.0%} of the weight · {members}\n\n"
     return text_panel(Text.assemble((support, "dim"), entry.text), title)
-
-
-def _member_name(member: int, name: str) -> str:
-    """Return a member's number, with its name if that says more than the number."""
-    return f"member {member}" if not name or name.endswith(f"(member {member})") else f"{member} {name}"
 
 
 def _consensus_panel(consensus: Consensus) -> Panel:

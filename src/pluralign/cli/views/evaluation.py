@@ -44,10 +44,13 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
     yield Text()
 
 
-def comparison_table(evaluation: Evaluation, title: str) -> Table:
-    """Return every predictor that was scored on the same votes, best first; the main row is bold and has an arrow."""
+def comparison_table(evaluation: Evaluation, title: str, k: int | None = None) -> Table:
+    """Return every predictor that was scored on the same votes, best first; the main row is bold and has an arrow.
+
+    ``k`` is as in ``comparison``.
+    """
     table = figure_table(title, "", "k", "Brier", "corrected", "worst", "difference")
-    for row in comparison(evaluation):
+    for row in comparison(evaluation, k):
         gap, arrow = row.difference, "→ " if row.judged else ""
         ends = f"({span(row.interval)})" if row.interval else f"[{short(gap.low)}, {short(gap.high)}]" if gap else ""
         scores = (str(row.k), number(row.brier), number(row.brier_corrected))

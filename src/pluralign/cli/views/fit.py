@@ -103,7 +103,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield from headline_lines(headline(counts, record, folder))
         yield from voices_line(counts)
         where = "all prompts, cross-validated" if pooled else "held-out prompts"
-        yield comparison_table(counts, f"Scores on {where} (best first)")
+        yield comparison_table(counts, f"Scores on {where} (best first)", record.k)
         yield from other_scores(counts)
     yield _history_table(record.history)
     if evaluation:

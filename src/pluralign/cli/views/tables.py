@@ -83,23 +83,23 @@ def decimals(value: float, form: str = ".3f") -> str:
 
 
 def span(interval: Interval) -> str:
-    """Return the ends of an interval.
+    """Return the ends of an interval, or a dash if there is none.
 
     Example:
-        >>> span(Interval(0.05, 0.04, 0.06, 0.005))
-        '0.0400 – 0.0600'
+        >>> span(Interval(0.05, 0.04, 0.06, 0.005)), span(Interval(0.05, math.nan, math.nan, math.nan))
+        ('0.0400 – 0.0600', '–')
     """
-    return f"{number(interval.low)} – {number(interval.high)}"
+    return "–" if math.isnan(interval.low) else f"{number(interval.low)} – {number(interval.high)}"
 
 
 def short(value: float) -> str:
     """Return a signed number without the leading zero, so that tables fit 80 columns.
 
     Example:
-        >>> short(-0.0312)
-        '-.0312'
+        >>> short(-0.0312), short(-0.00001)
+        ('-.0312', '+.0000')
     """
-    return f"{value:+.4f}".replace("0.", ".", 1)
+    return f"{value:+z.4f}".replace("0.", ".", 1)
 
 
 def shortened(text: str) -> str:

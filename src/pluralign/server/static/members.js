@@ -7,7 +7,7 @@ const CHANCE = 0.5;
 const STRONG = 0.95; // white text is more readable than black from this |τ| on
 
 export function members(panel, ensemble) {
-  const { members: cards, tau, warnings, read } = ensemble;
+  const { members: cards, unnamed, tau, warnings, read } = ensemble;
   const sampled = read && read.prompts < read.of;
   const ranked = tau ? heatMap(tau, cards) : unknown("no held-out prompt has enough answers to rank");
   panel.append(
@@ -15,12 +15,13 @@ export function members(panel, ensemble) {
     el(
       "p",
       {},
-      "Measured on held-out votes. Cards list only significant differences (5 %, corrected for multiple tests); a ",
-      "member without any is close to the average of all. Bars show how often a member prefers the trait if two ",
-      "answers differ in it; the line marks all members together.",
+      "Measured on held-out votes. Cards list only significant differences (5 %, corrected for multiple tests). ",
+      "Bars show how often a member prefers the trait if two answers differ in it; the line marks all members ",
+      "together.",
       sampled && ` Traits, words and rankings use a random sample of ${count(read.prompts)} of the `,
       sampled && `${count(read.of)} prompts.`,
     ),
+    unnamed && el("p", { class: "muted", id: "unnamed" }, unnamed),
     ...warnings.map((text) => el("p", { class: "verdict warn" }, data(text))),
     el("div", { class: "members" }, cards.map(card)),
     el(

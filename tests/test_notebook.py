@@ -1,0 +1,151 @@
+"""What Python and notebooks show of votes, ensembles and evaluations."""
+
+import builtins
+import html
+import re
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from matplotlib import _pylab_helpers
+
+from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
+from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.evaluation.measure import without_verdict
+from pluralign.evaluation.results import FullEvaluation
+from pluralign.publishing.figures import Drawing
+
+HOSTILE = "<script>alert(1)</script> & “"
+
+
+@pytest.fixture(scope="module")
+def evaluation(ensemble: RewardEnsemble) -> FullEvaluation:
+    return evaluate(ensemble, town_hall(300, seed=5).preferences, groups=[])
+
+
+def recorded(ensemble: RewardEnsemble) -> Evaluation:
+    assert ensemble.record.evaluation is not None
+    return ensemble.record.evaluation
+
+
+def cells(text: str) -> list[list[str]]:
+    """Return the cells of a table without its head."""
+    return [
+        [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]
+    ]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_printing_an_evaluation_shows_its_headline(evaluation: FullEvaluation, ensemble: RewardEnsemble) -> None:
+    assert str(evaluation) == f"{evaluation.subject.name}: 300 pairs\n{evaluation.headline}"
+    own = recorded(ensemble)
+    assert str(own) == f"{own.pairs} pairs\n{headline(own).main}\n{headline(own).verdict}"
+
+
+def test_the_prompt_shows_a_summary_and_no_pages_of_numbers(
+    evaluation: FullEvaluation, ensemble: RewardEnsemble
+) -> None:
+    assert repr(evaluation) == f"<FullEvaluation: {evaluation}>"
+    assert repr(recorded(ensemble)).startswith("<Evaluation: ")
+    assert re.fullmatch(r"FitRecord\(joint k=3, vote level, demo: \d+ training pairs\)", repr(ensemble.record))
+
+
+# --- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_shows_its_headline_and_one_marked_row(evaluation: FullEvaluation) -> None:
+    text = evaluation._repr_html_()
+    for line in str(evaluation).splitlines():
+        assert html.escape(line) in text
+    marked = [row[0] for row in cells(text) if row[0].startswith("→ ")]
+    assert marked == ["→ ensemble: votes"]
+    assert len(re.findall(r"font-weight:bold\">→ ", text)) == 1
+    assert "floor" in [row[0] for row in cells(text)]
+    assert FEW_VOTES not in text
+
+
+def test_an_evaluation_with_few_votes_shows_no_floor(ensemble: RewardEnsemble) -> None:
+    own = recorded(ensemble)
+    few = replace(own, baselines={**own.baselines, "floor": without_verdict(own.baselines["floor"])})
+    text = few._repr_html_()
+    assert "floor" not in [row[0] for row in cells(text)]
+    assert FEW_VOTES in text
+
+
+def test_an_ensemble_shows_its_members(ensemble: RewardEnsemble) -> None:
+    text = ensemble._repr_html_()
+    members = recorded(ensemble).members
+    expected = [[f"member {j}", f"{one.weight:.3f}", f"{one.disagreement:.3f}"] for j, one in enumerate(members)]
+    assert cells(text) == [*expected, ["undecided share", f"{ensemble.undecided:.3f}", ""]]
+    assert html.escape(headline(recorded(ensemble), ensemble.record).verdict) in text
+
+
+def test_an_ensemble_built_by_hand_shows_its_weights_only(ensemble: RewardEnsemble) -> None:
+    bare = replace(ensemble, record=FitRecord(), undecided=0.0)
+    assert cells(bare._repr_html_()) == [[f"member {j}", f"{one:.3f}"] for j, one in enumerate(bare.weights)]
+
+
+def test_votes_show_their_first_pairs_with_escaped_texts() -> None:
+    votes = PreferenceSet.from_columns([HOSTILE] * 4, ["a", "b", "c", "d"], [HOSTILE] * 4, [3] * 4, [2] * 4)
+    text = votes._repr_html_()
+    assert "<script>" not in text
+    assert cells(text) == [[HOSTILE, letter, HOSTILE, "3", "2"] for letter in "abc"]
+
+
+def test_names_of_predictors_are_escaped(evaluation: FullEvaluation) -> None:
+    named = replace(evaluation, subject=replace(evaluation.subject, name=HOSTILE, kind="scores"))
+    assert "<script>" not in named._repr_html_()
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_plotted_as_reliability_beside_the_comparison(evaluation: FullEvaluation) -> None:
+    drawing = evaluation.plot()
+    reliability, scores = drawing.axes
+    assert reliability.get_xlabel().startswith("predicted share")
+    names = [label.get_text() for label in scores.get_yticklabels()]
+    assert [name for name in names if name.startswith("→ ")] == ["→ ensemble: votes"]
+    assert "floor" in names
+
+
+def test_an_ensemble_is_plotted_as_brier_by_size_beside_reliability(ensemble: RewardEnsemble) -> None:
+    sizes, reliability = ensemble.plot().axes
+    assert sizes.get_xlabel() == "number of members (k)"
+    assert reliability.get_xlabel().startswith("predicted share")
+
+
+def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> None:
+    drawing = ensemble.plot()
+    assert isinstance(drawing, Drawing)
+    assert drawing._repr_png_().startswith(b"\x89PNG")
+    assert not _pylab_helpers.Gcf.figs, "no figure stays in memory"
+
+
+def test_an_ensemble_without_figures_cannot_be_plotted(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="no held-out figures to plot; evaluate it on votes"):
+        replace(ensemble, record=FitRecord()).plot()
+
+
+def test_a_missing_matplotlib_is_named_with_the_command_that_installs_it(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "pluralign.publishing.figures"))]:
+        monkeypatch.delitem(sys.modules, name)
+    original = builtins.__import__
+
+    def without_matplotlib(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_matplotlib)
+    for plot in (ensemble.plot, recorded(ensemble).plot):
+        with pytest.raises(MissingExtraError, match=r"a figure needs the package matplotlib: run  pip install 'plural"):
+            plot()
