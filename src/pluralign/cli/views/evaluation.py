@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pluralign.cli.views.representation import representation_page
 from pluralign.cli.views.tables import decimals, figure_table, heading, number, short, span
-from pluralign.ensemble.headline import FEW_VOTES, Headline
+from pluralign.ensemble.headline import FEW_VOTES, FLOOR_IS_LOW, Headline
 from pluralign.ensemble.record import BoundCost, Evaluation, MemberFigures, worse_than_chance
 from pluralign.evaluation.comparison import comparison, floor_is_compared, undecided_sentence, voices_sentence
 from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
@@ -59,7 +59,7 @@ def comparison_table(evaluation: Evaluation, title: str, k: int | None = None) -
     table.caption = (
         f"→ the main row; noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in "
         "parentheses; worst = largest disagreement of a member; difference = 95 % interval of the main row's Brier − "
-        "this row's (below 0: the main row is better)" + ("" if floor_is_compared(evaluation) else f". {FEW_VOTES}")
+        "this row's (below 0: the main row is better)" + (f". {FLOOR_IS_LOW}" if floor_is_compared(evaluation) else f". {FEW_VOTES}")
     )
     return table
 
