@@ -49,6 +49,7 @@ SECTIONS = {
     "individuals": "Individuals",
     "certificate": "Certificate",
     "cases": "Case studies",
+    "details": "Details",
     "reproduce": "How to reproduce",
 }
 STATEMENTS = {
@@ -66,6 +67,16 @@ ALT_TEXTS = {
     "best_of_n": "Reward of each member's best-of-N policy by its KL divergence from the base policy",
     "representation": "Accuracy on a rater's other votes by the number of the rater's choices, with soft BT",
 }
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of results that are not about one ensemble, in a section of its own."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
 
 
 def draw_figures(data: ReportData) -> dict[str, Figure]:
@@ -93,6 +104,7 @@ def report(
     name: str = "",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
+    details: Sequence[ReportTable] = (),
 ) -> Path:
     """Write the report of an ensemble to an HTML file.
 
@@ -103,10 +115,12 @@ def report(
         name: title of the page (default: the name of the data that the ensemble was fitted to).
         commands: the commands that reproduce the report, each as a list of words.
         camps: for a town hall, which camps members stand for, by the features of the fit.
+        details: more tables.
     """
     path = Path(path)
+    text = page(ensemble, data, name=name, commands=commands, camps=camps, details=details)
     with atomic_write(path) as partial:
-        partial.write_text(page(ensemble, data, name=name, commands=commands, camps=camps), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     return path
 
 
@@ -117,12 +131,14 @@ def page(
     name: str = "",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
+    details: Sequence[ReportTable] = (),
 ) -> str:
     """Return the report as HTML."""
     record, evaluation = data.record, data.evaluation
     drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
     optional = {
-        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation
+        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation,
+        "details": details,
     }  # fmt: skip
     empty = {anchor for anchor, content in optional.items() if not content}
     template = _environment().from_string(
@@ -141,6 +157,7 @@ def page(
         verdicts=list(_verdicts(data)),
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
         camps=[(features, study, _camp_figure(study)) for features, study in (camps or {}).items()],
+        details=details,
         comparison=comparison(evaluation),
         cards=list(_cards(data)),
         predictors=PREDICTORS,
