@@ -71,6 +71,8 @@ def test_commands_run(line: str, folder: Path) -> None:
     arguments = [first, *(small.get(argument, argument) for argument in others)]
     if first == "fit" and "--encoder" not in arguments:
         arguments += ["--encoder", "hashing", "--k", "2"]  # MiniLM would take a minute
+    if first == "fit":
+        arguments.append("--overwrite")  # readers start without these folders
     command = [sys.executable, "-m", "pluralign", *arguments]
     if first == "serve":
         with subprocess.Popen([*command, "--port", "0"], cwd=folder, stdout=subprocess.PIPE, text=True) as server:
