@@ -88,7 +88,7 @@ def open_records(
 
 def _renamed(record: Record, new_names: Mapping[str, str]) -> Record:
     """Return a record with columns renamed. A CSV file has text in all columns that it names in its own way."""
-    renamed: Record = {}
+    renamed = {}
     for key, value in record.items():
         name = new_names.get(key, key)
         is_text = key not in new_names or not isinstance(value, str) or name in TEXT_COLUMNS

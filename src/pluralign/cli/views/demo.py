@@ -107,10 +107,11 @@ def _camp_lines(result: DemoResult) -> Iterator[RenderableType]:
 
 def _asked_lines(asked: Asked) -> Iterator[RenderableType]:
     answer, chosen = asked.answer, asked.answer.consensus
+    covered = sum(asked.share_of(entry.text) for entry in answer.answers)
     yield _indented(Text(f"“{asked.prompt}”", style="italic"))
     yield Text(
-        f"{len(answer.answers)} of {answer.candidates} answers are the first choice of a member. The weight of these "
-        "members, and the true share of the town:"
+        f"{len(answer.answers)} of {answer.candidates} answers are the first choice of a member. For {covered:.0%} of "
+        "the town, their first choice is among these. Weight of the members, share of the town:"
     )
     yield _texts(
         (f"{entry.weight:.0%}, {asked.share_of(entry.text):.0%}", entry.text) for entry in answer.answers[:SLATE_SHOWN]
