@@ -185,7 +185,7 @@ def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
     shown = done.stdout.splitlines()
     assert len(shown) <= 60
     assert max(map(len, shown)) <= 80
-    parts = (
+    parts = [
         "1. Votes",
         "A: ",
         "Main number:",
@@ -194,8 +194,8 @@ def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
         "constant ½",
         "floor",
         "true shares",
-    )
-    parts += ("3. Who is", "camps have a member", "rater ids", "true features", "4. Ask", "Consensus:", "5. Next")
+    ]
+    parts += ["3. Who is", "camps have a member", "rater ids", "true features", "4. Ask", "Consensus:", "5. Next"]
     places = [done.stdout.index(part) for part in parts]
     assert places == sorted(places)
     assert "are in the report:\n  pluralign demo --report town.html\n" in done.stdout
