@@ -90,6 +90,21 @@ def test_top_p_excludes_unlikely_tokens(model: str) -> None:
     assert len(set(responses)) == 1
 
 
+def test_small_models_are_sampled_at_a_lower_temperature_unless_one_is_given(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, careful = LocalModel(model), SamplingOptions(temperature=0.7, top_p=0.9)
+    assert causal.parameter_count(Path(model)) == sum(weights.numel() for weights in local.model.parameters())
+    assert local.with_defaults(SamplingOptions()) == careful
+    default, same = (local.sample("tea ?", 8, options, seed=2) for options in (SamplingOptions(), careful))
+    assert default == same
+    given = SamplingOptions(temperature=1.5)
+    assert local.with_defaults(given) == SamplingOptions(temperature=1.5, top_p=1.0)
+    assert local.with_defaults(SamplingOptions(top_p=0.5)) == SamplingOptions(temperature=0.7, top_p=0.5)
+    monkeypatch.setattr(causal, "SMALL_MODEL", 10)
+    assert LocalModel(model).with_defaults(SamplingOptions()) == SamplingOptions(temperature=1.2, top_p=1.0)
+
+
 def test_the_models_own_sampling_settings_are_ignored(model: str, tmp_path: Path) -> None:
     transformers = importlib.import_module("transformers")
     folder = tmp_path / "greedy"

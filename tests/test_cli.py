@@ -179,29 +179,64 @@ def fast_demo() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fast_demo")
-def test_demo_compares_all_methods_with_the_known_truth() -> None:
-    done = run("demo", "--pairs", "300", "--encoder", "none")
+def test_demo_tells_its_story_in_sixty_lines_of_eighty_columns() -> None:
+    done = run("demo", "--pairs", "300", "--encoder", "none", columns=80)
     assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert len(shown) <= 60
+    assert max(map(len, shown)) <= 80
+    parts = [
+        "1. Votes",
+        "A: ",
+        "Main number:",
+        "→ ensemble",
+        "one soft BT reward",
+        "constant ½",
+        "floor",
+        "true shares",
+    ]
+    parts += ["3. Who is", "camps have a member", "rater ids", "true features", "4. Ask", "Consensus:", "5. Next"]
+    places = [done.stdout.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "are in the report:\n  pluralign demo --report town.html\n" in done.stdout
+
+
+@pytest.mark.usefixtures("fast_demo")
+def test_demo_names_the_commands_that_fit_and_serve_the_same_ensemble() -> None:
+    shown = run("demo", "--pairs", "300", "--encoder", "none").stdout
+    options = "-o town --encoder none --test-fraction 0.2\n  pluralign serve town\n"
+    assert f"  pluralign fit demo:300 {options}" in shown
+    other = run("demo", "--pairs", "300", "--encoder", "none", "--seed", "3").stdout
+    assert f"  pluralign demo --pairs 300 --seed 3 -o town.jsonl\n  pluralign fit town.jsonl {options}" in other
+
+
+@pytest.mark.usefixtures("fast_demo")
+def test_report_of_the_demo_has_all_methods_pruning_and_rankings(tmp_path: Path) -> None:
+    done = run("demo", "--pairs", "300", "--encoder", "none", "--report", tmp_path / "town.html")
+    assert done.returncode == 0, done.stderr
+    assert f"Wrote {tmp_path / 'town.html'}" in done.stdout.replace("\n", "")
+    page = (tmp_path / "town.html").read_text()
     for words in (
-        "300 pairs",
-        "A contested pair",
-        "the known truth",
-        "true error",
-        "random people",
-        "member 7",
-        "soft BT",
-        "Which camp each member stands for",
+        "All methods on held-out prompts",
+        "stagewise, printed",
+        "8 random people",
+        "Estimates from the votes, and the known truth",
+        "Pruning by Theorem 3",
+        "One held-out question",
+        "answer 1 &gt; ",
         "keepers of custom",
-        "% of people agree more often",
     ):
-        assert words in done.stdout
+        assert words in page
 
 
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
     result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
     camps = {"camps", "camps_rater_ids", "camps_true_features"}
-    assert set(result) == {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "report"} | camps
+    others = {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "asked", "report"}
+    assert set(result) == others | camps
+    assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
+    assert {entry["text"] for entry in result["asked"]["answer"]["answers"]} <= set(result["asked"]["responses"])
     for name in camps:
         assert len(result[name]["camps"]) == 6
         assert result[name]["represented"] == sum(camp["member"] is not None for camp in result[name]["camps"])

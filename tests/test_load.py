@@ -254,6 +254,14 @@ def test_columns_can_be_renamed(tmp_path: Path) -> None:
     assert counts(loaded) == [("x", "A", "B", 1, 2, 0)]
 
 
+def test_renamed_csv_columns_have_the_type_of_their_new_name(tmp_path: Path) -> None:
+    row = {"question": "x", "answer_1": "A", "answer_2": "7", "for_1": "3", "for_2": "2"}
+    (tmp_path / "votes.csv").write_bytes(as_csv([row]))
+    rename = {"prompt": "question", "response_a": "answer_1", "response_b": "answer_2"}
+    rename |= {"votes_a": "for_1", "votes_b": "for_2"}
+    assert counts(load_preferences(tmp_path / "votes.csv", rename=rename)) == [("x", "A", "7", 3, 2, 0)]
+
+
 def test_lists_in_csv_cells_are_read_as_json(tmp_path: Path) -> None:
     row = {"prompt": "x", "responses": json.dumps(ANSWERS), "scores": json.dumps(SCORES)}
     (tmp_path / "scores.csv").write_bytes(as_csv([row]))

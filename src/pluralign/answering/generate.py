@@ -1,4 +1,4 @@
-"""Candidates from a language model: several distinct responses to each prompt, sampled at a high temperature.
+"""Candidates from a language model: several distinct responses to each prompt, sampled at random.
 
 ``sample_distinct`` samples one prompt from a ``Sampler``: a model in this process, or one behind a server.
 ``generate`` fills a file of candidates. An interrupted run resumes from its file. A prompt that fails does not affect
@@ -86,6 +86,13 @@ def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
     return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
+def sampling_for(sampler: Sampler, options: SamplingOptions) -> SamplingOptions:
+    """Return the options with the defaults for a model: small local models are sampled at a lower temperature."""
+    if isinstance(sampler, LocalModel):
+        return sampler.with_defaults(options)
+    return options.with_defaults(small=False)
+
+
 def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: SamplingOptions) -> Sampled:
     """Sample a prompt until there are n distinct responses, at most ``ROUNDS`` times.
 
@@ -95,6 +102,7 @@ def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: Sampl
     Raises:
         DataError: all responses were empty.
     """
+    options = sampling_for(sampler, options)
     cut_off: dict[str, bool] = {}  # by distinct response
     repeats = empty = 0
     for attempt in range(ROUNDS):
@@ -202,6 +210,7 @@ def generate(
     else:
         prompts = list(dict.fromkeys(prompts))[:limit]
     sampler = find_sampler(model) if isinstance(model, str) else model
+    options = sampling_for(sampler, options)
     settings = {"model": sampler.name, "n": n, **asdict(options)}
     lines = JsonLines(output)
     finished = _read_finished(lines, settings)

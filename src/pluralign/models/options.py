@@ -1,6 +1,6 @@
 """Options of sampling from a language model, in this process or behind a server."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from pluralign.core.errors import UsageError
@@ -9,30 +9,60 @@ from pluralign.core.options import changed_options
 MAX_CONCURRENCY = 256
 MAX_TIMEOUT = 24 * 3600
 """Seconds."""
+SMALL_MODEL = 1_000_000_000
+"""A local model with fewer parameters is small: at a high temperature it writes nonsense."""
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """How responses are sampled from a language model."""
 
-    temperature: float = field(
-        default=1.2, metadata={"help": "Sampling temperature; values above 1 give more diverse responses."}
+    temperature: float | None = field(
+        default=None,
+        metadata={
+            "help": "Sampling temperature; higher values give more diverse responses (default: 0.7 for local models "
+            "below 1B parameters, else 1.2)."
+        },
     )
-    top_p: float = field(
-        default=1.0, metadata={"help": "Sample from the likeliest tokens with this total probability; 1: all tokens."}
+    top_p: float | None = field(
+        default=None,
+        metadata={
+            "help": "Sample from the likeliest tokens with this total probability (default: 0.9 where the default "
+            "temperature is 0.7, else 1: all tokens)."
+        },
     )
     max_new_tokens: int = field(default=256, metadata={"help": "Maximum length of a response, in tokens."})
     seed: int = field(default=0, metadata={"help": "Random seed; each prompt derives its own seed from it."})
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature <= 10:
+        if self.temperature is not None and not 0 < self.temperature <= 10:
             raise UsageError(f"temperature must be above 0 and at most 10, not {self.temperature:g}.")
-        if not 0 < self.top_p <= 1:
+        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"top_p must be above 0 and at most 1, not {self.top_p:g}.")
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
         if self.seed < 0:
             raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+
+    def with_defaults(self, *, small: bool) -> "SamplingOptions":
+        """Return the options with a temperature and a ``top_p``; options that were given stay as they are.
+
+        Args:
+            small: whether the model is local and has fewer than ``SMALL_MODEL`` parameters.
+
+        Example:
+            >>> SamplingOptions().with_defaults(small=True)
+            SamplingOptions(temperature=0.7, top_p=0.9, max_new_tokens=256, seed=0)
+            >>> SamplingOptions(temperature=1.5).with_defaults(small=True)
+            SamplingOptions(temperature=1.5, top_p=1.0, max_new_tokens=256, seed=0)
+        """
+        careful = small and self.temperature is None
+        temperature, top_p = (0.7, 0.9) if careful else (1.2, 1.0)
+        return replace(
+            self,
+            temperature=temperature if self.temperature is None else self.temperature,
+            top_p=top_p if self.top_p is None else self.top_p,
+        )
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,10 @@ class ServerModel:
         return read_choices(reply.content, self._clean)
 
     def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
+        options = options.with_defaults(small=False)
         parameters: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
         parameters |= {"temperature": options.temperature, self._length_parameter: options.max_new_tokens}
-        if options.top_p < 1:
+        if options.top_p != 1:
             parameters["top_p"] = options.top_p
         if n > 1:
             parameters["n"] = n

@@ -54,6 +54,7 @@ SECTIONS = {
     "individuals": "Individuals",
     "certificate": "Certificate",
     "cases": "Case studies",
+    "details": "Details",
     "reproduce": "How to reproduce",
 }
 STATEMENTS = {
@@ -71,6 +72,16 @@ ALT_TEXTS = {
     "best_of_n": "Reward of each member's best-of-N policy by its KL divergence from the base policy",
     "representation": "Accuracy on a rater's other votes by the number of the rater's choices, with soft BT",
 }
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of results that are not about one ensemble, in a section of its own."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    note: str = ""
 
 
 def draw_figures(data: ReportData) -> dict[str, Figure]:
@@ -99,6 +110,7 @@ def report(
     folder: str = "DIR",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
+    details: Sequence[ReportTable] = (),
 ) -> Path:
     """Write the report of an ensemble to an HTML file.
 
@@ -110,10 +122,11 @@ def report(
         folder: of the ensemble, for the command of the next step.
         commands: the commands that reproduce the report, each as a list of words.
         camps: for a town hall, which camps members stand for, by the features of the fit.
+        details: more tables.
     """
     path = Path(path)
+    text = page(ensemble, data, name=name, folder=folder, commands=commands, camps=camps, details=details)
     with atomic_write(path) as partial:
-        text = page(ensemble, data, name=name, folder=folder, commands=commands, camps=camps)
         partial.write_text(text, encoding="utf-8")
     return path
 
@@ -126,6 +139,7 @@ def page(
     folder: str = "DIR",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
+    details: Sequence[ReportTable] = (),
 ) -> str:
     """Return the report as HTML. Arguments as for ``report``."""
     record, evaluation, main = data.record, data.evaluation, data.main
@@ -133,7 +147,8 @@ def page(
     rows = comparison(main, ensemble.k)
     drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
     optional = {
-        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation
+        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation,
+        "details": details,
     }  # fmt: skip
     empty = {anchor for anchor, content in optional.items() if not content}
     template = _environment().from_string(
@@ -162,6 +177,7 @@ def page(
         intervals=main.prompts >= ENOUGH_CLUSTERS,
         enough=ENOUGH_CLUSTERS,
         group_intervals=any(not math.isnan(group.interval.low) for of in data.groups.values() for group in of),
+        details=details,
         cards=list(_cards(data)),
         predictors=PREDICTORS,
         legend=LEGEND,

@@ -11,8 +11,8 @@ from pluralign.models.options import SamplingOptions
 class ServeOptions:
     """Sampling and limits of a server; ``limits.Limits`` has every limit."""
 
-    temperature: float = same_option(SamplingOptions, "temperature")
-    top_p: float = same_option(SamplingOptions, "top_p")
+    temperature: float | None = same_option(SamplingOptions, "temperature")
+    top_p: float | None = same_option(SamplingOptions, "top_p")
     max_new_tokens: int = same_option(SamplingOptions, "max_new_tokens")
     seed: int | None = field(
         default=None, metadata={"help": "Base seed for requests that send none (default: random)."}

@@ -428,10 +428,14 @@ def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, option
     return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
 
 
+TEXT_COLUMNS = ("prompt", "response_a", "response_b", "response", "chosen", "rejected")
+"""Columns whose empty cells are empty texts."""
+
+
 def parse_cell(name: str, text: str) -> Any:
     """Return a CSV cell in the type of its column: counts and scores are numbers, lists are JSON."""
     if text == "":
-        return None if name not in ("prompt", "response_a", "response_b", "response", "chosen", "rejected") else text
+        return None if name not in TEXT_COLUMNS else text
     try:
         if name in ("votes_a", "votes_b", "ties", "n", "prob_a") or name.startswith("score_"):
             return float(text) if any(mark in text.lower() for mark in ".naife") else int(text)

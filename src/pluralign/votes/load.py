@@ -5,7 +5,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +14,7 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import dataset_records, hub_records, read_records
-from pluralign.votes.layouts import Record, read_comparisons
+from pluralign.votes.layouts import TEXT_COLUMNS, Record, parse_cell, read_comparisons
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
@@ -82,8 +82,18 @@ def open_records(
     found = records(bad)
     if options.rename:
         new_names = {old: new for new, old in options.rename.items()}
-        found = ((row, {new_names.get(key, key): value for key, value in record.items()}) for row, record in found)
+        found = ((row, _renamed(record, new_names)) for row, record in found)
     return found, bad
+
+
+def _renamed(record: Record, new_names: Mapping[str, str]) -> Record:
+    """Return a record with columns renamed. A CSV file has text in all columns that it names in its own way."""
+    renamed = {}
+    for key, value in record.items():
+        name = new_names.get(key, key)
+        is_text = key not in new_names or not isinstance(value, str) or name in TEXT_COLUMNS
+        renamed[name] = value if is_text else parse_cell(name, value)
+    return renamed
 
 
 def _numbered(

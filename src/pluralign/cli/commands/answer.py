@@ -191,9 +191,8 @@ def answer(
     texts = _candidates_for(prompt, candidates) if candidates else sampled(str(model), sampling_options, prompt, n)
     if model and len(texts) < n:
         note(f"{model} gave {len(texts)} distinct responses, not {n}.")
-    writing_options = dataclasses.replace(
-        sampling_options, temperature=min(sampling_options.temperature, WRITING_TEMPERATURE)
-    )
+    given = sampling_options.temperature or WRITING_TEMPERATURE
+    writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
     votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     with progress_bar("Encoding texts") as progress:
         result = answer_prompt(

@@ -1,8 +1,10 @@
 """Commands that run whole experiments: ``demo`` and ``reproduce``."""
 
+import dataclasses
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,9 @@ from pluralign.cli.arguments import Json, Seed, command_history
 from pluralign.cli.console import emit, print_json, progress_bar, show, working
 from pluralign.cli.inputs import needs_extra
 from pluralign.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pluralign.ensemble.ensemble import RewardEnsemble
 
 
 def demo(
@@ -25,8 +30,8 @@ def demo(
 ) -> None:
     """Run the full pipeline on synthetic data with known preferences (a town hall).
 
-    It compares all methods with the true shares, and shows which of six camps each member stands for: with features of
-    the texts, and with the true features that decide the votes.
+    It shows votes, the ensemble against one reward, how many of the town's six camps have a member, and the answer to a
+    question. The report and the JSON also compare all methods with the true shares, and describe every member.
 
     Examples:
         pluralign demo
@@ -34,8 +39,7 @@ def demo(
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
-    from pluralign.cli.views.experiments import demo_page
-    from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
+    from pluralign.cli.views.demo import demo_page, votes_page
     from pluralign.experiments.demo_story import run_demo
     from pluralign.votes.summary import inspect, inspect_truth
     from pluralign.votes.town_hall.townhall import town_hall
@@ -51,27 +55,28 @@ def demo(
         return
     summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
-        show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
-    with progress_bar("Encoding texts") as progress:
+        show(votes_page(town, summary))
+    with progress_bar("Encoding texts, then fitting five ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
         with needs_extra("matplotlib", "report", "a report"):
-            from pluralign.publishing.report import report as write_report
+            from pluralign.experiments.demo_report import write_demo_report
 
-        last = ["report", "town", "-o", str(report)]
-        commands = command_history(result.ensemble.record, Path("town"), last)
-        camps = {
-            f"vote counts, features of the texts ({encoder})": result.camps,
-            f"votes with rater ids, features of the texts ({encoder})": result.camps_rater_ids,
-            "vote counts, true features": result.camps_true_features,
-        }
-        write_report(result.ensemble, result.report_data, report, name="The town hall", commands=commands, camps=camps)
+        commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
+        write_demo_report(result, report, summary, truth, encoder=encoder, commands=commands)
     if as_json:
         print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})
         return
-    show(demo_page(result))
-    if report:
-        show([f"Wrote {report}. Open it in a browser."])
+    commands = _commands(result.ensemble, pairs, seed, ["serve", "town"])
+    show(demo_page(result, commands, str(report) if report else None))
+
+
+def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[str]) -> list[list[str]]:
+    """Return the commands that fit the ensemble of the demo on the same votes, and then run the last command."""
+    record, votes = ensemble.record, f"demo:{pairs}" if seed == 0 else "town.jsonl"
+    written = [["pluralign", "demo", "--pairs", str(pairs), "--seed", str(seed), "-o", votes]] if seed else []
+    data = dataclasses.replace(record.data, name=votes) if record.data else None
+    return [*written, *command_history(dataclasses.replace(record, data=data), Path("town"), last)]
 
 
 def reproduce(

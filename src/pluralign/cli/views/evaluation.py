@@ -59,7 +59,8 @@ def comparison_table(evaluation: Evaluation, title: str, k: int | None = None) -
     table.caption = (
         f"→ the main row; noise {number(evaluation.test.noise)}; corrected = Brier − noise, its 95 % interval in "
         "parentheses; worst = largest disagreement of a member; difference = 95 % interval of the main row's Brier − "
-        "this row's (below 0: the main row is better)" + (f". {FLOOR_IS_LOW}" if floor_is_compared(evaluation) else f". {FEW_VOTES}")
+        "this row's (below 0: the main row is better)"
+        + (f". {FLOOR_IS_LOW}" if floor_is_compared(evaluation) else f". {FEW_VOTES}")
     )
     return table
 

@@ -1,76 +1,15 @@
-"""Views of whole experiments: ``pluralign demo`` and ``pluralign reproduce``."""
+"""Views of ``pluralign reproduce``: the plan of a recipe and its results."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.analysis.profiles import Profile
-from pluralign.cli.views.analysis import certificate_page, diversity_page, pruning_page
-from pluralign.cli.views.camps import camps_page
-from pluralign.cli.views.evaluation import DISAGREEMENT_CAPTION, bound_line, chance_warning
-from pluralign.cli.views.rankings import rankings_page
 from pluralign.cli.views.tables import command_line, figure_table, heading, number
-from pluralign.ensemble.record import worse_than_chance
-from pluralign.experiments.demo_story import DemoResult
 from pluralign.experiments.plan import Cost, Plan
 from pluralign.experiments.reproduce import Reproduction
-
-# --- demo -------------------------------------------------------------------------------------------------------------
-
-
-def demo_page(result: DemoResult) -> Iterator[RenderableType]:
-    """Yield every method by its true error, then the joint ensemble in detail."""
-    record = result.ensemble.record
-    yield _method_table(result)
-    if record.evaluation:
-        yield from chance_warning(record.evaluation.members)
-    yield from bound_line(record.bound)
-    yield from camps_page(result.camps, result.camps_rater_ids, result.camps_true_features)
-    yield _member_names(result.report_data.profiles)
-    if result.report_data.diversity:
-        yield from diversity_page(result.report_data.diversity, [], "How differently the members rank responses")
-    yield from certificate_page(result.report_data.certificate, "Guarantees")
-    yield from pruning_page(result.pruning, result.ensemble)
-    yield from rankings_page(result.rankings, f"Rankings of the whole town on one question: “{result.question}”")
-    yield Text("Next, with your own votes: pluralign inspect FILE, then pluralign fit FILE -o DIR\n")
-
-
-def _method_table(result: DemoResult) -> Table:
-    data = result.ensemble.record.data
-    sizes = (
-        f"Trained on {data.train_pairs:,} pairs; tested on {data.test_pairs:,} pairs from held-out prompts (best first)"
-        if data
-        else "Scores on held-out prompts (best first)"
-    )
-    table = figure_table(sizes, "", "k", "Brier", "corrected", "true error", "worst member", "seconds")
-    for method in result.methods:
-        scores = (method.brier, method.brier_corrected, method.true_error)
-        worst = "" if method.worst_disagreement is None else f"{method.worst_disagreement:.3f}"
-        seconds = "" if method.seconds is None else f"{method.seconds:.1f}"
-        style = "bold" if method.name.startswith("joint") else ""
-        table.add_row(method.name, str(method.k), *map(number, scores), worst, seconds, style=style)
-    table.caption = (
-        "true error: squared distance to the shares of the whole town; corrected: an estimate of it from the votes "
-        "alone; worst member: largest disagreement of a member (chance level .500)"
-    )
-    return table
-
-
-def _member_names(profiles: Sequence[Profile]) -> Table:
-    title = "Members of the joint ensemble, and how they differ"
-    table = figure_table(title, "", "weight", "disagreement", words="profile")
-    for profile in profiles:
-        style = "bold red" if worse_than_chance(profile.disagreement, profile.weight) else ""
-        cells = (f"{profile.weight:.3f}", f"{profile.disagreement:.3f}")
-        table.add_row(f"member {profile.member}", *cells, Text(profile.name), style=style)
-    table.caption = DISAGREEMENT_CAPTION
-    return table
-
-
-# --- reproduce --------------------------------------------------------------------------------------------------------
 
 
 def plan_page(plan: Plan) -> Iterator[RenderableType]:

@@ -1,17 +1,15 @@
-"""Views of votes: the summary of ``pluralign inspect``, and of the demo's synthetic votes with their known truth."""
+"""The view of ``pluralign inspect``: a summary of votes."""
 
 import math
 from collections.abc import Iterator
 
-import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, number, shortened, span, text_panel
+from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, number, span
 from pluralign.ensemble.headline import FEW_VOTES
-from pluralign.votes.summary import Inspection, Truth
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.summary import Inspection
 
 MAJORITY_FIRST = 0.9
 """Above this share of pairs won by response a, the data seem to be ordered."""
@@ -78,28 +76,3 @@ def _histogram(summary: Inspection) -> Iterator[RenderableType]:
         blocks = "█" * round(BAR_WIDTH * bar.count / tallest) or ("▏" if bar.count else "")
         yield Text(f"  {label} {blocks} {bar.count / summary.pairs:.1%}")
     yield Text()
-
-
-def example_pairs(town: TownHall) -> Iterator[RenderableType]:
-    """Yield the most contested pair of the synthetic votes and the clearest one."""
-    votes = town.preferences
-    closeness = np.abs(town.true_prob - 0.5)
-    for title, row in (("A contested pair", closeness.argmin()), ("A clear pair", closeness.argmax())):
-        sides = [
-            f"{name} · {count[row]} votes\n{shortened(votes.responses[index[row]])}"
-            for name, index, count in (("A", votes.a_index, votes.votes_a), ("B", votes.b_index, votes.votes_b))
-        ]
-        truth = f"True share: {town.true_prob[row]:.0%} of the town prefer A."
-        yield text_panel("\n\n".join([f"“{votes.prompts[votes.prompt_index[row]]}”", *sides, truth]), title)
-
-
-def truth_table(summary: Inspection, truth: Truth) -> Table:
-    """Return the estimates from few votes next to the known truth."""
-    table = figure_table("Estimates from the votes and the known truth", "", "observed", "estimated", "true")
-    half = (summary.constant_half, summary.constant_half_corrected, truth.constant_half)
-    table.add_row("noise", "", number(summary.noise), number(truth.noise))
-    table.add_row("constant ½", *map(number, half))
-    table.add_row("floor", *map(number, (summary.floor, summary.floor_corrected, truth.floor)))
-    table.add_row("majority share", number(summary.majority_share), "", number(truth.majority_share))
-    table.caption = "The corrected floor is biased low: majorities are estimated from the same votes."
-    return table

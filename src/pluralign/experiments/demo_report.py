@@ -1,0 +1,143 @@
+"""The report of the demo: that of its ensemble, with camps and tables of everything that the terminal leaves out."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pluralign.analysis.pruning import Pruning
+from pluralign.experiments.demo_story import Asked, DemoResult
+from pluralign.publishing.report import ReportTable, report
+from pluralign.votes.summary import Inspection, Truth
+
+
+def write_demo_report(
+    result: DemoResult,
+    path: Path,
+    summary: Inspection,
+    truth: Truth,
+    *,
+    encoder: str,
+    commands: Sequence[Sequence[str]] = (),
+) -> Path:
+    """Write the report of the demo to an HTML file.
+
+    Args:
+        result: of the demo.
+        path: the file to write.
+        summary: of the votes of the town hall.
+        truth: the true values that ``summary`` estimates.
+        encoder: of the texts.
+        commands: the commands that reproduce the ensemble, each as a list of words.
+    """
+    camps = {
+        f"vote counts, features of the texts ({encoder})": result.camps,
+        f"votes with rater ids, features of the texts ({encoder})": result.camps_rater_ids,
+        "vote counts, true features": result.camps_true_features,
+    }
+    return report(
+        result.ensemble,
+        result.report_data,
+        path,
+        name="The town hall",
+        commands=commands,
+        camps=camps,
+        details=list(detail_tables(result, summary, truth)),
+    )
+
+
+def detail_tables(result: DemoResult, summary: Inspection, truth: Truth) -> Iterator[ReportTable]:
+    """Yield all methods, the estimates beside the truth, pruning, and one question with the town's rankings."""
+    yield _methods(result)
+    yield _estimates(summary, truth)
+    yield _pruning(result.pruning)
+    yield _question(result.asked)
+    yield _rankings(result)
+
+
+def _methods(result: DemoResult) -> ReportTable:
+    rows = [
+        (
+            method.name,
+            f"{method.k:,}",
+            *(f"{score:z.4f}" for score in (method.brier, method.brier_corrected, method.true_error)),
+            "" if method.worst_disagreement is None else f"{method.worst_disagreement:.3f}",
+            "" if method.seconds is None else f"{method.seconds:.1f}",
+        )
+        for method in result.methods
+    ]
+    return ReportTable(
+        "All methods on held-out prompts, best first",
+        ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
+        rows,
+        "True error: squared distance to the shares of the whole town. Corrected: an estimate of it from the votes "
+        "alone. Worst member: largest disagreement of a member (chance level .500).",
+    )
+
+
+def _estimates(summary: Inspection, truth: Truth) -> ReportTable:
+    figures = (
+        ("noise", None, summary.noise, truth.noise),
+        ("constant ½", summary.constant_half, summary.constant_half_corrected, truth.constant_half),
+        ("floor", summary.floor, summary.floor_corrected, truth.floor),
+        ("majority share", summary.majority_share, None, truth.majority_share),
+    )
+    return ReportTable(
+        "Estimates from the votes, and the known truth",
+        ("", "observed", "estimated", "true"),
+        [(name, *("" if value is None else f"{value:z.4f}" for value in values)) for name, *values in figures],
+        "The corrected floor is biased low: majorities are estimated from the same votes.",
+    )
+
+
+def _pruning(pruning: Pruning) -> ReportTable:
+    rows = [
+        (
+            f"member {j}",
+            f"{distance:.3f}",
+            f"{pruning.disagreements[j]:.3f}",
+            "removed" if j in pruning.removed else "kept",
+        )
+        for j, distance in sorted(enumerate(pruning.distances), key=lambda entry: -entry[1])
+    ]
+    before, after = pruning.error_before.mean, pruning.error_after.mean
+    return ReportTable(
+        f"Pruning by Theorem 3 (β = {pruning.beta:g})",
+        ("", "distance", "disagreement", ""),
+        rows,
+        f"Removed {pruning.removed_weight:.3f} of the weight. Calibration error {before:.4f} before and {after:.4f} "
+        f"after; the theorem guarantees at most {pruning.bound:.4f}. Distance: how often the member and a random "
+        "member prefer different responses.",
+    )
+
+
+def _question(asked: Asked) -> ReportTable:
+    slate = {entry.text: entry.weight for entry in asked.answer.answers}
+    chosen = asked.answer.consensus.text if asked.answer.consensus else ""
+    rows = [
+        (
+            f"answer {number}",
+            f"{slate.get(text, 0.0):.0%}",
+            f"{asked.share_of(text):.0%}",
+            f"{'Consensus. ' if text == chosen else ''}{text}",
+        )
+        for number, text in enumerate(asked.responses, 1)
+    ]
+    return ReportTable(
+        f"One held-out question: “{asked.prompt}”",
+        ("", "weight of members", "share of the town", ""),
+        rows,
+        "Weight of the members and share of the whole town with this first choice.",
+    )
+
+
+def _rankings(result: DemoResult) -> ReportTable:
+    found = result.rankings
+    rows = [
+        (f"{weight:.4f}", " > ".join(found.alternatives[place] for place in ranking))
+        for weight, ranking in zip(found.weights, found.rankings, strict=True)
+    ]
+    return ReportTable(
+        "Rankings that give the shares of the whole town on this question",
+        ("weight", "ranking, best first"),
+        rows,
+        f"At most {found.size_at_most} rankings are needed (Carathéodory). The mixture is not unique.",
+    )

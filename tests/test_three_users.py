@@ -1,0 +1,264 @@
+"""Three new users, end to end: an engineer with a CSV file, a product engineer with an OpenAI client, a researcher.
+
+Each test asserts what a newcomer must be able to trust: no figures on training prompts, no verdict from a few prompts,
+no comparison that few votes cannot support.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from conftest import run
+from served import Client, running
+
+import pluralign
+from pluralign import PreferenceSet, RewardEnsemble, town_hall
+from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.ensemble.held_out import load_held_out
+
+COLUMNS = {
+    "prompt": "question",
+    "response_a": "answer_1",
+    "response_b": "answer_2",
+    "votes_a": "for_1",
+    "votes_b": "for_2",
+}
+"""Their names for our columns."""
+RENAME = [word for ours, theirs in COLUMNS.items() for word in ("--rename", f"{ours}={theirs}")]
+FAST = ["--encoder", "none", "--k", "2", "--target", "mixture"]
+FAST_OPTIONS: dict[str, Any] = {"encoder": "none", "k": 2, "target": "mixture"}
+
+
+def write_csv(votes: PreferenceSet, path: Path) -> Path:
+    """Write votes as a team's spreadsheet would have them: its own column names, and a column that nobody needs."""
+    with path.open("w", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow([*COLUMNS.values(), "batch"])
+        rows.writerows([*(record[name] for name in COLUMNS), "spring"] for record in votes.to_records())
+    return path
+
+
+def output(*arguments: str | Path) -> str:
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def json_of(*arguments: str | Path) -> dict[str, Any]:
+    return dict(json.loads(output(*arguments, "--json")))
+
+
+def prompts_only(n: int, **options: Any) -> PreferenceSet:
+    """Return votes on n prompts, with eight pairs each."""
+    return town_hall(8 * n, **options).preferences
+
+
+# --- an engineer with annotators' votes, on the command line ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engineer's folder: votes on 80 prompts, and an ensemble fitted to all of them with the default split."""
+    folder = tmp_path_factory.mktemp("engineer")
+    write_csv(prompts_only(80), folder / "votes.csv")
+    fitted = json_of("fit", folder / "votes.csv", *RENAME, "-o", folder / "ensemble", *FAST)
+    (folder / "fit.json").write_text(json.dumps(fitted))
+    return folder
+
+
+def test_engineer_learns_which_columns_to_rename(work: Path) -> None:
+    done = run("inspect", work / "votes.csv")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "question, answer_1, answer_2, for_1, for_2" in done.stderr
+    assert "--rename" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_engineer_inspects_the_votes(work: Path) -> None:
+    found = json_of("inspect", work / "votes.csv", *RENAME)
+    assert (found["pairs"], found["prompts"], found["votes_per_pair"]) == (640, 80, 5)
+
+
+def test_evaluating_on_the_training_file_gives_the_figures_of_fit(work: Path) -> None:
+    fitted = json.loads((work / "fit.json").read_text())
+    done = run("evaluate", work / "ensemble", work / "votes.csv", *RENAME, "--group", "length", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in ("brier", "brier_corrected", "log_loss"):
+        assert found["test"][name] == pytest.approx(fitted["test"][name])
+    assert found["test"]["interval"] == pytest.approx(fitted["test"]["interval"])
+    assert found["baselines"]["soft_bt"]["brier"] == pytest.approx(fitted["baselines"]["soft_bt"]["brier"])
+    assert found["left_out"]["pairs"] == fitted["data"]["train_pairs"] > 0
+    assert found["left_out"]["prompts"] == fitted["data"]["train_prompts"]
+    left_out = f"Left out {found['left_out']['prompts']} prompts ({found['left_out']['pairs']} pairs)"
+    assert left_out in done.stderr
+    assert "--all" in done.stderr
+
+
+def test_all_prompts_give_scores_that_are_too_good(work: Path) -> None:
+    fitted = json.loads((work / "fit.json").read_text())
+    leaked = json_of("evaluate", work / "ensemble", work / "votes.csv", *RENAME, "--group", "length", "--all")
+    assert leaked["pairs"] == 640
+    assert leaked["test"]["brier_corrected"] < fitted["test"]["brier_corrected"]
+
+
+def test_fit_and_evaluate_start_with_the_same_main_number_and_verdict(work: Path) -> None:
+    shown = output("evaluate", work / "ensemble", work / "votes.csv", *RENAME)
+    figures = json.loads((work / "fit.json").read_text())["test"]
+    low, high = figures["interval"]["low"], figures["interval"]["high"]
+    assert f"Main number: corrected Brier score {figures['brier_corrected']:.4f} [{low:.4f}, {high:.4f}]" in shown
+    assert sum(words in shown for words in ("Better than", "Not significantly different from", "Worse than")) == 1
+    assert shown.index("Main number") < shown.index("Next: ") < shown.index("Brier  ")
+
+
+def test_engineer_writes_a_report(work: Path) -> None:
+    output("report", work / "ensemble", "-o", work / "report.html")
+    page = (work / "report.html").read_text()
+    figures = json.loads((work / "fit.json").read_text())["test"]
+    assert f"{figures['brier_corrected']:.4f}" in page
+    assert "pluralign fit" in page
+
+
+def test_other_votes_do_not_replace_an_ensemble_by_accident(work: Path, tmp_path: Path) -> None:
+    other = write_csv(prompts_only(25, seed=9), tmp_path / "other.csv")
+    before = (work / "ensemble" / "ensemble.json").read_bytes()
+    done = run("fit", other, *RENAME, "-o", work / "ensemble", *FAST)
+    assert done.returncode == 2
+    assert "--overwrite" in done.stderr
+    assert (work / "ensemble" / "ensemble.json").read_bytes() == before
+
+
+# --- few prompts, few votes -------------------------------------------------------------------------------------------
+
+
+def test_eight_prompts_give_no_interval_and_no_verdict(tmp_path: Path) -> None:
+    shown = output("fit", write_csv(prompts_only(8), tmp_path / "v.csv"), *RENAME, "-o", tmp_path / "e", *FAST)
+    assert "Main number: corrected Brier score" in shown
+    main = shown.split("Main number: ")[1].split("\n")[0]
+    assert "[" not in main
+    assert "No verdict: " in shown
+    assert "Next: collect votes on more prompts: at least 20 for testing." in shown
+    for verdict in ("Better than", "Not significantly different from", "Worse than"):
+        assert verdict not in shown
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 13])
+def test_a_set_of_few_prompts_fits(prompts: int) -> None:
+    ensemble = pluralign.fit(prompts_only(prompts), **FAST_OPTIONS)
+    data = ensemble.record.data
+    assert data is not None
+    assert data.train_prompts + data.test_prompts == prompts
+    assert min(data.train_prompts, data.test_prompts) >= 1
+
+
+def test_twenty_five_prompts_are_told_to_use_folds_and_folds_give_an_interval(tmp_path: Path) -> None:
+    votes = write_csv(prompts_only(25), tmp_path / "votes.csv")
+    plain = output("fit", votes, *RENAME, "-o", tmp_path / "plain", *FAST)
+    assert "No verdict: " in plain
+    assert "Next: fit with --folds 5, which tests each of the 25 prompts once." in plain
+    folds = output("fit", votes, *RENAME, "-o", tmp_path / "folds", *FAST, "--folds", "5")
+    main = folds.split("Main number: ")[1].split("\n")[0]
+    assert "[" in main
+    assert "on 25 held-out prompts" in main
+    assert "No verdict" not in folds
+
+
+def test_three_votes_per_pair_are_not_compared_with_the_floor(tmp_path: Path) -> None:
+    votes = write_csv(prompts_only(60, votes_per_pair=3), tmp_path / "votes.csv")
+    inspected = output("inspect", votes, *RENAME)
+    fitted = output("fit", votes, *RENAME, "-o", tmp_path / "ensemble", *FAST)
+    evaluated = output("evaluate", tmp_path / "ensemble", votes, *RENAME)
+    for shown in (inspected, fitted, evaluated):
+        assert FEW_VOTES in " ".join(shown.split())
+        assert "-0.0000" not in shown.replace("−", "-")
+    for shown in (fitted, evaluated):
+        assert not [line for line in shown.splitlines() if line.strip().startswith("floor")]
+
+
+# --- a product engineer with an OpenAI client -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(work: Path) -> Iterator[Client]:
+    folder = work / "ensemble"
+    with running(RewardEnsemble.load(folder), held_out=load_held_out(folder)) as client:
+        yield client
+
+
+def test_openai_client_gets_an_answer_to_a_held_out_prompt(served: Client, work: Path) -> None:
+    question = load_held_out(work / "ensemble").preferences
+    prompt, message = str(question.prompts[0]), {"role": "user", "content": str(question.prompts[0])}
+    responses = {str(question.responses[i]) for i in question.a_index[question.prompt_index == 0]}
+    responses |= {str(question.responses[i]) for i in question.b_index[question.prompt_index == 0]}
+    names = [model.id for model in served.openai.models.list()]
+    assert "town:consensus" in names
+    completion = served.openai.chat.completions.create(model="town:consensus", messages=[message])  # type: ignore[list-item]
+    assert completion.choices[0].message.content in responses, prompt
+
+
+def test_openai_client_chooses_among_its_own_candidates(served: Client) -> None:
+    candidates = ["Yes, with a pilot first.", "No."]
+    completion = served.openai.chat.completions.create(
+        model="town:consensus",
+        messages=[{"role": "user", "content": "Should we plant trees?"}],
+        extra_body={"candidates": candidates},
+    )
+    assert completion.choices[0].message.content in candidates
+
+
+def test_openai_client_learns_why_an_unknown_question_has_no_answer(served: Client) -> None:
+    with pytest.raises(openai.BadRequestError, match="start the server with --model or --base-url"):
+        served.openai.chat.completions.create(model="town", messages=[{"role": "user", "content": "A new question?"}])
+
+
+def test_the_server_compares_as_python_does(served: Client, work: Path) -> None:
+    pair = {"prompt": "Trees?", "response_a": "Yes, with a pilot first.", "response_b": "No."}
+    found = served.json("/v1/compare", {"pairs": [pair]})["results"][0]
+    votes = pluralign.load_preferences([pair | {"votes_a": 1, "votes_b": 1}])
+    assert found["prob_hat"] == pytest.approx(float(RewardEnsemble.load(work / "ensemble").prob_hat(votes)[0]))
+
+
+# --- a researcher in Python -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def votes() -> PreferenceSet:
+    return pluralign.load_preferences(list(prompts_only(80).to_records()))
+
+
+@pytest.fixture(scope="module")
+def fitted(votes: PreferenceSet) -> RewardEnsemble:
+    return pluralign.fit(votes, **FAST_OPTIONS)
+
+
+def test_researcher_evaluates_on_the_votes_of_the_fit_and_gets_its_figures(
+    votes: PreferenceSet, fitted: RewardEnsemble
+) -> None:
+    result, own = pluralign.evaluate(fitted, votes, groups=[]), fitted.record.evaluation
+    assert own is not None
+    assert result.test.brier == pytest.approx(own.test.brier)
+    assert result.left_out.prompts + result.prompts == 80
+    assert str(result.headline).startswith("Main number: corrected Brier score")
+    assert str(result.headline).splitlines()[:2] == str(headline(own, fitted.record)).splitlines()[:2]
+    leaked = pluralign.evaluate(fitted, votes, groups=[], all_prompts=True)
+    assert leaked.left_out.pairs == 0
+    assert leaked.test.brier_corrected < result.test.brier_corrected
+
+
+def test_researcher_gets_no_figures_on_training_prompts_alone(votes: PreferenceSet, fitted: RewardEnsemble) -> None:
+    train, _ = votes.split()
+    with pytest.raises(pluralign.DataError, match="were used for training, so scores would be too good"):
+        pluralign.evaluate(fitted, train)
+
+
+def test_members_without_significant_differences_are_called_by_their_number(work: Path) -> None:
+    output("report", work / "ensemble", "-o", work / "named.html")
+    shown = output("profile", work / "ensemble") + (work / "named.html").read_text()
+    assert "Close to the average" not in shown
+    names = [card["name"] for card in json_of("profile", work / "ensemble")["members"]]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(("Prefers", "Cares less", "Likes", "Member ")) for name in names)
