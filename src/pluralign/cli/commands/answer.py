@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -89,7 +88,7 @@ def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[Mapping
             print_json({"lines": list(lines)})
             return
         for line in lines:
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+            print_json(line)
 
 
 @with_options(SamplingOptions, RemoteOptions)

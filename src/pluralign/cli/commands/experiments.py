@@ -1,13 +1,12 @@
 """Commands that run whole experiments: ``demo`` and ``reproduce``."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pluralign.cli.arguments import Json, Seed, command_history
-from pluralign.cli.console import emit, print_json, progress_bar, show, working
+from pluralign.cli.console import emit, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
 from pluralign.core.errors import UsageError
 
@@ -125,6 +124,6 @@ def reproduce(
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     with progress_bar(f"Reproducing {name}") as progress:
         reproduction = run_recipe(
-            name, output, tiny=tiny, **inputs, announce=lambda line: print(line, file=sys.stderr), progress=progress
+            name, output, tiny=tiny, **inputs, announce=say, progress=progress
         )
     emit(reproduction, reproduction_page(reproduction), as_json)
