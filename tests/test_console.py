@@ -75,14 +75,15 @@ def test_hostile_data_reaches_no_terminal(
     lists = write_jsonl([{"prompt": text, "responses": [text, "no", "maybe"]}], name="candidates.jsonl")
     ranked = tmp_path / "town.json"
     ranked.write_text(json.dumps({"alternatives": [text, "tea"], "pairs": [[0, 1, 3, 1]]}))
-    arguments = {
+    commands: dict[str, list[str | Path]] = {
         "inspect": [votes],
         "profile": [town_folder, votes],
         "evaluate": [town_folder, votes, "--group", text],
         "diversity": [town_folder, lists],
         "answer": [town_folder, text, "--candidates", lists],
         "rankings": [ranked],
-    }[command]
+    }
+    arguments = commands[command]
     done = run(command, *arguments)
     assert done.returncode == 0, done.stderr
     assert not hostile_in(done.stdout + done.stderr)
@@ -113,7 +114,7 @@ def test_a_terminal_without_unicode_gets_escapes_and_valid_json(
     write_jsonl: WriteLines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    path = write_jsonl([wide(columns=None, **{"größe": "x"})])
+    path = write_jsonl([wide(größe="x")])
     done = run_process("inspect", path)
     assert done.returncode == 0, done.stderr
     assert "constant \\xbd" in done.stdout

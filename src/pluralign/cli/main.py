@@ -12,16 +12,18 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import typer
-from typer.completion import Shells, get_completion_inspect_parameters, install_callback, show_callback
+from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve, votes
 from pluralign.cli.console import log_to_stderr, say
 from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.text import one_line, printable
 from pluralign.core.version import __version__
+
+Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start here": (experiments.demo, votes.inspect, fit.fit, fit.evaluate),
@@ -60,8 +62,8 @@ for heading, commands in COMMANDS.items():
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all log messages on stderr.")] = False,
-    install_completion: Annotated[
-        Shells | None,
+    install_completion: Annotated[  # noqa: ARG001
+        Shell | None,
         typer.Option(
             metavar="SHELL",
             callback=install_callback,
@@ -70,8 +72,8 @@ def root(
             help="Install completion for bash, zsh, fish or powershell and exit.",
         ),
     ] = None,
-    show_completion: Annotated[
-        Shells | None,
+    show_completion: Annotated[  # noqa: ARG001
+        Shell | None,
         typer.Option(metavar="SHELL", callback=show_callback, expose_value=False, hidden=True),
     ] = None,
 ) -> None:
@@ -126,11 +128,11 @@ def _sentence(error: OSError) -> str:
 def _open_missing_streams() -> None:
     """Give a process that was started without standard streams empty ones; without a stdout it has nothing to do."""
     if sys.stdin is None:
-        sys.stdin = Path(os.devnull).open()  # type: ignore[unreachable]
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # type: ignore[unreachable]
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     if sys.stdout is None:
-        _fail("standard output is closed; redirect it to a file or to /dev/null.")  # type: ignore[unreachable]
+        _fail("standard output is closed; redirect it to a file or to /dev/null.")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for terminals that know no ½ or τ

@@ -1,4 +1,4 @@
-"""Progress where stderr is no terminal, such as in the log of a CI job: a plain line now and then, if work takes long."""
+"""Progress where stderr is no terminal, such as the log of a CI job: a plain line now and then if work takes long."""
 
 import time
 from collections.abc import Callable

@@ -34,7 +34,7 @@ def one_line(value: object, length: int = 200) -> str:
 
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters other than tab and line feed, and characters that reverse the direction of the text around them."""
+"""Control characters other than tab and line feed, and characters that change the direction of other text."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 """Halves of characters, as in file names that are no UTF-8. No encoding can write them."""
 

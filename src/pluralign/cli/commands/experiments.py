@@ -123,7 +123,5 @@ def reproduce(
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     with progress_bar(f"Reproducing {name}") as progress:
-        reproduction = run_recipe(
-            name, output, tiny=tiny, **inputs, announce=say, progress=progress
-        )
+        reproduction = run_recipe(name, output, tiny=tiny, **inputs, announce=say, progress=progress)
     emit(reproduction, reproduction_page(reproduction), as_json)
