@@ -8,6 +8,7 @@ import typer
 from pluralign.cli.arguments import Json, Seed, command_history
 from pluralign.cli.console import emit, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
+from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
 
 
@@ -15,10 +16,17 @@ def demo(
     pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2000,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
+        typer.Option(
+            "--output",
+            "-o",
+            callback=output_file,
+            help="Write the votes to this .jsonl[.gz] or .parquet file and stop.",
+        ),
     ] = None,
     encoder: Annotated[str, typer.Option(help="Text encoder; see pluralign fit --help.")] = "minilm",
-    report: Annotated[Path | None, typer.Option(help="Also write a report on the ensemble to this HTML file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(callback=output_file, help="Also write a report on the ensemble to this HTML file.")
+    ] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -78,7 +86,10 @@ def reproduce(
         str, typer.Argument(metavar="NAME", help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for all results; a partial run is resumed.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", callback=output_folder, help="Folder for all results; a partial run is resumed."
+        ),
     ] = None,
     data: Annotated[
         str, typer.Option(help="NAME:FOLDER, a local copy of the votes (default: download from the hub).")
