@@ -11,7 +11,7 @@ from conftest import WriteLines, run, run_process, wide
 from rich.text import Text
 
 from pluralign.cli.console import note, print_json, progress_bar, show
-from pluralign.cli.plain_progress import LEAST_SECONDS, MOST_SECONDS, PlainLines, plain_progress
+from pluralign.cli.plain_progress import FIRST_SECONDS, LEAST_SECONDS, MOST_SECONDS, PlainLines, plain_progress
 from pluralign.cli.safe_console import SafeConsole
 from pluralign.cli.views.fit import FitWatch
 from pluralign.cli.views.tables import figure_table
@@ -135,8 +135,10 @@ class Clock:
 
 def test_short_work_prints_nothing() -> None:
     lines: list[str] = []
-    progress = plain_progress("Encoding texts", PlainLines(lines.append, Clock()))
+    clock = Clock()
+    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
     for done in range(1, 6):
+        clock.now += FIRST_SECONDS / 6
         progress(done, 5)
     assert lines == []
 
@@ -148,8 +150,8 @@ def test_long_work_prints_a_line_per_tenth() -> None:
     for done in range(0, 5001, 100):
         clock.now += 3
         progress(done, 5000)
-    assert lines[:2] == ["Encoding texts: 500 of 5,000 (10 %)", "Encoding texts: 1,000 of 5,000 (20 %)"]
-    assert len(lines) == 10
+    assert lines[:2] == ["Encoding texts: 900 of 5,000 (18 %)", "Encoding texts: 1,400 of 5,000 (28 %)"]
+    assert len(lines) == 9
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
@@ -162,10 +164,10 @@ def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_sec
     assert len(slow) == 600 // MOST_SECONDS
     fast: list[str] = []
     progress = plain_progress("Reading", PlainLines(fast.append, clock))
-    for done in range(1, 21):
+    for done in range(1, 61):
         clock.now += 1
-        progress(done, 20)
-    assert len(fast) == 20 // LEAST_SECONDS
+        progress(done, 60)
+    assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
 
 
 def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
@@ -178,8 +180,13 @@ def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
     assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
 
 
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_SECONDS", "LEAST_SECONDS"):
+        monkeypatch.setattr(f"pluralign.cli.plain_progress.{name}", 0.0)
+
+
 def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pluralign.cli.plain_progress.LEAST_SECONDS", 0.0)
+    no_waiting(monkeypatch)
     with progress_bar("Encoding \x1btexts") as progress:
         assert progress is not None
         progress(1200, 5000)
@@ -192,7 +199,7 @@ def test_a_long_fit_names_its_stages_in_a_log(
     with FitWatch() as watch:
         watch.choosing("the target")
         assert capsys.readouterr().err == ""
-        monkeypatch.setattr("pluralign.cli.plain_progress.LEAST_SECONDS", 0.0)
+        no_waiting(monkeypatch)
         watch.choosing("the target")
         watch.fold(2, 5)
     assert capsys.readouterr().err == "Fit: choosing the target\nFit: cross-validation: fold 2 of 5\n"

@@ -41,8 +41,8 @@ from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layers", "pooling", "precision", "surface", "members", "features")
-SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")
-"""Options that change how much is read at once, and no result: a killed run resumes with other values of them."""
+SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
+"""Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
 
 
 def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
@@ -73,9 +73,11 @@ def fit_finetuned(
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     try:
         from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.recipe import check_trackers
         from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    check_trackers(tuning)
     started = time.perf_counter()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     texts, items = texts_of(preferences), preferences.items()

@@ -2,6 +2,7 @@
 Pipeline).
 """
 
+import importlib
 import math
 import os
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.training.options import FinetuneOptions
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
@@ -23,6 +24,8 @@ LARGEST_BATCH = 512
 LEAST_STEPS = 32
 """The batch is halved from 512 until an epoch has this many steps."""
 SMALLEST_BATCH = 8
+LOGGED_STEPS = 200
+"""Number of steps of one training that trackers get."""
 CHECKPOINTS = 4
 """Number of checkpoints of one training."""
 
@@ -64,9 +67,15 @@ class Recipe:
         share = self.batch // self.processes
         return max(size for size in range(1, min(most, share) + 1) if share % size == 0)
 
-    def arguments(self, folder: Path, micro_batch: int) -> Any:
-        """Return the ``TrainingArguments`` for a training whose checkpoints go to a folder."""
-        gpu = torch.cuda.is_available()
+    def arguments(self, folder: Path, micro_batch: int, run_name: str) -> Any:
+        """Return the ``TrainingArguments`` for a training.
+
+        Args:
+            folder: of the checkpoints.
+            micro_batch: pairs that a process reads at once.
+            run_name: name of the training in trackers.
+        """
+        gpu, trackers = torch.cuda.is_available(), self.tuning.trackers
         return transformers.TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=micro_batch,
@@ -81,9 +90,12 @@ class Recipe:
             save_strategy="steps",
             save_steps=math.ceil(self.steps / (CHECKPOINTS + 1)),
             save_total_limit=2,
-            logging_strategy="no",
+            logging_strategy="steps" if trackers else "no",
+            logging_steps=math.ceil(self.steps / LOGGED_STEPS),
+            logging_first_step=True,
             log_level_replica="passive",  # else it resets transformers' log level in all processes but the first
-            report_to="none",
+            report_to=trackers or "none",
+            run_name=run_name,
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=gpu,
@@ -106,6 +118,15 @@ class Recipe:
         steps = order.reshape(self.steps, self.batch)
         ranks = np.argsort(-pair_lengths[steps], axis=1, kind="stable")
         return np.take_along_axis(steps, ranks, axis=1).ravel()
+
+
+def check_trackers(tuning: FinetuneOptions) -> None:
+    """Raise MissingExtraError if a tracker is not installed."""
+    for name in tuning.trackers:
+        try:
+            importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+        except ImportError:
+            raise MissingExtraError(name, None, f"--report-to {name}") from None
 
 
 def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int) -> Recipe:
