@@ -176,6 +176,18 @@ def test_an_uninstalled_tracker_is_one_sentence_before_training(
     assert not (tmp_path / "out").exists()
 
 
+def test_stdout_is_for_results_with_trackers_too(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: transformers prints when it is imported, and a tracker may print at any time."""
+    (tmp_path / "trackio.py").write_text("print('hello from the tracker')\nraise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    votes = tmp_path / "camps.jsonl"
+    votes.write_text("\n".join(map(json.dumps, two_camps(40))))
+    done = run_process("fit", votes, "-o", tmp_path / "out", "--backbone", llama, "--report-to", "trackio")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hello from the tracker" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

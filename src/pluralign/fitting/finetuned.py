@@ -4,8 +4,10 @@ Training itself is in ``training.finetune``. Every process of a launch runs this
 """
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -72,9 +74,10 @@ def fit_finetuned(
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     try:
-        from pluralign.training.finetune import run as finetune
-        from pluralign.training.finetune.recipe import check_trackers
-        from pluralign.training.finetune.trainer import TextPairs
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            from pluralign.training.finetune import run as finetune
+            from pluralign.training.finetune.recipe import check_trackers
+            from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     check_trackers(tuning)

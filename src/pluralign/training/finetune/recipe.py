@@ -5,6 +5,8 @@ Pipeline).
 import importlib
 import math
 import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +126,8 @@ def check_trackers(tuning: FinetuneOptions) -> None:
     """Raise MissingExtraError if a tracker is not installed."""
     for name in tuning.trackers:
         try:
-            importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+            with redirect_stdout(sys.stderr):
+                importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
         except ImportError:
             raise MissingExtraError(name, None, f"--report-to {name}") from None
 
