@@ -5,11 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.arguments import Json, Seed, command_history
+from pluralign.cli.arguments import Json, Seed, command_history, with_options
 from pluralign.cli.console import emit, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
+from pluralign.votes.options import LoadOptions
 
 
 def demo(
@@ -81,10 +82,17 @@ def demo(
         show([f"Wrote {report}. Open it in a browser."])
 
 
+@with_options(LoadOptions)
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr. Or your own votes: a file, hf:ID "
+            "or demo.",
+        ),
     ],
+    load_options: LoadOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -107,26 +115,25 @@ def reproduce(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
     ] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Rehearse every step with synthetic votes and a tiny model.")
-    ] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Rehearse every step with few votes and a tiny model.")] = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
-    """Run one of the paper's experiments, or show its steps and estimated cost.
+    """Run one of the paper's experiments, or the same on your own votes; or show its steps and estimated cost.
 
     Examples:
         pluralign reproduce multipref --dry-run
         pluralign reproduce multipref --tiny -o rehearsal
         pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
         pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
+        pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
     """
     from pluralign.cli.views.experiments import plan_page, reproduction_page
     from pluralign.experiments.plan import plan as plan_recipe
     from pluralign.experiments.reproduce import reproduce as run_recipe
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
-    inputs |= {"prompts": prompts, "lora": lora, "seed": seed}
+    inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
     if dry_run:
         plan = plan_recipe(name, output or "OUT", **inputs)
         emit(plan, plan_page(plan), as_json)

@@ -1,4 +1,4 @@
-"""The recipe of fine-tuning: batch size, steps, learning rates and the order of pairs (the paper's App. Training
+"""The recipe of fine-tuning: steps, learning rates, trackers and the order of pairs (the paper's App. Training
 Pipeline).
 """
 
@@ -17,37 +17,16 @@ import torch
 import transformers
 
 from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.training.batch_size import batch_and_steps
 from pluralign.training.options import FinetuneOptions
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
 WEIGHT_DECAY = 0.1
 WARM_UP_SHARE = 0.03
-LARGEST_BATCH = 512
-LEAST_STEPS = 32
-"""The batch is halved from 512 until an epoch has this many steps."""
-SMALLEST_BATCH = 8
 LOGGED_STEPS = 200
 """Number of steps of one training that trackers get."""
 CHECKPOINTS = 4
 """Number of checkpoints of one training."""
-
-
-def batch_and_steps(n_pairs: int, tuning: FinetuneOptions) -> tuple[int, int]:
-    """Return pairs per step, and the number of steps.
-
-    The batch is the largest power of two from 8 to 512 that gives at least 32 steps per epoch, or 8 if none does.
-
-    Example:
-        >>> options = FinetuneOptions(backbone="x")
-        >>> batch_and_steps(100_000, options), batch_and_steps(1_500, options)
-        ((512, 195), (32, 47))
-    """
-    batch = tuning.batch_size
-    if batch is None:
-        batch = LARGEST_BATCH
-        while batch > SMALLEST_BATCH and n_pairs * tuning.epochs < LEAST_STEPS * batch:
-            batch //= 2
-    return batch, max(1, round(n_pairs * tuning.epochs / batch))
 
 
 @dataclass(frozen=True)
@@ -138,7 +117,7 @@ def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int
     Raises:
         UsageError: the batch cannot be split over the processes, or the optimiser does not work with FSDP.
     """
-    batch, steps = batch_and_steps(n_pairs, tuning)
+    batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
     if batch % processes:
         raise UsageError(
             f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "

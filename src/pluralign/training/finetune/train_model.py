@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
@@ -156,7 +156,7 @@ class FinetuneRun:
         trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
         trainer.head, _ = classifier_head(model)
         if "tensorboard" in recipe.tuning.trackers:  # its default is a folder of the checkpoints, which are removed
-            logs = trainer.pop_callback(TensorBoardCallback)
+            logs: Any = trainer.pop_callback(TensorBoardCallback)
             logs.logging_dir = logs.logging_dir or str(Path("runs") / arguments.run_name)
             trainer.add_callback(logs)
         return trainer
