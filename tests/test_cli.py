@@ -105,6 +105,65 @@ def test_bad_usage_exits_with_two_and_no_traceback(arguments: list[str]) -> None
     assert len(done.stderr) > 20
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [(["fitt"], "Did you mean 'fit'?"), (["fit", "--metod", "joint"], "--method"), (["inspect", "dmo"], "'demo'?")],
+    ids=" ".join,
+)
+def test_a_misspelt_name_is_answered_with_the_right_one(arguments: list[str], answer: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert answer in done.stderr
+
+
+def test_an_error_of_the_system_is_one_sentence_with_the_file() -> None:
+    name = "x" * 300
+    for arguments in (["inspect", name], ["demo", "-o", f"{name}.jsonl"], ["fit", "demo:300", "-o", name]):
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert name in done.stderr
+        assert done.stderr.endswith(": file name too long.\n")
+        assert done.stderr.count("\n") == 1
+
+
+# --- shell completion -------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_script_is_printed_for_a_shell() -> None:
+    done = run("--show-completion", "bash")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "complete -o default -F _pluralign_completion pluralign" in done.stdout
+    assert "#compdef pluralign" in run("--show-completion", "zsh").stdout
+    assert run("--show-completion", "tcsh").returncode == 2
+
+
+def test_completion_is_installed_for_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run("--install-completion", "bash")
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / ".bash_completions" / "pluralign.sh"
+    assert "_PLURALIGN_COMPLETE=complete_bash" in script.read_text()
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("pluralign re", ["report", "reproduce"]),
+        ("pluralign fit --met", ["--method"]),
+        ("pluralign fit demo --method s", ["stagewise"]),
+    ],
+)
+def test_commands_options_and_values_are_completed(
+    words: str, found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_PLURALIGN_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    done = run()
+    assert (done.returncode, done.stdout.split()) == (0, found)
+
+
 def test_warnings_are_printed_as_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: object, **__: object) -> None:
         logging.getLogger("pluralign").warning("a warning")

@@ -23,10 +23,10 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.fitting.finetuned import validation_rows
 from pluralign.fitting.fit import fit
 from pluralign.models.classifier import classifier_rewards
+from pluralign.training.batch_size import batch_and_steps
 from pluralign.training.finetune.base import load_base
 from pluralign.training.finetune.head import HeadFitter
 from pluralign.training.finetune.losses import JointLoss, RunningFigures
-from pluralign.training.finetune.recipe import batch_and_steps
 from pluralign.training.finetune.run import fine_tune
 from pluralign.training.finetune.train_model import random_states_restored
 from pluralign.training.finetune.trainer import COMPLETE_FILE, PairTrainer, StepCallback, TextPairs
@@ -132,7 +132,7 @@ def test_running_figures_do_not_depend_on_micro_batches() -> None:
     ("pairs", "batch", "steps"), [(100_000, 512, 195), (16_384, 512, 32), (1_500, 32, 47), (40, 8, 5), (3, 8, 1)]
 )
 def test_batch_size_leaves_enough_steps(pairs: int, batch: int, steps: int) -> None:
-    assert batch_and_steps(pairs, FinetuneOptions(backbone="x")) == (batch, steps)
+    assert batch_and_steps(pairs) == (batch, steps)
 
 
 def test_validation_prompts_are_not_trained_on() -> None:

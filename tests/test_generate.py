@@ -265,3 +265,30 @@ def test_a_folder_without_a_language_model_fails_before_any_prompt(tmp_path: Pat
     with pytest.raises(DataError, match="transformers cannot load it"):
         generate(["tea ?"], tmp_path / "c.jsonl", str(tmp_path), 2)
     assert not (tmp_path / "c.jsonl.failed").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"my notes",
+        b"my notes\n",
+        b"[]",
+        b'{"prompt": "tea ?"}',
+        b'{"prompt": "tea ?", "responses": ["yes"]}',
+        b'{"prompt": not JSON}\n',
+        b"\x00\xff",
+    ],
+)
+@pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.failed"])
+def test_a_file_that_generate_did_not_write_is_left_alone(content: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"row 1: pluralign generate did not write this line; name another file"):
+        generate(["tea ?"], tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"prompt": "te', b'{"prompt": "tea ?", "responses": ["yes"], "samp'])
+def test_a_first_line_that_a_kill_tore_is_written_again(torn: bytes, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_bytes(torn)
+    generate(["tea ?"], tmp_path / "c.jsonl", Script(["yes", "no"]), 2)
+    assert json.loads((tmp_path / "c.jsonl").read_text())["responses"] == ["yes", "no"]

@@ -1,6 +1,7 @@
 """Recipes match the paper, cost estimates match their formulas, and all recipes run."""
 
 import importlib
+import itertools
 import json
 import math
 import shlex
@@ -24,7 +25,9 @@ from pluralign.experiments.recipe import RECIPES, load_recipe, shrink
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
 from pluralign.experiments.reproduce import compare_table, reproduce
 from pluralign.votes.load import load_preferences
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall.townhall import town_hall
 
 TABLE_1 = {
     "multipref": (9413, 4791, 532, 4.0, 0.63),
@@ -98,6 +101,7 @@ def test_the_operations_of_soap_match_torch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_recipe_matches_the_paper(name: str) -> None:
     recipe = load_recipe(name)
     paper = recipe.paper
+    assert paper is not None
     found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
     assert found == TABLE_1[name]
     assert asdict(recipe.fit) == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}
@@ -316,7 +320,7 @@ def test_an_unreadable_record_is_reported(tmp_path: Path) -> None:
 def test_frozen_features_work_and_a_stopped_run_is_resumed(
     rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduction, "load_recipe", lambda name: shrink(load_recipe(name)))
+    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
     made, later = rehearsal / "rehearsal", tmp_path / "later.jsonl"
     given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
     with pytest.raises(DataError, match=r"later\.jsonl: there is no such file"):
@@ -332,8 +336,7 @@ def test_an_ensemble_fitted_by_the_command_of_the_plan_is_reused(
     rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So ``fit`` can be run separately, on several GPUs."""
-    for module in ("plan", "reproduce"):
-        monkeypatch.setattr(f"pluralign.experiments.{module}.load_recipe", lambda name: shrink(load_recipe(name)))
+    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
     made = rehearsal / "rehearsal"
     given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
     given["prompts"] = f"prism:{made / 'prism'}"
@@ -347,6 +350,89 @@ def test_an_ensemble_fitted_by_the_command_of_the_plan_is_reused(
     shutil.copytree(tmp_path / "ensemble", other / "ensemble")
     reproduce("multipref", other, **given, seed=3)
     assert (other / "ensemble" / "ensemble.json").read_bytes() != fitted
+
+
+# --- own votes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Votes with ties, an invalid row, and the prompts in a column of another name."""
+    path = tmp_path_factory.mktemp("own") / "votes.jsonl"
+    rows = [{"question": row.pop("prompt"), **row, "ties": 2} for row in town_hall(120).preferences.to_records()]
+    path.write_text("\n".join(map(json.dumps, [*rows, rows[0] | {"votes_a": -1}])))
+    return path
+
+
+READING = ["--rename", "prompt=question", "--ties", "half", "--skip-bad", "--repeats", "first", "--min-votes", "3"]
+
+
+def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp_path: Path) -> None:
+    arguments: list[str | Path] = ["reproduce", own_votes, "--dry-run", "-o", tmp_path / "out", *READING]
+    planned = json.loads(run(*arguments, "--json").stdout)
+    votes = load_preferences(own_votes, rename={"prompt": "question"}, ties="half", skip_bad=True)
+    size = planned["recipe"]["size"]
+    assert size["train_pairs"] + size["test_pairs"] == len(votes) == 120
+    assert size["texts"] == len(votes.items().prompt_index)
+    characters = sum(map(len, votes.responses)) / len(votes.responses)
+    assert size["response_tokens"] == round(characters / 4)
+    assert planned["recipe"]["paper"] is None
+    assert planned["recipe"]["tune"]["batch_size"] == 8
+    assert planned["cost"]["train_tokens"] == 2 * size["train_pairs"] * (
+        size["prompt_tokens"] + size["response_tokens"]
+    )
+    assert planned["cost"]["gpu_hours"] > 0
+    inspecting, fitting, sampling = (step["command"] for step in planned["steps"][:3])
+    assert inspecting[:3] == ["pluralign", "inspect", str(own_votes)]
+    for command in (inspecting, fitting):
+        given = dict(itertools.pairwise(command))
+        assert (given["--ties"], given["--min-votes"], given["--repeats"]) == ("half", "3", "first")
+        assert given["--rename"] == "prompt=question"
+        assert "--skip-bad" in command
+    assert {"--fresh-head", "printed", "stagewise", "soap"} < set(fitting)
+    assert sampling[2] == str(tmp_path / "out" / "ensemble")
+    shown = run(*arguments)
+    assert shown.returncode == 0, shown.stderr
+    assert "four characters" in shown.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_own_votes_are_rehearsed_from_votes_to_report(own_votes: Path, tmp_path: Path) -> None:
+    done = run("reproduce", own_votes, "--tiny", "-o", tmp_path / "out", *READING)
+    assert done.returncode == 0, done.stderr
+    assert "few of these votes and a tiny model" in done.stdout
+    assert "annotators per pair" in done.stdout
+    assert "matches the paper" not in done.stdout
+    record = json.loads((tmp_path / "out" / RECORD_FILE).read_text())
+    assert list(record["results"]) == ["inspect", "fit", "generate", "diversity", "report"]
+    sample = PreferenceSet.load(tmp_path / "out" / "rehearsal" / "votes.parquet")
+    assert (len(sample), sample.tie_rule) == (120, "half")
+    held_out = set(PreferenceSet.load(tmp_path / "out" / "ensemble" / "held_out.parquet").prompts)
+    asked = {json.loads(line)["prompt"] for line in (tmp_path / "out" / "candidates.jsonl").read_text().splitlines()}
+    assert asked <= held_out
+
+
+def test_the_papers_sets_are_read_with_the_options_too(tmp_path: Path) -> None:
+    data = f"multipref:{write_sample('multipref', tmp_path / 'votes')}"
+    command = plan("multipref", data=data, load=LoadOptions(ties="half", skip_bad=True)).steps[1].command
+    assert command[5:8] == ["--ties", "half", "--skip-bad"]
+    assert plan(data).steps[0].command == ["pluralign", "inspect", data], "NAME:FOLDER is a copy of the paper's set"
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere.jsonl", "nowhere.jsonl: there is no such file or known set"),
+        (
+            "nowhere",
+            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, a file of votes.",
+        ),
+    ],
+)
+def test_a_name_of_nothing_is_one_sentence(name: str, sentence: str) -> None:
+    done = run("reproduce", name, "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: {sentence}")
 
 
 @pytest.mark.slow

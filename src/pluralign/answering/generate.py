@@ -212,7 +212,8 @@ def generate(
     sampler = find_sampler(model) if isinstance(model, str) else model
     options = sampling_for(sampler, options)
     settings = {"model": sampler.name, "n": n, **asdict(options)}
-    lines = JsonLines(output)
+    lines, failures = JsonLines(output), Path(f"{output}{FAILED_SUFFIX}")
+    _check_owner(failures, (b'{"prompt": ', b'{"row": '), "error")
     finished = _read_finished(lines, settings)
     by_key = {Prompt(prompt).key: prompt for prompt in prompts}
     remaining = [key for key in by_key if key not in finished]
@@ -232,7 +233,7 @@ def generate(
                 progress(done, len(by_key))
     _sort_lines(lines, list(finished), list(by_key))
     failed += [Failure(str(errors[key]), prompt=by_key[key]) for key in remaining if key in errors]
-    _write_failures(Path(f"{output}{FAILED_SUFFIX}"), failed)
+    _write_failures(failures, failed)
     found = [finished[key] for key in by_key if key in finished]
     return Generation(
         file=str(output),
@@ -264,6 +265,7 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _
     Raises:
         DataError: a line is not from ``generate``, or was sampled with other settings. The file is not changed.
     """
+    _check_owner(lines.path, (b'{"prompt": ',), "sampled")
     finished = {}
     for row, line in enumerate(lines.rows(), 1):
         try:
@@ -272,8 +274,7 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _
             counts = SampleCounts(**{count.name: int(sampled[count.name]) for count in fields(SampleCounts)})
             key = Prompt(read_prompt(line["prompt"])).key
         except (ValueError, KeyError, TypeError, RowError):
-            problem, remedy = "pluralign generate did not write this line", "name another file, or remove this one"
-            raise DataError(problem, file=str(lines.path), row=row, remedy=remedy) from None
+            raise _foreign_line(lines.path, row) from None
         if changed := [name for name in settings if sampled.get(name) != settings[name]]:
             known = ", ".join(f"{name} {sampled.get(name)}" for name in changed)
             remedy = "name another file, or use these settings to resume"
@@ -281,6 +282,37 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _
         finished[key] = _Line(responses, counts)
     lines.drop_torn_line()
     return finished
+
+
+def _check_owner(path: Path, starts: Sequence[bytes], key: str) -> None:
+    """Raise DataError if the first line of a file is not from ``generate``, so that no other file is emptied.
+
+    Args:
+        path: of the file, which may be missing.
+        starts: how a line of ``generate`` starts. A line that a kill left incomplete is the start of one.
+        key: what a complete line holds.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        begin = stream.read(max(map(len, starts)))
+        if not begin:
+            return
+        ours = any(start.startswith(begin) or begin.startswith(start) for start in starts)
+        line = begin + stream.readline() if ours else b""
+    try:
+        complete = json.loads(line)
+    except ValueError:
+        ours = ours and not line.endswith(b"\n")
+    else:
+        ours = ours and isinstance(complete, dict) and key in complete
+    if not ours:
+        raise _foreign_line(path, 1)
+
+
+def _foreign_line(path: Path, row: int) -> DataError:
+    problem, remedy = "pluralign generate did not write this line", "name another file, or remove this one"
+    return DataError(problem, file=str(path), row=row, remedy=remedy)
 
 
 def _sort_lines(lines: JsonLines, written: Sequence[str], wanted: Sequence[str]) -> None:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import typer
 
+from pluralign.cli.config_file import TABLE, config_parameters
+from pluralign.cli.config_file import save_config as write_config
+from pluralign.cli.console import is_first_process
 from pluralign.core.errors import UsageError
 from pluralign.features.options import EncodeOptions
 from pluralign.models.options import RemoteOptions, SamplingOptions
@@ -80,10 +83,11 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------
 
 
-def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(*configs: type, config_file: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per field of each dataclass, with the help of the field.
 
-    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on.
+    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on. With
+    ``config_file`` it also has ``--config`` and ``--save-config``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,19 +95,24 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
-        def run(**values: Any) -> None:
+        def run(save_config: Path | None = None, **values: Any) -> None:
+            values.pop("config", None)
+            given = dict(values)
             for config, name in received.items():
                 chosen = {flag.name: values.pop(flag.name) for flag in flags[config]}
                 values[name] = config(
                     **{key: _as_mapping(key, v) if isinstance(v, list) else v for key, v in chosen.items()}
                 )
+            if save_config is not None and is_first_process():
+                write_config(save_config, command.__name__, parameters, given)
             command(**values)
 
         own = [p for p in introspection.signature(command).parameters.values() if p.name not in received.values()]
         own = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in own]
         parameters = own + [flag for of_config in flags.values() for flag in of_config]
-        run.__signature__ = introspection.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        signature = [*parameters, *(config_parameters(parameters) if config_file else [])]
+        run.__signature__ = introspection.Signature(signature)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in signature}
         return run
 
     return decorate
@@ -121,6 +130,7 @@ def _as_parameter(config: type, field: dataclasses.Field[Any]) -> introspection.
     flag = f"--{field.name.replace('_', '-')}"
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if kind is bool and default else flag,
+        metavar=TABLE if get_origin(_hints(config)[field.name]) is Mapping else None,
         help=field.metadata["help"],
         show_default=default is not None and not isinstance(default, bool),
         rich_help_panel=PANELS[config],

@@ -1,4 +1,8 @@
-"""What goes to which stream: results to stdout, as text or as JSON; notes, warnings and progress bars to stderr."""
+"""What goes to which stream: results to stdout, as text or as JSON; notes, warnings and progress to stderr.
+
+Everything that the command line prints passes through here. Control characters in data, names and paths are removed, so
+that no file can write to the terminal's title, move its cursor or hide text. JSON has them as escapes.
+"""
 
 import json
 import logging
@@ -7,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pluralign.cli.plain_progress import PlainLines, plain_progress
 from pluralign.core.json_values import to_json
+from pluralign.core.text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,10 +39,11 @@ def emit(result: Any, view: Iterable["RenderableType"], as_json: bool) -> None:
 
 def show(parts: Iterable["RenderableType"]) -> None:
     """Print each part on stdout; as plain text if stdout is no terminal. Strings and ``no_wrap`` texts keep lines."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(highlight=False)
+    from pluralign.cli.safe_console import SafeConsole
+
+    console = SafeConsole(highlight=False)
     for part in parts:
         keeps_lines = isinstance(part, str) or (isinstance(part, Text) and bool(part.no_wrap))
         console.print(part, markup=False, soft_wrap=keeps_lines)
@@ -45,35 +52,49 @@ def show(parts: Iterable["RenderableType"]) -> None:
 def print_json(result: Any) -> None:
     """Print a result as one JSON object in one line; NaN becomes null."""
     plain = to_json(result.to_json() if hasattr(result, "to_json") else result)
-    print(json.dumps(plain, ensure_ascii=False, allow_nan=False))
+    encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    print(printable_json(json.dumps(plain, ensure_ascii=encoding != "utf-8", allow_nan=False)), flush=True)
 
 
 # --- notes and progress on stderr -------------------------------------------------------------------------------------
 
 
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
 def note(sentence: str) -> None:
     """Print a note on stderr."""
-    print(f"note: {sentence}", file=sys.stderr)
+    say(f"note: {sentence}")
 
 
 @contextmanager
 def progress_bar(task: str) -> Iterator["Progress | None"]:
-    """Show a progress bar on stderr and yield the function that moves it; None if stderr is no terminal."""
-    if not sys.stderr.isatty() or not is_first_process():
+    """Show the progress of a task on stderr, and yield the function to call with the amount done and the total.
+
+    A terminal shows a bar. Anything else, such as the log of a CI job, gets a plain line now and then if the task takes
+    long. Yields None in all processes of a launch but the first.
+    """
+    if not is_first_process():
         yield None
         return
-    from rich.console import Console
+    if not sys.stderr.isatty():
+        yield plain_progress(task, PlainLines(say))
+        return
     from rich.markup import escape
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    from pluralign.cli.safe_console import SafeConsole
+
+    with Bar(console=SafeConsole(stderr=True), transient=True) as bar:
         row = bar.add_task(escape(task), total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total or None)
 
 
 @contextmanager
 def working(task: str) -> Iterator[None]:
-    """Show on stderr that a task of unknown length is running."""
+    """Show on a terminal that a task of unknown length is running."""
     with progress_bar(task):
         yield
 
@@ -102,7 +123,7 @@ class StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one message."""
-        print(self.format(record), file=sys.stderr)
+        say(self.format(record))
 
 
 def log_to_stderr(verbose: bool) -> None:

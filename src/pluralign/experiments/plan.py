@@ -1,4 +1,4 @@
-"""The steps of a recipe, their commands and inputs, and their estimated cost. Nothing is read or run here.
+"""The steps of a recipe, their commands and inputs, and their estimated cost. Nothing is run here.
 
 Each step is a public function with a command of its own. The formulas of the cost are in ``costs``.
 """
@@ -6,14 +6,15 @@ Each step is a public function with a command of its own. The formulas of the co
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import UsageError
 from pluralign.experiments import costs
-from pluralign.experiments.recipe import Recipe, load_recipe
+from pluralign.experiments.recipe import OWN, Recipe, is_own_data, load_recipe, own_recipe
 from pluralign.models.causal import SAMPLES_AT_ONCE
+from pluralign.votes.options import LoadOptions
 
 RECORD_FILE = "reproduce.json"
 """Inputs, results and timings of a run, in the output folder."""
@@ -78,8 +79,8 @@ def estimate_cost(recipe: Recipe, *, lora: bool = False, optimizer: str = "", k:
     trained = costs.trained_parameters(architecture, rank)
     text = size.prompt_tokens + size.response_tokens
     train_tokens = 2 * size.train_pairs * text * recipe.tune.epochs
-    texts = 2 * (size.train_pairs + size.test_pairs)
-    if size.responses_a_prompt:
+    texts = size.texts or 2 * (size.train_pairs + size.test_pairs)
+    if size.responses_a_prompt and recipe.paper:
         texts = size.responses_a_prompt * (recipe.paper.train_prompts + recipe.paper.test_prompts)
     steps = math.ceil(size.train_pairs / recipe.tune.batch_size) * recipe.tune.epochs
     training = members * costs.training_flops(n, train_tokens, lora=lora)
@@ -139,6 +140,8 @@ class Inputs:
     """Prompts of the continuations; ``held-out`` are the held-out prompts of ``fit``."""
     lora: bool
     seed: int
+    load: LoadOptions = field(default_factory=LoadOptions)
+    """How the votes are read."""
 
 
 @dataclass(frozen=True)
@@ -174,12 +177,14 @@ def plan(
     model: str = "",
     prompts: str = "",
     lora: bool = False,
+    load: LoadOptions | None = None,
     seed: int = 0,
 ) -> Plan:
-    """Return the steps of a recipe and their estimated cost. Nothing is read or run.
+    """Return the steps of a recipe and their estimated cost. Nothing is run; votes that are not the paper's are read.
 
     Args:
-        name: ``multipref``, ``personalllm``, ``helpsteer2`` or ``tldr``.
+        name: ``multipref``, ``personalllm``, ``helpsteer2`` or ``tldr``; or other votes, as ``load_preferences`` takes
+            them.
         folder: output folder.
         data: votes, ``NAME:FOLDER`` for a local copy (default: from the hub).
         backbone: checkpoint that members start from: a folder or a hub id.
@@ -187,16 +192,17 @@ def plan(
         model: model that writes the continuations (default: the backbone, or ``smollm2`` with an encoder).
         prompts: prompts of the continuations, as ``generate`` takes them (default: those of the recipe).
         lora: train adapters instead of all weights.
+        load: how to read the votes.
         seed: random seed.
 
     Example:
         >>> [step.name for step in plan("tldr").steps]
         ['inspect', 'fit', 'generate', 'diversity', 'report']
     """
-    recipe = load_recipe(name)
+    recipe, data = find_recipe(name, data, load, seed)
     inputs = check_inputs(
         recipe, data=data, backbone=backbone or ("" if encoder else "BACKBONE"), encoder=encoder, model=model,
-        prompts=prompts, lora=lora, seed=seed,
+        prompts=prompts, lora=lora, load=load, seed=seed,
     )  # fmt: skip
     estimates = {
         f"{'LoRA' if adapters else 'full'}, {optimizer}": estimate_cost(recipe, lora=adapters, optimizer=optimizer)
@@ -207,8 +213,27 @@ def plan(
     return Plan(recipe, recipe_steps(recipe, inputs, Path(folder)), _needs(recipe, inputs, cost), cost, estimates)
 
 
+def find_recipe(name: str, data: str = "", load: LoadOptions | None = None, seed: int = 0) -> tuple[Recipe, str]:
+    """Return the recipe that a name stands for, and the votes: one of the paper's, or the recipe for other votes."""
+    if not is_own_data(name):
+        kind, copy, _ = name.partition(":")
+        return load_recipe(kind), data or (name if copy else "")
+    if data:
+        raise UsageError(f"--data names a copy of one of the paper's data sets, but {name} are votes already.")
+    return own_recipe(name, load, seed=seed), name
+
+
 def check_inputs(
-    recipe: Recipe, *, data: str, backbone: str, encoder: str, model: str, prompts: str, lora: bool, seed: int
+    recipe: Recipe,
+    *,
+    data: str,
+    backbone: str,
+    encoder: str,
+    model: str,
+    prompts: str,
+    lora: bool,
+    load: LoadOptions | None,
+    seed: int,
 ) -> Inputs:
     """Return the inputs of a run with defaults filled in. Raises UsageError if they contradict each other."""
     if backbone and encoder:
@@ -216,7 +241,7 @@ def check_inputs(
     if encoder and lora:
         raise UsageError("--lora requires --backbone, not --encoder.")
     data = data or recipe.name
-    if data.partition(":")[0] != recipe.name:
+    if recipe.name != OWN and data.partition(":")[0] != recipe.name:
         raise UsageError(f"the recipe {recipe.name} needs its own votes: {recipe.name}:FOLDER, not {data!r}.")
     return Inputs(
         data=data,
@@ -226,6 +251,7 @@ def check_inputs(
         prompts=prompts or recipe.candidates.prompts,
         lora=lora,
         seed=seed,
+        load=load or LoadOptions(),
     )
 
 
@@ -252,19 +278,19 @@ def recipe_steps(recipe: Recipe, inputs: Inputs, folder: Path) -> list[Step]:
     """Return the steps of a recipe in their order."""
     ensemble, candidates = str(folder / "ensemble"), str(folder / "candidates.jsonl")
     prompts = ensemble if inputs.prompts == "held-out" else inputs.prompts
-    sampled = recipe.candidates
+    sampled, reading = recipe.candidates, _flags(_changed(inputs.load))
     return [
         Step(
             "inspect",
-            "Read the votes and compare them with the paper's Table 1.",
-            ["pluralign", "inspect", inputs.data],
+            "Read the votes and compare them with the paper's Table 1." if recipe.paper else "Read the votes.",
+            ["pluralign", "inspect", inputs.data, *reading],
             RECORD_FILE,
         ),
         Step(
             "fit",
             f"Train {recipe.fit.k} members one after the other; report the held-out Brier score at every size and the "
             "floor (Figure 2).",
-            ["pluralign", "fit", inputs.data, "-o", ensemble, *_flags(fit_options(recipe, inputs))],
+            ["pluralign", "fit", inputs.data, "-o", ensemble, *reading, *_flags(fit_options(recipe, inputs))],
             "ensemble",
         ),
         Step(
@@ -292,12 +318,21 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in options.items():
         flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
+        if isinstance(value, Mapping):
+            words += [word for ours, theirs in value.items() for word in (flag, f"{ours}={theirs}")]
+            continue
         words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
     return words
 
 
+def _changed(load: LoadOptions) -> dict[str, Any]:
+    """Return the options for reading votes that are not the defaults, by name."""
+    usual = LoadOptions()
+    return {name: value for name, value in asdict(load).items() if value != getattr(usual, name)}
+
+
 def _needs(recipe: Recipe, inputs: Inputs, cost: Cost) -> list[str]:
-    votes = f"the files of {recipe.hub}" if ":" not in inputs.data else inputs.data
+    votes = f"the files of {recipe.hub}" if recipe.hub and ":" not in inputs.data else inputs.data
     needs = [f"votes: {votes}"]
     if inputs.backbone:
         named = "" if inputs.backbone == "BACKBONE" else f"; here {inputs.backbone}"

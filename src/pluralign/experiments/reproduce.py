@@ -1,4 +1,4 @@
-"""``reproduce``: run one of the paper's experiments from votes to report.
+"""``reproduce``: run one of the paper's experiments, or the same on other votes, from votes to report.
 
 This module runs the steps of ``plan`` in order and collects their results. The result of each finished step is stored
 in the output folder, so that the same call resumes after the last finished step.
@@ -32,20 +32,24 @@ from pluralign.experiments.plan import (
     Inputs,
     Step,
     check_inputs,
+    find_recipe,
     fit_options,
     recipe_steps,
     sampling_options,
 )
-from pluralign.experiments.recipe import Recipe, load_recipe, shrink
+from pluralign.experiments.recipe import OWN, Recipe, shrink
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.fitting.fit import fit
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.summary import inspect
 
 CLOSE = 0.02
 """A figure matches the paper's if it differs by at most this share of it."""
+REHEARSED_PROMPTS, REHEARSED_PAIRS = 48, 200
+"""Maximum number of prompts and pairs of other votes that a rehearsal takes."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Figure:
     """One figure of the paper's Table 1, and the same figure of these votes."""
 
     name: str
-    paper: float
+    paper: float | None
+    """None if the votes are not the paper's."""
     here: float
     close: bool
 
@@ -74,7 +79,7 @@ class Reproduction:
     name: str
     folder: str
     tiny: bool
-    """Whether this was a rehearsal on synthetic votes with a random model; its figures mean nothing."""
+    """Whether this was a rehearsal with a random model on synthetic or few votes; its figures mean nothing."""
     table: list[Figure]
     """The paper's Table 1 and the same figures of these votes."""
     history: list[HistoryRow]
@@ -106,6 +111,7 @@ def reproduce(
     model: str = "",
     prompts: str = "",
     lora: bool = False,
+    load: LoadOptions | None = None,
     tiny: bool = False,
     seed: int = 0,
     announce: Callable[[str], None] = lambda _: None,
@@ -116,7 +122,7 @@ def reproduce(
     The same call resumes after the last finished step.
 
     Args:
-        name: name of the recipe.
+        name: name of the recipe, or other votes, as ``load_preferences`` takes them.
         folder: output folder: ``ensemble``, ``candidates.jsonl``, ``report.html`` and ``reproduce.json``.
         data: see ``plan``, also for the arguments up to ``lora``.
         backbone: checkpoint that members start from.
@@ -124,25 +130,34 @@ def reproduce(
         model: model that writes the continuations.
         prompts: prompts of the continuations.
         lora: train adapters instead of all weights.
-        tiny: rehearse the recipe on synthetic votes with a tiny random model, which are written into the folder.
+        load: how to read the votes.
+        tiny: rehearse the recipe with a tiny random model on synthetic votes in the layout of the data set, or on few
+            of the votes if they are not the paper's. Votes and model are written into the folder.
         seed: random seed.
         announce: called with the name and command of each step before it runs.
         progress: called with the number of processed texts or prompts, and of all of them.
     """
-    recipe, folder = load_recipe(name), Path(folder)
+    folder = Path(folder)
+    recipe, data = find_recipe(name, data, load, seed)
     if tiny:
-        if data or backbone or encoder or model or prompts:
+        own = recipe.name == OWN
+        if (data and not own) or backbone or encoder or model or prompts:
             raise UsageError("--tiny creates its own votes, prompts and model: remove the other options.")
         recipe = shrink(recipe)
-        data, backbone, prompts = _write_rehearsal(recipe, folder / "rehearsal", seed)
+        if own:
+            data, backbone = _write_own_rehearsal(data, load, folder / "rehearsal", seed)
+            load = None  # the sample is as it was read
+        else:
+            data, backbone, prompts = _write_rehearsal(recipe, folder / "rehearsal", seed)
     elif not backbone and not encoder:
         raise UsageError(
             f"the members of {recipe.title} start from {recipe.starts_from}: name one with --backbone, or frozen "
             "features with --encoder; --dry-run shows the cost and --tiny rehearses the recipe."
         )
     inputs = check_inputs(
-        recipe, data=data, backbone=backbone, encoder=encoder, model=model, prompts=prompts, lora=lora, seed=seed
-    )
+        recipe, data=data, backbone=backbone, encoder=encoder, model=model, prompts=prompts, lora=lora,
+        load=load, seed=seed,
+    )  # fmt: skip
     with one_thread() if tiny else nullcontext():
         return _run(recipe, inputs, folder, tiny, announce, progress)
 
@@ -160,7 +175,7 @@ def _run(
     run = _StepRunner(folder, {"recipe": to_json(recipe), "inputs": to_json(inputs), "version": __version__}, announce)
     commands = [step.command for step in steps.values()]
     ensemble_folder, candidates_file, page = folder / "ensemble", folder / "candidates.jsonl", folder / "report.html"
-    votes = cache(lambda: load_preferences(inputs.data, progress=progress))
+    votes = cache(lambda: load_preferences(inputs.data, inputs.load, progress=progress))
     ensemble = cache(lambda: RewardEnsemble.load(ensemble_folder))
     candidates = cache(lambda: load_candidates(candidates_file))
 
@@ -172,7 +187,8 @@ def _run(
         data = collect_report_data(
             ensemble(), load_held_out(ensemble_folder), candidates=candidates(), seed=inputs.seed, progress=progress
         )
-        title = f"{recipe.title}{', a rehearsal on synthetic votes' if tiny else ''}"
+        rehearsed = ", a rehearsal on synthetic votes" if recipe.paper else ", a rehearsal with a tiny model"
+        title = f"{recipe.title}{rehearsed if tiny else ''}"
         return {"report": str(reporting.report(ensemble(), data, page, name=title, commands=commands))}
 
     table = run(steps["inspect"], lambda: compare_table(recipe, votes()))
@@ -271,11 +287,20 @@ class _StepRunner:
 
 
 def compare_table(recipe: Recipe, votes: PreferenceSet) -> list[Figure]:
-    """Compare a set of votes with its row in the paper's Table 1."""
+    """Return the figures of Table 1 for these votes, beside the paper's if it has a row for them."""
     train, test = votes.split()
     summary, paper = inspect(votes), recipe.paper
-    pairs = {"train": len(train), "all": len(votes), "responses": len(votes.items().prompt_index)}[paper.pairs_are]
     annotators = float((votes.votes_a + votes.votes_b + votes.ties).mean())
+    if paper is None:
+        found = {
+            "training pairs": len(train),
+            "training prompts": len(train.prompts),
+            "test prompts": len(test.prompts),
+            "annotators per pair": annotators,
+            "majority share": summary.majority_share,
+        }
+        return [Figure(name, None, here, False) for name, here in found.items()]
+    pairs = {"train": len(train), "all": len(votes), "responses": len(votes.items().prompt_index)}[paper.pairs_are]
     share = summary.majority_share_of_all if paper.ties_in_share else summary.majority_share
     rows = {
         {"train": "training pairs", "all": "pairs", "responses": "responses"}[paper.pairs_are]: (paper.pairs, pairs),
@@ -320,6 +345,17 @@ def _generated(recipe: Recipe, inputs: Inputs, ensemble: Path, output: Path, pro
     if not generation.lines:
         raise DataError("no prompt got a response", file=inputs.model, remedy=f"see {output}.failed")
     return generation
+
+
+def _write_own_rehearsal(data: str, load: LoadOptions | None, folder: Path, seed: int) -> tuple[str, str]:
+    """Write the pairs of the first prompts, and a model; return their names as options."""
+    votes = load_preferences(data, load)
+    sample = votes[votes.prompt_index < REHEARSED_PROMPTS][:REHEARSED_PAIRS]
+    path, model = folder / "votes.parquet", folder / "model"
+    sample.save(path)
+    if not (model / "tokenizer.json").is_file():
+        write_tiny_model(model, [*sample.responses, *map(str, sample.prompts)], seed=seed)
+    return str(path), str(model)
 
 
 def _write_rehearsal(recipe: Recipe, folder: Path, seed: int) -> tuple[str, str, str]:

@@ -4,8 +4,10 @@ Training itself is in ``training.finetune``. Every process of a launch runs this
 """
 
 import os
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +43,8 @@ from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layers", "pooling", "precision", "surface", "members", "features")
-SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing")
-"""Options that change how much is read at once, and no result: a killed run resumes with other values of them."""
+SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
+"""Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
 
 
 def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
@@ -72,10 +74,13 @@ def fit_finetuned(
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     try:
-        from pluralign.training.finetune import run as finetune
-        from pluralign.training.finetune.trainer import TextPairs
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            from pluralign.training.finetune import run as finetune
+            from pluralign.training.finetune.recipe import check_trackers
+            from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    check_trackers(tuning)
     started = time.perf_counter()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     texts, items = texts_of(preferences), preferences.items()

@@ -1,9 +1,9 @@
 """Options of ``fit``: the method, and how a backbone is fine-tuned."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.options import changed_options, check_choices, same_option
 from pluralign.core.types import Level, Method
 from pluralign.features.options import EncodeOptions, Pooling, Precision
@@ -14,6 +14,7 @@ Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
 Optimizer: TypeAlias = Literal["soap", "adamw"]
+Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
 
 
@@ -147,6 +148,23 @@ class FinetuneOptions:
     gradient_checkpointing: bool = field(
         default=False, metadata={"help": "Backbone: recompute activations to save memory."}
     )
+    report_to: str = field(
+        default="none",
+        metadata={
+            "help": "Backbone: send loss and learning rate to experiment trackers: trackio, wandb, tensorboard, or "
+            "several with commas between them."
+        },
+    )
+    run_name: str | None = field(
+        default=None,
+        metadata={"help": "Backbone: name of the run in the trackers (default: the name of the output folder)."},
+    )
+
+    @property
+    def trackers(self) -> list[str]:
+        """Names of the trackers in ``report_to``."""
+        names = [name.strip() for name in self.report_to.split(",")]
+        return [] if names == ["none"] else list(dict.fromkeys(names))
 
     def __post_init__(self) -> None:
         check_choices(self, {"optimizer": Optimizer})
@@ -154,5 +172,9 @@ class FinetuneOptions:
         for name in numbers:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
+        if unknown := [name for name in self.trackers if name not in get_args(Tracker)]:
+            raise UsageError(f"there is no tracker {unknown[0]!r}; {did_you_mean(unknown[0], get_args(Tracker))}.")
+        if self.run_name is not None and not self.trackers:
+            raise UsageError("--run-name requires --report-to.")
         if self.backbone is None and (changed := changed_options(self)):
             raise UsageError(f"--{changed[0].replace('_', '-')} requires --backbone.")

@@ -29,7 +29,8 @@ _METADATA_KEY = b"pluralign"
 def is_saved_set(path: str | os.PathLike[str]) -> bool:
     """Return whether a file is a Parquet file written by ``PreferenceSet.save``."""
     try:
-        return _METADATA_KEY in (pq.read_schema(path).metadata or {})
+        with Path(path).open("rb") as stream:  # pyarrow opens no file whose name is not UTF-8
+            return _METADATA_KEY in (pq.read_schema(stream).metadata or {})
     except (pa.ArrowException, OSError):
         return False
 

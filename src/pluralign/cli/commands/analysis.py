@@ -21,6 +21,7 @@ from pluralign.cli.arguments import (
 )
 from pluralign.cli.console import emit, note, progress_bar, working
 from pluralign.cli.inputs import load_held_out_votes, needs_extra, note_left_out, saved_held_out_votes
+from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
 from pluralign.votes.options import LoadOptions
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 @with_options(LoadOptions)
 def prune(
     ensemble: EnsembleFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pruned ensemble; not DIR.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=output_folder, help="Folder for the pruned ensemble; not DIR.")
+    ],
     load_options: LoadOptions,
     beta: Annotated[
         float, typer.Option(help="Remove at most 1/(beta - 1) of the weight: a quarter at 5, a tenth at 11.")
@@ -184,7 +187,7 @@ def profile(
 @with_options(LoadOptions)
 def report(
     ensemble: EnsembleFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="HTML file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", callback=output_file, help="HTML file to write.")],
     load_options: LoadOptions,
     data: OtherVotesOption = None,
     candidates: Annotated[
@@ -195,7 +198,10 @@ def report(
     cases: Annotated[int, typer.Option(help="Number of case studies.", min=0)] = 4,
     prompt: Annotated[str, typer.Option(help="Use only prompts that contain this text as case studies.")] = "",
     figures: Annotated[
-        Path | None, typer.Option(help="Folder for the figures as PNG and SVG files (default: not written).")
+        Path | None,
+        typer.Option(
+            callback=output_folder, help="Folder for the figures as PNG and SVG files (default: not written)."
+        ),
     ] = None,
     all_prompts: AllPrompts = False,
     as_json: Json = False,
@@ -218,8 +224,6 @@ def report(
         from pluralign.publishing.report import draw_figures
         from pluralign.publishing.report import report as write_report
 
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder; name the HTML file to write, such as {output / 'report.html'}.")
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     with progress_bar("Measuring") as progress:

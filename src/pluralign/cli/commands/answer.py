@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -14,6 +13,7 @@ import typer
 from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, with_options
 from pluralign.cli.console import emit, note, print_json, progress_bar, working
 from pluralign.cli.inputs import load_votes, saved_held_out_votes
+from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
 from pluralign.models.options import RemoteOptions, SamplingOptions
@@ -34,7 +34,12 @@ def score(
     ] = "-",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write Parquet shards with rewards to this folder; resumes a partial one."),
+        typer.Option(
+            "--output",
+            "-o",
+            callback=output_folder,
+            help="Write Parquet shards with rewards to this folder; resumes a partial one.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -89,13 +94,15 @@ def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[Mapping
             print_json({"lines": list(lines)})
             return
         for line in lines:
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+            print_json(line)
 
 
 @with_options(SamplingOptions, RemoteOptions)
 def generate(
     prompts: Prompts,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Candidates file; a partial one is resumed.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=output_file, help="Candidates file; a partial one is resumed.")
+    ],
     sampling_options: SamplingOptions,
     remote_options: RemoteOptions,
     model: Annotated[

@@ -1,17 +1,18 @@
 """Commands that run whole experiments: ``demo`` and ``reproduce``."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pluralign.cli.arguments import Json, Seed, command_history
-from pluralign.cli.console import emit, print_json, progress_bar, show, working
+from pluralign.cli.arguments import Json, Seed, command_history, with_options
+from pluralign.cli.console import emit, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
+from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
+from pluralign.votes.options import LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
@@ -21,10 +22,17 @@ def demo(
     pairs: Annotated[int, typer.Option(help="Number of pairs to generate.", min=200, max=1_000_000)] = 2000,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
+        typer.Option(
+            "--output",
+            "-o",
+            callback=output_file,
+            help="Write the votes to this .jsonl[.gz] or .parquet file and stop.",
+        ),
     ] = None,
     encoder: Annotated[str, typer.Option(help="Text encoder; see pluralign fit --help.")] = "minilm",
-    report: Annotated[Path | None, typer.Option(help="Also write a report on the ensemble to this HTML file.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(callback=output_file, help="Also write a report on the ensemble to this HTML file.")
+    ] = None,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -79,12 +87,22 @@ def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[
     return [*written, *command_history(dataclasses.replace(record, data=data), Path("town"), last)]
 
 
+@with_options(LoadOptions)
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr.")
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr. Or your own votes: a file, hf:ID "
+            "or demo.",
+        ),
     ],
+    load_options: LoadOptions,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for all results; a partial run is resumed.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", callback=output_folder, help="Folder for all results; a partial run is resumed."
+        ),
     ] = None,
     data: Annotated[
         str, typer.Option(help="NAME:FOLDER, a local copy of the votes (default: download from the hub).")
@@ -102,26 +120,25 @@ def reproduce(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
     ] = False,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="Rehearse every step with synthetic votes and a tiny model.")
-    ] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Rehearse every step with few votes and a tiny model.")] = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
-    """Run one of the paper's experiments, or show its steps and estimated cost.
+    """Run one of the paper's experiments, or the same on your own votes; or show its steps and estimated cost.
 
     Examples:
         pluralign reproduce multipref --dry-run
         pluralign reproduce multipref --tiny -o rehearsal
         pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
         pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
+        pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
     """
     from pluralign.cli.views.experiments import plan_page, reproduction_page
     from pluralign.experiments.plan import plan as plan_recipe
     from pluralign.experiments.reproduce import reproduce as run_recipe
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
-    inputs |= {"prompts": prompts, "lora": lora, "seed": seed}
+    inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
     if dry_run:
         plan = plan_recipe(name, output or "OUT", **inputs)
         emit(plan, plan_page(plan), as_json)
@@ -129,7 +146,5 @@ def reproduce(
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
     with progress_bar(f"Reproducing {name}") as progress:
-        reproduction = run_recipe(
-            name, output, tiny=tiny, **inputs, announce=lambda line: print(line, file=sys.stderr), progress=progress
-        )
+        reproduction = run_recipe(name, output, tiny=tiny, **inputs, announce=say, progress=progress)
     emit(reproduction, reproduction_page(reproduction), as_json)

@@ -9,6 +9,7 @@ import typer
 from pluralign.cli.arguments import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
 from pluralign.cli.console import emit, is_first_process, progress_bar
 from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
+from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
 from pluralign.features.options import EncodeOptions
 from pluralign.scale.options import EngineOptions
@@ -19,7 +20,9 @@ from pluralign.votes.options import LoadOptions
 @with_options(LoadOptions, EncodeOptions, EngineOptions)
 def encode(
     data: Data,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder; a partial one is resumed.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=output_folder, help="Output folder; a partial one is resumed.")
+    ],
     load_options: LoadOptions,
     encode_options: EncodeOptions,
     engine_options: EngineOptions,
@@ -42,10 +45,13 @@ def encode(
     emit(job, shards_page(job), as_json)
 
 
-@with_options(LoadOptions, FitOptions, FinetuneOptions)
+@with_options(LoadOptions, FitOptions, FinetuneOptions, config_file=True)
 def fit(
     data: Data,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the ensemble and for unfinished work.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", callback=output_folder, help="Folder for the ensemble and for unfinished work."),
+    ],
     load_options: LoadOptions,
     fit_options: FitOptions,
     finetune_options: FinetuneOptions,
@@ -67,6 +73,8 @@ def fit(
         pluralign fit demo -o town --method stagewise --variant printed --k 4
         pluralign fit votes.parquet -o soft --level policy --encoder smollm2 --json
         pluralign fit votes.jsonl -o voices --raters annotator
+        pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
+        pluralign fit --config run.toml -o again --seed 1
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """

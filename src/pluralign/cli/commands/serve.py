@@ -11,6 +11,7 @@ import typer
 from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, command_history, with_options
 from pluralign.cli.console import emit, progress_bar, working
 from pluralign.cli.inputs import needs_extra, saved_held_out_votes
+from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
 from pluralign.models.options import RemoteOptions
 from pluralign.policies.options import TuneOptions
@@ -21,7 +22,12 @@ from pluralign.server.options import ServeOptions
 def tune(
     ensemble: EnsembleFolder,
     prompts: Prompts,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the adapters; a partial one is resumed.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", callback=output_folder, help="Folder for the adapters; a partial one is resumed."
+        ),
+    ],
     tune_options: TuneOptions,
     model: Annotated[
         str, typer.Option(help="smollm2, or the folder or hub id of a causal language model.")
@@ -55,7 +61,9 @@ def tune(
 
 def export(
     ensemble: EnsembleFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder, written atomically.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", callback=output_folder, help="Output folder, written atomically.")
+    ],
     member: Annotated[int | None, typer.Option(help="Export only this member, with one output.")] = None,
     separate: Annotated[
         bool, typer.Option("--all", help="Export each member with one output, in folders member-0, member-1, ….")

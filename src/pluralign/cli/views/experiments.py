@@ -27,6 +27,24 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     yield Text("Formulas and assumptions: docs/how-to/reproduce.md\n", style="dim")
 
 
+def _first_table(reproduction: Reproduction) -> Table:
+    """Return the paper's Table 1 beside the figures of these votes, or the latter alone."""
+
+    def shown(value: float) -> str:
+        return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+    if all(row.paper is None for row in reproduction.table):
+        table = figure_table("The votes", "", "")
+        for row in reproduction.table:
+            table.add_row(row.name, shown(row.here))
+        return table
+    table = figure_table("Table 1", "", "paper", "here", "")
+    for row in reproduction.table:
+        paper = "" if row.paper is None else shown(row.paper)
+        table.add_row(row.name, paper, shown(row.here), "matches the paper" if row.close else "")
+    return table
+
+
 def _cost_table(plan: Plan) -> Table:
     title = f"Estimated for Meta-Llama-3-8B, {plan.recipe.fit.k} members, one H100"
     parts = ("train", "score", "sample", "rank", "memory GB", "disk GB")
@@ -70,12 +88,9 @@ def reproduction_page(reproduction: Reproduction) -> Iterator[RenderableType]:
     """Yield the paper's Table 1 and its two figures next to the results here."""
     yield heading(f"{reproduction.name} in {reproduction.folder}")
     if reproduction.tiny:
-        yield Text("A rehearsal with synthetic votes and a tiny model: the figures mean nothing.", style="yellow")
-    table = figure_table("Table 1", "", "paper", "here", "")
-    for row in reproduction.table:
-        paper, here = (f"{value:,.2f}" if value % 1 else f"{value:,.0f}" for value in (row.paper, row.here))
-        table.add_row(row.name, paper, here, "matches the paper" if row.close else "")
-    yield table
+        votes = "synthetic votes" if any(row.paper for row in reproduction.table) else "few of these votes"
+        yield Text(f"A rehearsal with {votes} and a tiny model: the figures mean nothing.", style="yellow")
+    yield _first_table(reproduction)
     table = figure_table("Figure 2: Brier score by number of members", "k", "train", "held out")
     for stage in reproduction.history:
         table.add_row(str(stage.k), number(stage.train_brier), number(stage.test_brier))

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pluralign.cli.console import say
+from pluralign.cli.plain_progress import PlainLines
+from pluralign.cli.safe_console import SafeConsole
 from pluralign.cli.views.evaluation import (
     bound_line,
     chance_warning,
@@ -19,6 +22,7 @@ from pluralign.cli.views.evaluation import (
     voices_line,
 )
 from pluralign.cli.views.tables import figure_table, heading, number
+from pluralign.core.text import counted
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import HistoryRow
@@ -26,10 +30,14 @@ from pluralign.fitting.task import FitWatcher
 
 
 class FitWatch(FitWatcher):
-    """Shows a live table of Brier score by k on stderr while a fit runs; shows nothing if stderr is no terminal."""
+    """Shows a live table of Brier score by k on stderr while a fit runs.
+
+    If stderr is no terminal, it prints a plain line on the current stage now and then, if the fit takes long.
+    """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = SafeConsole(stderr=True)
+        self._plain = PlainLines(say)
         self._live: Live | None = None
         self._rows: list[HistoryRow] = []
         self._floor = math.nan
@@ -68,6 +76,8 @@ class FitWatch(FitWatcher):
 
     def _draw(self, title: str) -> None:
         if not self._console.is_terminal:
+            done = f" ({counted(self._rows[-1].k, 'member')} done)" if self._rows else ""
+            self._plain(f"Fit: {title}{done}")
             return
         if self._live is None:
             self._live = Live(console=self._console, transient=True)

@@ -1,9 +1,12 @@
-"""The recipe of fine-tuning: batch size, steps, learning rates and the order of pairs (the paper's App. Training
+"""The recipe of fine-tuning: steps, learning rates, trackers and the order of pairs (the paper's App. Training
 Pipeline).
 """
 
+import importlib
 import math
 import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,36 +16,17 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.training.batch_size import batch_and_steps
 from pluralign.training.options import FinetuneOptions
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
 WEIGHT_DECAY = 0.1
 WARM_UP_SHARE = 0.03
-LARGEST_BATCH = 512
-LEAST_STEPS = 32
-"""The batch is halved from 512 until an epoch has this many steps."""
-SMALLEST_BATCH = 8
+LOGGED_STEPS = 200
+"""Number of steps of one training that trackers get."""
 CHECKPOINTS = 4
 """Number of checkpoints of one training."""
-
-
-def batch_and_steps(n_pairs: int, tuning: FinetuneOptions) -> tuple[int, int]:
-    """Return pairs per step, and the number of steps.
-
-    The batch is the largest power of two from 8 to 512 that gives at least 32 steps per epoch, or 8 if none does.
-
-    Example:
-        >>> options = FinetuneOptions(backbone="x")
-        >>> batch_and_steps(100_000, options), batch_and_steps(1_500, options)
-        ((512, 195), (32, 47))
-    """
-    batch = tuning.batch_size
-    if batch is None:
-        batch = LARGEST_BATCH
-        while batch > SMALLEST_BATCH and n_pairs * tuning.epochs < LEAST_STEPS * batch:
-            batch //= 2
-    return batch, max(1, round(n_pairs * tuning.epochs / batch))
 
 
 @dataclass(frozen=True)
@@ -64,9 +48,15 @@ class Recipe:
         share = self.batch // self.processes
         return max(size for size in range(1, min(most, share) + 1) if share % size == 0)
 
-    def arguments(self, folder: Path, micro_batch: int) -> Any:
-        """Return the ``TrainingArguments`` for a training whose checkpoints go to a folder."""
-        gpu = torch.cuda.is_available()
+    def arguments(self, folder: Path, micro_batch: int, run_name: str) -> Any:
+        """Return the ``TrainingArguments`` for a training.
+
+        Args:
+            folder: of the checkpoints.
+            micro_batch: pairs that a process reads at once.
+            run_name: name of the training in trackers.
+        """
+        gpu, trackers = torch.cuda.is_available(), self.tuning.trackers
         return transformers.TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=micro_batch,
@@ -81,9 +71,12 @@ class Recipe:
             save_strategy="steps",
             save_steps=math.ceil(self.steps / (CHECKPOINTS + 1)),
             save_total_limit=2,
-            logging_strategy="no",
+            logging_strategy="steps" if trackers else "no",
+            logging_steps=math.ceil(self.steps / LOGGED_STEPS),
+            logging_first_step=True,
             log_level_replica="passive",  # else it resets transformers' log level in all processes but the first
-            report_to="none",
+            report_to=trackers or "none",
+            run_name=run_name,
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=gpu,
@@ -108,13 +101,23 @@ class Recipe:
         return np.take_along_axis(steps, ranks, axis=1).ravel()
 
 
+def check_trackers(tuning: FinetuneOptions) -> None:
+    """Raise MissingExtraError if a tracker is not installed."""
+    for name in tuning.trackers:
+        try:
+            with redirect_stdout(sys.stderr):
+                importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+        except ImportError:
+            raise MissingExtraError(name, None, f"--report-to {name}") from None
+
+
 def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int) -> Recipe:
     """Return the recipe for a number of training pairs.
 
     Raises:
         UsageError: the batch cannot be split over the processes, or the optimiser does not work with FSDP.
     """
-    batch, steps = batch_and_steps(n_pairs, tuning)
+    batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
     if batch % processes:
         raise UsageError(
             f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "

@@ -2,13 +2,15 @@
 
 import errno
 import gc
+import importlib
 import json
 import logging
 import random
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
@@ -119,14 +122,17 @@ class FinetuneRun:
         if checkpoint is not None:
             stored = json.loads((checkpoint / COMPLETE_FILE).read_text())
             trainer.running.square, trainer.running.disagreement = stored["square"], stored["disagreement"]
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        with redirect_stdout(sys.stderr):  # stdout is for results, and trackers print
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            if "wandb" in self.recipe.tuning.trackers:
+                importlib.import_module("wandb").finish()  # else the next model continues this run
         return trainer
 
     def trainer(self, training: Training, unfinished: Path, fit_head: bool) -> PairTrainer:
         """Return a trainer with a fresh model, whose head is fitted or random."""
         recipe, pairs = self.recipe, self.pairs
         seed = [recipe.seed, FINETUNE, *training.name.encode()]
-        arguments = recipe.arguments(unfinished, self.micro_batch)
+        arguments = recipe.arguments(unfinished, self.micro_batch, self._run_name(training))
 
         def head(model: Any) -> FloatArray:
             return self.head.fit(model, training.heads, arguments.device)
@@ -149,7 +155,16 @@ class FinetuneRun:
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
         trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
         trainer.head, _ = classifier_head(model)
+        if "tensorboard" in recipe.tuning.trackers:  # its default is a folder of the checkpoints, which are removed
+            logs: Any = trainer.pop_callback(TensorBoardCallback)
+            logs.logging_dir = logs.logging_dir or str(Path("runs") / arguments.run_name)
+            trainer.add_callback(logs)
         return trainer
+
+    def _run_name(self, training: Training) -> str:
+        """Return the name of a training in trackers: the run and the model, such as ``ensemble-member-0``."""
+        root = self.checkpoints.root
+        return f"{self.recipe.tuning.run_name or (root.resolve().name if root else '')}-{training.name}"
 
     def _last_complete(self, unfinished: Path) -> Path | None:
         """Return the last complete checkpoint, and remove incomplete ones."""

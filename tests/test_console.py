@@ -1,0 +1,233 @@
+"""What reaches the terminal: no control characters of the data, and plain lines on progress in logs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import WriteLines, run, run_process, wide
+from rich.text import Text
+
+from pluralign.cli.console import note, print_json, progress_bar, show
+from pluralign.cli.plain_progress import FIRST_SECONDS, LEAST_SECONDS, MOST_SECONDS, PlainLines, plain_progress
+from pluralign.cli.safe_console import SafeConsole
+from pluralign.cli.views.fit import FitWatch
+from pluralign.cli.views.tables import figure_table
+from pluralign.core.text import printable, printable_json
+
+HOSTILE = (
+    "a\x1b]0;title\x07b\x1b]8;;http://evil\x1b\\c\x1b[2Jd\x9b31me\x7ff\r\x08\u202eg\u2066h\udc80i"  # escapes, C1, bidi
+)
+SHOWN = "a]0;titleb]8;;http://evil\\c[2Jd31mefgh\ufffdi"
+UNSAFE = set(map(chr, [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]))
+
+
+def hostile_in(text: str) -> set[str]:
+    return UNSAFE & set(text)
+
+
+# --- control characters -----------------------------------------------------------------------------------------------
+
+
+def test_control_characters_are_removed_and_lines_stay() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable("one\ttwo\nthree ½ τ 日本") == "one\ttwo\nthree ½ τ 日本"
+
+
+def test_json_keeps_every_character_as_an_escape(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"text": HOSTILE})
+    printed = capsys.readouterr().out
+    assert not hostile_in(printed)
+    assert json.loads(printed) == {"text": HOSTILE}
+    assert json.loads(printable_json(json.dumps(HOSTILE, ensure_ascii=False))) == HOSTILE
+
+
+def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) -> None:
+    table = figure_table(HOSTILE, "name")
+    table.add_row(Text(HOSTILE))
+    show([HOSTILE, Text(HOSTILE), table])
+    note(HOSTILE)
+    out, err = capsys.readouterr()
+    assert out.count("]0;title") == 4
+    assert not hostile_in(out + err)
+
+
+def test_own_styles_stay() -> None:
+    console = SafeConsole(force_terminal=True, color_system="standard", record=False)
+    with console.capture() as shown:
+        console.print(Text("\x1b[31mred\x1b[0m", style="bold"))
+    assert shown.get() == "\x1b[1m[31mred[0m\x1b[0m\n"
+
+
+@pytest.mark.parametrize("command", ["inspect", "profile", "evaluate", "diversity", "answer", "rankings"])
+def test_hostile_data_reaches_no_terminal(
+    command: str, town_folder: Path, write_jsonl: WriteLines, tmp_path: Path
+) -> None:
+    text = HOSTILE.replace("\udc80", "")
+    rows = [
+        wide(prompt=f"{text}{i}", response_a=f"{text} yes {i % 3}", response_b=f"no {i}", votes_a=i % 4, votes_b=2)
+        | {text: text}
+        for i in range(24)
+    ]
+    votes = write_jsonl(rows, name="\x1b]0;votes\x07.jsonl")
+    lists = write_jsonl([{"prompt": text, "responses": [text, "no", "maybe"]}], name="candidates.jsonl")
+    ranked = tmp_path / "town.json"
+    ranked.write_text(json.dumps({"alternatives": [text, "tea"], "pairs": [[0, 1, 3, 1]]}))
+    commands: dict[str, list[str | Path]] = {
+        "inspect": [votes],
+        "profile": [town_folder, votes],
+        "evaluate": [town_folder, votes, "--group", text],
+        "diversity": [town_folder, lists],
+        "answer": [town_folder, text, "--candidates", lists],
+        "rankings": [ranked],
+    }
+    arguments = commands[command]
+    done = run(command, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert not hostile_in(done.stdout + done.stderr)
+    assert "]0;" in done.stdout
+    as_json = run(command, *arguments, "--json").stdout
+    assert not hostile_in(as_json)
+    assert json.loads(as_json)
+
+
+def test_errors_that_name_columns_paths_or_options_are_cleaned(write_jsonl: WriteLines) -> None:
+    path = write_jsonl([{"\x1b]0;column\x07": 1}])
+    for arguments in (["inspect", path], ["inspect", "\x1b]0;none\x07.jsonl"], ["inspect", "--\x1b]0;x\x07"]):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert not hostile_in(done.stderr)
+
+
+def test_a_name_that_is_no_utf8_can_be_printed(tmp_path: Path) -> None:
+    name = os.fsencode(tmp_path) + b"/\xff.jsonl"
+    Path(os.fsdecode(name)).write_text(json.dumps(wide()))
+    shown, as_json = run_process("inspect", os.fsdecode(name)), run_process("inspect", os.fsdecode(name), "--json")
+    assert (shown.returncode, as_json.returncode) == (0, 0), shown.stderr + as_json.stderr
+    assert "\ufffd.jsonl" in shown.stdout.replace("\n", "")
+    assert json.loads(as_json.stdout)["name"].endswith("\udcff.jsonl")
+
+
+def test_a_terminal_without_unicode_gets_escapes_and_valid_json(
+    write_jsonl: WriteLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    path = write_jsonl([wide(größe="x")])
+    done = run_process("inspect", path)
+    assert done.returncode == 0, done.stderr
+    assert "constant \\xbd" in done.stdout
+    assert "größe" in json.loads(run_process("inspect", path, "--json").stdout)["columns"]
+
+
+# --- progress without a terminal --------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_short_work_prints_nothing() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
+    for done in range(1, 6):
+        clock.now += FIRST_SECONDS / 6
+        progress(done, 5)
+    assert lines == []
+
+
+def test_long_work_prints_a_line_per_tenth() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
+    for done in range(0, 5001, 100):
+        clock.now += 3
+        progress(done, 5000)
+    assert lines[:2] == ["Encoding texts: 900 of 5,000 (18 %)", "Encoding texts: 1,400 of 5,000 (28 %)"]
+    assert len(lines) == 9
+
+
+def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:
+    slow: list[str] = []
+    clock = Clock()
+    progress = plain_progress("Tuning", PlainLines(slow.append, clock))
+    for done in range(1, 601):
+        clock.now += 1
+        progress(done, 1_000_000)
+    assert len(slow) == 600 // MOST_SECONDS
+    fast: list[str] = []
+    progress = plain_progress("Reading", PlainLines(fast.append, clock))
+    for done in range(1, 61):
+        clock.now += 1
+        progress(done, 60)
+    assert len(fast) == 1 + (60 - FIRST_SECONDS) // LEAST_SECONDS
+
+
+def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    progress = plain_progress("Reading", PlainLines(lines.append, clock))
+    for done, total in ((7, 0), (90, 100), (10, 100)):
+        clock.now += MOST_SECONDS
+        progress(done, total)
+    assert lines == ["Reading: 7", "Reading: 90 of 100 (90 %)", "Reading: 10 of 100 (10 %)"]
+
+
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FIRST_SECONDS", "LEAST_SECONDS"):
+        monkeypatch.setattr(f"pluralign.cli.plain_progress.{name}", 0.0)
+
+
+def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    no_waiting(monkeypatch)
+    with progress_bar("Encoding \x1btexts") as progress:
+        assert progress is not None
+        progress(1200, 5000)
+    assert capsys.readouterr() == ("", "Encoding texts: 1,200 of 5,000 (24 %)\n")
+
+
+def test_a_long_fit_names_its_stages_in_a_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FitWatch() as watch:
+        watch.choosing("the target")
+        assert capsys.readouterr().err == ""
+        no_waiting(monkeypatch)
+        watch.choosing("the target")
+        watch.fold(2, 5)
+    assert capsys.readouterr().err == "Fit: choosing the target\nFit: cross-validation: fold 2 of 5\n"
+
+
+# --- streams that cannot be used --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["inspect", "demo:300"], ["inspect", "demo:300", "--json"]])
+def test_a_full_disk_behind_stdout_is_one_sentence(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pluralign", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "pluralign: the output cannot be written: no space left on device.\n")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "sentence"),
+    [
+        (">&-", 2, "pluralign: standard output is closed; redirect it to a file or to /dev/null.\n"),
+        ("<&-", 2, "pluralign: standard input: the file has no rows; give at least one row.\n"),
+        ("2>&-", 2, ""),
+    ],
+)
+def test_closed_streams_are_no_traceback(redirection: str, code: int, sentence: str) -> None:
+    command = f"{sys.executable} -m pluralign inspect - {redirection}"
+    done = subprocess.run(
+        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", sentence)
