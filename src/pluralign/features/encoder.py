@@ -21,7 +21,8 @@ from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.models.bundled import MINILM_SHA256, minilm_folder, smollm2_folder
-from pluralign.models.loading import folder_identity, model_folder
+from pluralign.models.identity import PREFIX, earlier_folder_identity, folder_identity
+from pluralign.models.loading import model_folder
 from pluralign.votes.prompts import Item, text_key
 
 HASH_DIMENSION = 1024
@@ -110,7 +111,12 @@ class HashingEncoder:
 
 
 def load_encoder(
-    name: str, *, layers: str | None = AUTO, pooling: Pooling = "mean", layer: int | None = None
+    name: str,
+    *,
+    layers: str | None = AUTO,
+    pooling: Pooling = "mean",
+    layer: int | None = None,
+    revision: str | None = None,
 ) -> Encoder | None:
     """Return the encoder with this name. Its model is loaded when it first encodes a text.
 
@@ -121,6 +127,7 @@ def load_encoder(
             ``layers.choose_layers``. None for features that were saved before this option existed.
         pooling: mean over tokens, or the last token.
         layer: number of decoder layers that such features kept; None for two thirds.
+        revision: branch, tag or commit of a model id of the hub.
     """
     if name == "none" or name.partition(":")[0] == "hashing":
         if layers is not None and parse_layers(layers):
@@ -129,7 +136,7 @@ def load_encoder(
     if name == "minilm":
         folder, model = minilm_folder(), f"minilm-{MINILM_SHA256[:16]}"
     else:
-        folder = smollm2_folder() if name == "smollm2" else model_folder(name)
+        folder = smollm2_folder() if name == "smollm2" else model_folder(name, revision=revision)
         model = "smollm2" if name == "smollm2" else folder_identity(folder)
     config, own = read_config(folder), is_sentence_encoder(folder)
     title = name if name in ("minilm", "smollm2") else folder.name
@@ -146,6 +153,13 @@ def load_encoder(
         identity = f"{model}/{setting}/left" if chosen else f"{model}/left"
         return ModelEncoder(folder, identity, chosen, sha256=MINILM_SHA256)
     return ModelEncoder(folder, f"{model}/{setting}/{pooling}/left", chosen, pooling)
+
+
+def earlier_identity(encoder: Encoder) -> str:
+    """Return the identity that earlier versions gave to an encoder: see ``models.identity``."""
+    if not isinstance(encoder, ModelEncoder) or not encoder.identity.startswith(PREFIX):
+        return encoder.identity
+    return f"{earlier_folder_identity(encoder.folder)}/{encoder.identity.partition('/')[2]}"
 
 
 def _hashing(name: str) -> HashingEncoder:
