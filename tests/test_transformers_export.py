@@ -22,7 +22,6 @@ from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.features.finetuned import FinetunedFeatures
-from pluralign.features.frozen import TextFeatures
 from pluralign.models.classifier import model_rewards
 from pluralign.publishing.model_card import escaped
 from pluralign.publishing.transformers_export import keep_outputs
@@ -459,11 +458,6 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         export(joint, tmp_path / "file")
-    features = TextFeatures("hashing", surface=False)
-    frozen = RewardEnsemble(LinearMembers(identity_map(1024), np.zeros((1024, 1))), np.ones(1), features)
-    frozen.save(tmp_path / "frozen")
-    with pytest.raises(UsageError, match=r"frozen features \(encoder hashing\).* fit with --backbone"):
-        export(tmp_path / "frozen", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -251,7 +251,9 @@ class RewardEnsemble:
         return cls(
             members=LinearMembers.from_arrays(own),
             weights=np.array(description["weights"], dtype=np.float64),
-            features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures.from_json(described, folder),
+            features=FinetunedFeatures.from_json(described, folder)
+            if tuned
+            else TextFeatures.from_json(described, folder),
             temperature=float(description["temperature"]),
             undecided=float(description.get("undecided", 0.0)),
             record=_read_record(folder, description["facts"]),

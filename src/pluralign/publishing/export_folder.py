@@ -18,6 +18,7 @@ from pluralign.ensemble.headline import main_evaluation, standing
 from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.ensemble.record import FitRecord
 from pluralign.models.bundled import MINILM_HUB_ID
+from pluralign.models.identity import hub_source
 from pluralign.publishing.model_card import ModelCard
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
@@ -67,7 +68,11 @@ def base_id(base: str) -> str | None:
         >>> base_id("smollm2"), base_id("my-org/model"), base_id("/home/me/models/mine")
         ('HuggingFaceTB/SmolLM2-135M-Instruct', 'my-org/model', None)
     """
-    return KNOWN_BASES.get(base) or (base if HUB_ID.fullmatch(base) and not Path(base).exists() else None)
+    if base in KNOWN_BASES:
+        return KNOWN_BASES[base]
+    if found := hub_source(Path(base)):
+        return found[0]
+    return base if HUB_ID.fullmatch(base) and not Path(base).exists() else None
 
 
 def export_warnings(record: FitRecord) -> list[str]:
@@ -77,7 +82,9 @@ def export_warnings(record: FitRecord) -> list[str]:
         return ["The calibration of this ensemble is unknown: there are no figures on held-out votes."]
     if evaluation.prompts < ENOUGH_CLUSTERS:
         few = counted(evaluation.prompts, "held-out prompt")
-        return [f"The calibration of this ensemble is uncertain: {few}, and a verdict needs at least {ENOUGH_CLUSTERS}."]
+        return [
+            f"The calibration of this ensemble is uncertain: {few}, and a verdict needs at least {ENOUGH_CLUSTERS}."
+        ]
     half = evaluation.baselines.get("constant_half")
     if half is None or standing(half.difference) == "ahead":
         return []
@@ -104,19 +111,18 @@ def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
         raise UsageError(f"{output} is a file; name a folder.")
 
 
-def write_index(
-    place: Path, card: ModelCard, groups: Mapping[str, Sequence[int]], more: Mapping[str, Any] | None = None
-) -> None:
-    """Write the index of an export.
+def index_of(
+    card: ModelCard, groups: Mapping[str, Sequence[int]], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the index of an export.
 
     Args:
-        place: the folder.
         card: base, names and figures.
         groups: the members in each subfolder.
         more: further keys.
     """
     rows = [asdict(card.member_row(j)) | {"folder": part} for part, chosen in groups.items() for j in chosen]
-    index = {
+    return {
         "format": "pluralign-export",
         "pluralign": __version__,
         "base": card.base,
@@ -124,4 +130,8 @@ def write_index(
         "members": rows,
         **(more or {}),
     }
+
+
+def write_index(place: Path, index: Mapping[str, Any]) -> None:
+    """Write the index of an export into its folder."""
     (place / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), encoding="utf-8")

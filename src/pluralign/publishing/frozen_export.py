@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
 from pluralign.ensemble.record import FitRecord
 from pluralign.features.encoder import HashingEncoder
-from pluralign.features.frozen import ENCODER_FOLDER, TextFeatures
+from pluralign.features.frozen import BUNDLED, ENCODER_FOLDER, TextFeatures
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
 from pluralign.models.identity import model_files
-from pluralign.publishing.export_folder import base_id, write_index
+from pluralign.publishing.export_folder import base_id, index_of, write_index
 from pluralign.publishing.model_card import ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.votes.prompts import Item, Message, Prompt
@@ -52,44 +52,63 @@ def encoder_name(features: TextFeatures) -> str:
     return features.hub_id or base_id(features.encoder) or PurePath(features.encoder).name
 
 
-def write_frozen(card: ModelCard, partial: Path, *, with_encoder: bool) -> None:
-    """Write an ensemble on frozen features, its encoder, the script and the index. The model card is not written.
+def save_frozen(ensemble: RewardEnsemble, features: TextFeatures, place: Path, *, with_encoder: bool) -> TextFeatures:
+    """Save an ensemble on frozen features for publication, and return its features as they are saved.
+
+    Args:
+        ensemble: the ensemble.
+        features: its features.
+        place: an empty folder.
+        with_encoder: whether to copy the encoder. Otherwise it is named by its hub id and revision.
+    """
+    encoder = features.load_checked()
+    features = features if features.hub_id else replace(features.with_identity(), identity=features.identity)
+    if with_encoder and isinstance(encoder, ModelEncoder):
+        copy_model(encoder.folder, place / ENCODER_FOLDER)
+        copied = replace(features, encoder=str(place / ENCODER_FOLDER)).load()
+        features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "")
+    elif features.hub_id and features.encoder not in BUNDLED:
+        features = replace(features, encoder=features.hub_id)
+    replace(ensemble, features=features, record=published_record(ensemble.record)).save(place)
+    return features
+
+
+def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
+    """Write ``reward_model.py`` and the index beside a saved ensemble, after comparing its rewards.
 
     Args:
         card: the ensemble, its names and its base.
-        partial: an empty folder.
-        with_encoder: whether to copy the encoder. Otherwise it is named by its hub id and revision.
+        place: the folder.
+        saved: the features, as ``save_frozen`` returned them.
 
     Raises:
         NotExpressibleError: the script does not compute the rewards of this ensemble.
     """
-    ensemble = card.ensemble
-    features = ensemble.features
-    assert isinstance(features, TextFeatures)
-    expected, encoder = ensemble.rewards(PROBES), features.load_checked()
-    features = features if features.hub_id else replace(features.with_identity(), identity=features.identity)
-    if with_encoder and isinstance(encoder, ModelEncoder):
-        copy_model(encoder.folder, partial / ENCODER_FOLDER)
-        copied = replace(features, encoder=str(partial / ENCODER_FOLDER)).load()
-        features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "")
-    replace(ensemble, features=features, record=published_record(ensemble.record)).save(partial)
-    reader, (prompt, response) = describe_reader(features, encoder), PROBES[0]
+    ensemble, encoder = card.ensemble, replace(saved, encoder=_found(saved, place)).load_checked()
+    expected = ensemble.rewards(PROBES)
+    reader, (prompt, response) = describe_reader(saved, encoder), PROBES[0]
     more = {
-        "arrays": json.loads((partial / ENSEMBLE_FILE).read_text(encoding="utf-8"))["arrays"]["file"],
+        "arrays": json.loads((place / ENSEMBLE_FILE).read_text(encoding="utf-8"))["arrays"]["file"],
         "reader": reader,
         "check": {"prompt": prompt, "response": response, "rewards": expected[0].tolist()},
     }
-    write_index(partial, card, {".": range(ensemble.k)}, more)
-    (partial / SCRIPT).write_text(script_text(), encoding="utf-8")
-    model = RewardModel.from_pretrained(partial)
-    if isinstance(encoder, ModelEncoder):
-        own = {**reader, "hub_id": str(encoder.folder), "revision": ""}
-        model = replace(model, index={**model.index, "reader": own})
-    rewards = model.rewards([(Prompt(prompt).json, text) for prompt, text in PROBES])
+    index = index_of(card, {".": range(ensemble.k)}, more)
+    local = reader | ({"hub_id": str(encoder.folder), "revision": ""} if isinstance(encoder, ModelEncoder) else {})
+    model = RewardModel(place, {**index, "reader": local}, ensemble.members.arrays())
+    try:
+        rewards = model.rewards([(Prompt(asked).json, text) for asked, text in PROBES])
+    except ValueError:  # raised by the script for its stored text
+        raise _not_expressible(card.base, "its rewards differ") from None
     difference = float(np.max(np.abs(rewards - expected) / (1 + np.abs(expected))))
     half = isinstance(encoder, ModelEncoder) and encoder.half
     if difference > (HALF_TOLERANCE if half else TOLERANCE):
-        raise _not_expressible(encoder_name(features), f"its rewards differ by {difference:.2g}")
+        raise _not_expressible(card.base, f"its rewards differ by {difference:.2g}")
+    write_index(place, index)
+    (place / SCRIPT).write_text(script_text(), encoding="utf-8")
+
+
+def _found(saved: TextFeatures, place: Path) -> str:
+    return str(place / ENCODER_FOLDER) if saved.encoder == ENCODER_FOLDER else saved.encoder
 
 
 def published_record(record: FitRecord) -> FitRecord:

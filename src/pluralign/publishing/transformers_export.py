@@ -6,6 +6,7 @@ folder is written atomically. Nothing is measured here except the names of the m
 ensembles on frozen features.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -33,12 +34,35 @@ from pluralign.models.classifier import (
     reads_of,
 )
 from pluralign.models.loading import quiet_transformers
-from pluralign.publishing.export_folder import Export, base_id, export_warnings, member_names, refuse_place, write_index
-from pluralign.publishing.frozen_export import encoder_name, write_frozen
+from pluralign.publishing.export_folder import (
+    Export,
+    base_id,
+    export_warnings,
+    index_of,
+    member_names,
+    refuse_place,
+    write_index,
+)
+from pluralign.publishing.frozen_export import encoder_name, save_frozen, write_script
 from pluralign.publishing.model_card import Kind, ModelCard
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
+CROSS_ENCODER_FILES: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
+    "sentence_bert_config.json": {
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    },
+    "config_sentence_transformers.json": {
+        "model_type": "CrossEncoder",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+    },
+}
+"""Files of a pair model for ``CrossEncoder`` of sentence-transformers: pairs of texts, no chat template, raw scores."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -56,12 +80,12 @@ def export(
 ) -> Export:
     """Write an ensemble as a folder that works without Pluralign.
 
-    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one model
-    with one output per member. Its configuration holds their weights, their names and the undecided share. The members
-    of a stagewise ensemble are separate models and cannot be exported so.
+    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one
+    model with one output per member. Its configuration holds their weights, their names and the undecided share. The
+    members of a stagewise ensemble are separate models and cannot be exported so.
 
-    An ensemble on frozen features becomes a folder with its arrays, its encoder, and ``reward_model.py``, which computes
-    its rewards with torch and transformers.
+    An ensemble on frozen features becomes a folder with its arrays, its encoder, and ``reward_model.py``, which
+    computes its rewards with torch and transformers.
 
     Args:
         folder: folder of the ensemble, written by ``fit``.
@@ -102,7 +126,7 @@ def export(
     groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
     with atomic_folder(output) as partial:
         if isinstance(features, TextFeatures):
-            write_frozen(card, partial, with_encoder=True)
+            write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
             (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
         else:
             kind: Kind = "ensemble" if member is None and not separate else "member"
@@ -154,7 +178,7 @@ def _write_models(
         limit = int(tokenizer.model_max_length)
         text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer), limit)
         (partial / place / "README.md").write_text(text, encoding="utf-8")
-    write_index(partial, card, groups)
+    write_index(partial, index_of(card, groups))
 
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
@@ -163,7 +187,7 @@ def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
         places, theta = [places[own]], theta[own : own + 1]
-    model, tokenizer = load_finetuned(places[0], features.base, len(theta))
+    model, tokenizer = load_finetuned(places[0], features.base, len(theta), revision=features.revision)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
@@ -206,6 +230,9 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
         tokenizer.chat_template = added_chat_template(tokenizer)
     if tokenizer.eos_token is None:
         tokenizer.eos_token = tokenizer.sep_token or tokenizer.pad_token
+    if reads_of(tokenizer) == "pair":
+        for name, content in CROSS_ENCODER_FILES.items():
+            (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     with quiet_transformers():
         model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
         tokenizer.save_pretrained(place)

@@ -141,12 +141,13 @@ class _Encoder:
         cut = {} if reader["keep_layers"] is None else {"num_hidden_layers": reader["keep_layers"]}
         config: Any = transformers.AutoConfig.from_pretrained(where, **source, **cut)
         load: Any = transformers.AutoModel.from_pretrained
-        verbosity = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()  # weights of layers that are left out on purpose
+        logging: Any = transformers.logging
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # weights of layers that are left out on purpose
         try:
             model = load(where, config=config, dtype=getattr(torch, reader["dtype"]), use_safetensors=True, **source)
         finally:
-            transformers.logging.set_verbosity(verbosity)
+            logging.set_verbosity(verbosity)
         self.reader, self.model = reader, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(where, **source)
         self.tokenizer.truncation_side = "left"  # the response comes last
