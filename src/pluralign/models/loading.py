@@ -29,6 +29,9 @@ def model_folder(
     """
     if Path(name).is_dir():
         return Path(name)
+    if Path(name).is_absolute() or name.count("/") > 1:
+        advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
+        raise DataError("there is no such model folder", file=name, remedy=advice)
     without = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "openvino/*"]
     return hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
 

@@ -76,6 +76,8 @@ def save_tuned(ensemble: RewardEnsemble, features: FinetunedFeatures, place: Pat
     """Save a fine-tuned ensemble for publication: the base is named by its hub id, without local paths."""
     features.save(place)
     name = features.base if features.base in KNOWN_BASES else base_id(features.base) or PurePath(features.base).name
+    for path in place.rglob("README.md"):  # written by peft, with local paths
+        path.unlink()
     for path in place.rglob("adapter_config.json"):
         config = json.loads(path.read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = base_id(name) or name
