@@ -38,20 +38,20 @@ def card_of(ensemble: RewardEnsemble, **record: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("ends", "prompts", "warning"),
+    ("figures", "warning"),
     [
-        (None, 60, "is unknown: there are no figures on held-out votes"),
-        ((-0.06, -0.04), 60, None),
-        ((-0.03, 0.01), 60, r"not significantly better than predicting ½ for every pair \(Brier score 0\.\d+ against"),
-        ((0.02, 0.08), 60, "is worse than predicting ½ for every pair"),
-        ((NAN, NAN), 12, "12 held-out prompts, and a verdict needs at least 20"),
+        (None, "is unknown: there are no figures on held-out votes"),
+        ((-0.06, -0.04, 60), None),
+        ((-0.03, 0.01, 60), r"not significantly better than predicting ½ for every pair \(Brier score 0\.\d+ against"),
+        ((0.02, 0.08, 60), "is worse than predicting ½ for every pair"),
+        ((NAN, NAN, 12), "12 held-out prompts, and a verdict needs at least 20"),
     ],
     ids=["unknown", "better", "level", "worse", "few prompts"],
 )
 def test_an_export_warns_unless_the_ensemble_is_better_than_one_half(
-    ensemble: RewardEnsemble, tmp_path: Path, ends: Any, prompts: int, warning: str | None
+    ensemble: RewardEnsemble, tmp_path: Path, figures: tuple[float, float, int] | None, warning: str | None
 ) -> None:
-    record = FitRecord(evaluation=judged(ensemble, *ends, prompts) if ends else None)
+    record = FitRecord(evaluation=judged(ensemble, *figures) if figures else None)
     replace(ensemble, record=record).save(tmp_path / "dir")
     done = run("export", tmp_path / "dir", "-o", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr

@@ -89,11 +89,12 @@ def test_grpo_trains_with_a_member_of_a_fine_tuned_ensemble(tmp_path: Path, monk
     tuned = save_ensemble(tmp_path / "dir", Path("my-org/llama"), "joint", False, [0, 1], 3)
     policy = pad_as_fit_does(write_llama(tmp_path / "policy", "CausalLM"))
     load, loaded = transformers.AutoModelForSequenceClassification.from_pretrained, []
-    monkeypatch.setattr(
-        transformers.AutoModelForSequenceClassification,
-        "from_pretrained",
-        lambda *arguments, **options: (loaded.append(1), load(*arguments, **options))[1],
-    )
+
+    def count(*arguments: Any, **options: Any) -> Any:
+        loaded.append(arguments[0])
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(transformers.AutoModelForSequenceClassification, "from_pretrained", count)
     config = trl.GRPOConfig(
         output_dir=str(tmp_path / "tuned"), max_steps=2, per_device_train_batch_size=2, num_generations=2,
         max_completion_length=4, report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1,

@@ -9,7 +9,9 @@ from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, text_key
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
 
-RewardFunc: TypeAlias = Callable[..., list[float]]
+RewardFunc: TypeAlias = Callable[..., list[Any]]
+"""Takes prompts and completions, returns one number each. ``list[float]`` is not a ``list[float | None]``, TRL's type.
+"""
 
 
 def member_reward_func(ensemble: "RewardEnsemble", member: int | None) -> RewardFunc:
