@@ -1,13 +1,12 @@
 """Use one member of an ensemble as the reward of TRL's GRPOTrainer.
 
-Export the member first; it is then an ordinary reward model:
+    pluralign fit votes.jsonl -o ensemble
+    python examples/grpo_with_a_member.py ensemble prompts.jsonl --member 1 --policy my-org/my-model -o policy
 
-    pluralign fit votes.jsonl -o tuned --backbone my-org/my-model --lora
-    pluralign export tuned -o member-1 --member 1
-    python examples/grpo_with_a_member.py member-1 prompts.jsonl --policy my-org/my-model -o policy
-
-``pluralign tune`` does this for every member, with standardised rewards and a report. This script is for training
-loops of your own.
+It works for every ensemble, on frozen features or fine-tuned. ``pluralign tune`` does this for every member, with
+standardised rewards and a report. This script is for training loops of your own. Without Pluralign on the training
+machine, export a fine-tuned member (``pluralign export ensemble -o member-1 --member 1``) and give its folder to TRL:
+``reward_funcs="member-1"``.
 """
 
 import argparse
@@ -18,12 +17,15 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from pluralign import RewardEnsemble
+
 
 def main() -> None:
     """Train a policy for a few steps and print the mean reward of each."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("member", help="folder that pluralign export --member wrote")
-    parser.add_argument("prompts", help="JSON Lines file with a column prompt")
+    parser.add_argument("ensemble", help="folder that pluralign fit wrote, or a hub id")
+    parser.add_argument("prompts", help="JSON Lines file with a column prompt: texts or messages")
+    parser.add_argument("--member", type=int, default=0, help="number of the member")
     parser.add_argument("--policy", required=True, help="language model to train: a folder or a hub id")
     parser.add_argument("-o", "--output", default="policy")
     parser.add_argument("--steps", type=int, default=100)
@@ -32,11 +34,11 @@ def main() -> None:
     arguments = parser.parse_args()
 
     prompts = [json.loads(line)["prompt"] for line in Path(arguments.prompts).read_text().splitlines()]
-    # As messages: then TRL applies the member's chat template, and rewards are those of the ensemble.
+    # As messages: then TRL applies the chat template of the policy.
     chats = [[{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt for prompt in prompts]
     trainer = GRPOTrainer(
         model=arguments.policy,
-        reward_funcs=arguments.member,
+        reward_funcs=RewardEnsemble.from_pretrained(arguments.ensemble).as_reward_func(arguments.member),
         train_dataset=Dataset.from_dict({"prompt": chats}),
         args=GRPOConfig(
             output_dir=arguments.output,

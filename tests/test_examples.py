@@ -49,12 +49,11 @@ def test_a_file_of_scores_is_audited(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_policy_is_trained_with_a_member_as_reward(tmp_path: Path) -> None:
-    member = write_llama(tmp_path / "member", pad_token_id=2)
+def test_a_policy_is_trained_with_a_member_as_reward(town_folder: Path, tmp_path: Path) -> None:
     policy = write_backbone(tmp_path / "base", pad=True)
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"{word} ?"}) for word in WORDS[:4]))
-    options = ("--policy", policy, "--steps", 1, "--generations", 2, "--max-completion-length", 4)
-    output = run_script("grpo_with_a_member.py", member, "prompts.jsonl", *options, cwd=tmp_path)
+    options = ("--member", 1, "--policy", policy, "--steps", 1, "--generations", 2, "--max-completion-length", 4)
+    output = run_script("grpo_with_a_member.py", town_folder, "prompts.jsonl", *options, cwd=tmp_path)
     assert re.search(r"step 1: mean reward -?\d+\.\d+", output)
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 

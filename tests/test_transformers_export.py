@@ -22,10 +22,10 @@ from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.features.finetuned import FinetunedFeatures
-from pluralign.features.frozen import TextFeatures
 from pluralign.models.classifier import model_rewards
+from pluralign.publishing.export_folder import member_names
 from pluralign.publishing.model_card import escaped
-from pluralign.publishing.transformers_export import keep_outputs, member_names
+from pluralign.publishing.transformers_export import keep_outputs
 from pluralign.votes.preferences import PreferenceSet
 
 WEIGHTS = [0.5, 0.2, 0.3]
@@ -463,11 +463,6 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
         export(joint, tmp_path / "file")
-    features = TextFeatures("hashing", surface=False)
-    frozen = RewardEnsemble(LinearMembers(identity_map(1024), np.zeros((1024, 1))), np.ones(1), features)
-    frozen.save(tmp_path / "frozen")
-    with pytest.raises(UsageError, match=r"frozen features \(encoder hashing\).* fit with --backbone"):
-        export(tmp_path / "frozen", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pluralign.models.remote import ServerModel
     from pluralign.policies.options import PolicyOptions, TuneOptions
     from pluralign.policies.tune import Tuning, tune
-    from pluralign.publishing.transformers_export import Export, export
+    from pluralign.publishing.export_folder import Export
+    from pluralign.publishing.transformers_export import export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app
     from pluralign.server.run import serve
@@ -50,7 +51,7 @@ _HOMES = {
     "Decomposition": "theory.realizability",
     "Diversity": "analysis.member_rankings",
     "Evaluation": "ensemble.record",
-    "Export": "publishing.transformers_export",
+    "Export": "publishing.export_folder",
     "FinetuneOptions": "training.options",
     "FitOptions": "training.options",
     "Generation": "answering.generate",

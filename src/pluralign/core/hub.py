@@ -59,8 +59,15 @@ def check_upload(name: str) -> None:
         raise UsageError(f"uploading {name} needs a token: run  hf auth login  or set HF_TOKEN.")
 
 
-def upload_model(folder: Path, name: str, *, private: bool = True) -> str:
-    """Upload the folder of a model to a hub repository, which is created if it does not exist. Return its URL."""
+def upload_model(folder: Path, name: str, *, private: bool = True, kept: bool = True) -> str:
+    """Upload the folder of a model to a hub repository, which is created if it does not exist. Return its URL.
+
+    Args:
+        folder: the files to upload.
+        name: repository id.
+        private: whether a new repository is private.
+        kept: whether the folder stays on disk if the upload fails, for the error message.
+    """
     check_upload(name)
     import huggingface_hub
 
@@ -70,7 +77,8 @@ def upload_model(folder: Path, name: str, *, private: bool = True) -> str:
             repo_id=made.repo_id, folder_path=folder, repo_type="model", commit_message="Export of pluralign"
         )
     except Exception as error:  # many unrelated types, as above
-        remedy = f"check the name, the permissions of the token and the network; the export is complete in {folder}"
+        remedy = "check the name, the permissions of the token and the network"
+        remedy += f"; the export is complete in {folder}" if kept else ""
         raise DataError(f"the upload to the hub failed ({hub_reason(error)})", file=name, remedy=remedy) from error
     return str(made)
 

@@ -19,10 +19,12 @@ import safetensors.numpy
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
+from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
+from pluralign.ensemble.reward_func import RewardFunc, member_reward_func
 from pluralign.ensemble.training_prompts import PromptHashes
 from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, FinetunedFeatures
@@ -104,6 +106,17 @@ class RewardEnsemble:
 
         return rewards
 
+    def as_reward_func(self, member: int | None = None) -> RewardFunc:
+        """Return one member as a reward function for TRL, as in ``GRPOTrainer(reward_funcs=…)``.
+
+        The function takes ``prompts`` and ``completions``, texts or lists of messages, and returns one reward per
+        completion. Models stay in memory, and each distinct text is encoded once per call.
+
+        Args:
+            member: number of the member. It is required: members have different scales, and each stands for one view.
+        """
+        return member_reward_func(self, member)
+
     def pair_rewards(
         self, preferences: PreferenceSet, progress: Progress | None = None
     ) -> tuple[FloatArray, FloatArray]:
@@ -158,7 +171,43 @@ class RewardEnsemble:
             raise UsageError(f"k must be between 1 and {self.k}, not {k}.")
         return self.take(range(k), stages[k].weights, stages[k].undecided)
 
-    # --- on disk ----------------------------------------------------------------------------------------------------
+    # --- on disk and on the hub -------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], *, revision: str | None = None, encoder: str | None = None
+    ) -> "RewardEnsemble":
+        """Load an ensemble from a folder, or from a repository of the Hugging Face hub.
+
+        Args:
+            name: a folder, or a repository OWNER/NAME.
+            revision: branch, tag or commit of the repository.
+            encoder: folder or hub id of the encoder, if it has moved since the fit. Another model is rejected.
+        """
+        ensemble = cls.load(ensemble_folder(name, revision))
+        if encoder is None:
+            return ensemble
+        if not isinstance(ensemble.features, TextFeatures):
+            raise UsageError("encoder is for ensembles on frozen features; this one is fine-tuned.")
+        return replace(ensemble, features=replace(ensemble.features, encoder=encoder, hub_id="", revision=""))
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the ensemble into a folder: another name of ``save``."""
+        self.save(folder)
+
+    def push_to_hub(self, name: str, *, private: bool = True, names: Sequence[str] | None = None) -> str:
+        """Upload the ensemble with a model card to the Hugging Face hub, and return the URL.
+
+        The upload holds the members, weights, figures and hashes of the training prompts. It holds no vote, no text of
+        the data and no local path. An encoder that came from the hub is named by its id and revision; another one is
+        uploaded too.
+
+        Args:
+            name: the repository, OWNER/NAME. It is created if it does not exist.
+            private: whether a new repository is private.
+            names: names of the members on the card.
+        """
+        return str(late("publishing.sharing", "push_ensemble")(self, name, private=private, names=names))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the ensemble into a folder. The JSON is written last: readers see the old ensemble or the new one."""
@@ -218,13 +267,24 @@ class RewardEnsemble:
         return cls(
             members=LinearMembers.from_arrays(own),
             weights=np.array(description["weights"], dtype=np.float64),
-            features=FinetunedFeatures.from_json(described, folder) if tuned else TextFeatures.from_json(described),
+            features=FinetunedFeatures.from_json(described, folder)
+            if tuned
+            else TextFeatures.from_json(described, folder),
             temperature=float(description["temperature"]),
             undecided=float(description.get("undecided", 0.0)),
             record=_read_record(folder, description["facts"]),
             baselines=baselines,
             trained_on=arrays.get(TRAINING_PROMPTS),
         )
+
+
+def ensemble_folder(name: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """Return the folder of an ensemble: a local folder, or a repository of the hub, downloaded if it is missing."""
+    if Path(name).is_dir():
+        return Path(name)
+    if not HUB_ID.fullmatch(str(name)):
+        raise DataError("there is no such folder", file=str(name), remedy="check the path, or give a hub id OWNER/NAME")
+    return hub_folder(str(name), "model", revision=revision, remedy="check the name and the network, or give a folder")
 
 
 def _read_record(folder: Path, facts: Any) -> FitRecord:

@@ -4,8 +4,6 @@ Decided here: which encoders exist, and that vectors are cached. A model is load
 so a second fit does not import torch. Encoders that are transformers models are in ``transformer_encoder``.
 """
 
-import itertools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,12 +14,14 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.errors import UsageError
 from pluralign.core.types import Progress
 from pluralign.features.cache import VectorCache
+from pluralign.features.hashing import hashed_words
 from pluralign.features.layers import AUTO, choose_layers, is_decoder, layers_from_layer, layers_text, parse_layers
 from pluralign.features.options import Pooling
 from pluralign.features.surface import surface_features
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.models.bundled import MINILM_SHA256, minilm_folder, smollm2_folder
-from pluralign.models.loading import folder_identity, model_folder
+from pluralign.models.identity import PREFIX, earlier_folder_identity, folder_identity
+from pluralign.models.loading import model_folder
 from pluralign.votes.prompts import Item, text_key
 
 HASH_DIMENSION = 1024
@@ -100,17 +100,17 @@ class HashingEncoder:
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return unit vectors of the responses. The prompt is the same for both sides of a pair and is left out."""
-        vectors = np.zeros((len(items), self.dimension), dtype=np.float32)
-        for row, (_, response) in enumerate(items):
-            words = response.lower().split()
-            for token in (*words, *map(" ".join, itertools.pairwise(words))):
-                value = zlib.crc32(token.encode())
-                vectors[row, (value >> 1) % self.dimension] += 1.0 if value & 1 else -1.0
-        return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+        vectors: Vectors = hashed_words([response for _, response in items], self.dimension)
+        return vectors
 
 
 def load_encoder(
-    name: str, *, layers: str | None = AUTO, pooling: Pooling = "mean", layer: int | None = None
+    name: str,
+    *,
+    layers: str | None = AUTO,
+    pooling: Pooling = "mean",
+    layer: int | None = None,
+    revision: str | None = None,
 ) -> Encoder | None:
     """Return the encoder with this name. Its model is loaded when it first encodes a text.
 
@@ -121,6 +121,7 @@ def load_encoder(
             ``layers.choose_layers``. None for features that were saved before this option existed.
         pooling: mean over tokens, or the last token.
         layer: number of decoder layers that such features kept; None for two thirds.
+        revision: branch, tag or commit of a model id of the hub.
     """
     if name == "none" or name.partition(":")[0] == "hashing":
         if layers is not None and parse_layers(layers):
@@ -129,7 +130,7 @@ def load_encoder(
     if name == "minilm":
         folder, model = minilm_folder(), f"minilm-{MINILM_SHA256[:16]}"
     else:
-        folder = smollm2_folder() if name == "smollm2" else model_folder(name)
+        folder = smollm2_folder() if name == "smollm2" else model_folder(name, revision=revision)
         model = "smollm2" if name == "smollm2" else folder_identity(folder)
     config, own = read_config(folder), is_sentence_encoder(folder)
     title = name if name in ("minilm", "smollm2") else folder.name
@@ -146,6 +147,13 @@ def load_encoder(
         identity = f"{model}/{setting}/left" if chosen else f"{model}/left"
         return ModelEncoder(folder, identity, chosen, sha256=MINILM_SHA256)
     return ModelEncoder(folder, f"{model}/{setting}/{pooling}/left", chosen, pooling)
+
+
+def earlier_identity(encoder: Encoder) -> str:
+    """Return the identity that earlier versions gave to an encoder: see ``models.identity``."""
+    if not isinstance(encoder, ModelEncoder) or not encoder.identity.startswith(PREFIX):
+        return encoder.identity
+    return f"{earlier_folder_identity(encoder.folder)}/{encoder.identity.partition('/')[2]}"
 
 
 def _hashing(name: str) -> HashingEncoder:

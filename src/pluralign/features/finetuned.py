@@ -47,6 +47,8 @@ class FinetunedFeatures:
     """Maximum number of tokens per text; longer texts lose the beginning of the prompt."""
     identity: tuple[str, ...] = ()
     """Hash of each model's files. Other files in their place are rejected."""
+    revision: str = ""
+    """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
     folder: Path = field(default=Path(), compare=False)
     """The folder of the ensemble, which holds the models."""
 
@@ -72,7 +74,8 @@ class FinetunedFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "folder"}
+        absent = ("folder",) if self.revision else ("folder", "revision")
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
     @classmethod
@@ -108,13 +111,19 @@ def model_folders(features: FinetunedFeatures) -> list[Path]:
     return [place / f"member-{j}" for j in range(features.outputs)]
 
 
-def backbone_folder(name: str) -> Path:
-    """Return the folder of a base model: ``smollm2`` or ``minilm`` from their wheels, a local folder, or a hub id."""
+def backbone_folder(name: str, revision: str = "") -> Path:
+    """Return the folder of a base model: ``smollm2`` or ``minilm`` from their wheels, a local folder, or a hub id.
+
+    Args:
+        name: of the model.
+        revision: branch, tag or commit of a hub id; the default branch if empty.
+    """
     if name == "smollm2":
         return smollm2_folder()
     if name == "minilm":
         return minilm_folder()
-    return model_folder(name, "check the name and the network, or give a local folder, smollm2 or minilm")
+    remedy = "check the name and the network, or give a local folder, smollm2 or minilm"
+    return model_folder(name, remedy, revision or None)
 
 
 # --- models in memory -------------------------------------------------------------------------------------------------
@@ -154,7 +163,8 @@ class _Models:
             else:
                 if not self._all_fit():
                     self.loaded.clear()
-                self.loaded[folder] = load_finetuned(folder, self.features.base, outputs, folder.name)
+                base, revision = self.features.base, self.features.revision
+                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision)
         model, tokenizer = self.loaded[folder]
         if self.features.lora:
             model.set_adapter(folder.name)
@@ -180,7 +190,9 @@ def forget_models() -> None:
     _latest.clear()
 
 
-def load_finetuned(folder: Path, base: str, outputs: int, adapter: str = "default") -> tuple[Any, Any]:
+def load_finetuned(
+    folder: Path, base: str, outputs: int, adapter: str = "default", revision: str = ""
+) -> tuple[Any, Any]:
     """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
     Args:
@@ -188,6 +200,7 @@ def load_finetuned(folder: Path, base: str, outputs: int, adapter: str = "defaul
         base: the model under an adapter.
         outputs: number of outputs of the head.
         adapter: name of the adapter in memory.
+        revision: commit of the base, if it came from the hub.
     """
     try:
         import torch
@@ -195,7 +208,7 @@ def load_finetuned(folder: Path, base: str, outputs: int, adapter: str = "defaul
     except ImportError:
         raise MissingExtraError("transformers", "finetune", "a fine-tuned ensemble") from None
     adapted = (folder / "adapter_config.json").is_file()
-    source = backbone_folder(base) if adapted else folder
+    source = backbone_folder(base, revision) if adapted else folder
     load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
     dtype = torch.float32
     try:
@@ -239,7 +252,7 @@ def model_identity(folder: Path, features: FinetunedFeatures) -> str:
     for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):
         digest.update(f"{path.name} {file_sha256(path)}".encode())
     if features.lora:
-        digest.update(_base_hash(backbone_folder(features.base)).encode())
+        digest.update(_base_hash(backbone_folder(features.base, features.revision)).encode())
     return digest.hexdigest()
 
 

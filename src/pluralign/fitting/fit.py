@@ -94,8 +94,7 @@ def fit(
     watcher.encoding(len(preferences.items().prompt_index))
     with encoded_texts(preferences, text_features, options, folder, processes, progress) as features:
         encoding = time.perf_counter() - started
-        encoder = text_features.load()
-        text_features = replace(text_features, identity=encoder.identity if encoder else "")
+        text_features = text_features.with_identity()
         inputs = {
             "data": preferences.fingerprint,
             "options": decisive_options(options),

@@ -18,7 +18,8 @@ from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import cache_folder
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""SHA-256 of ``model.safetensors`` in the wheel of MiniLM."""
+"""SHA-256 of ``model.safetensors`` in the wheel of MiniLM, and in its repository on the hub."""
+MINILM_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def minilm_folder() -> Path:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
@@ -16,6 +16,10 @@ WEIGHTS_KEY = "pluralign_weights"
 """Key of the members' weights in the configuration of a model with several rewards."""
 UNDECIDED_KEY = "pluralign_undecided"
 """Key of the undecided share beside them; 0 if it is missing."""
+Reads = Literal["chat", "pair", "text"]
+"""Input format of prompt and response: a chat template, two texts with a separator, or one text."""
+ADDED_TEMPLATE = "{#- pluralign: for tools that render messages; the model reads a pair or a plain text -#}"
+"""Start of a chat template that ``added_chat_template`` wrote. Such a model is still read as a pair or a text."""
 
 
 def reward_model_config(folder: Path) -> dict[str, Any]:
@@ -107,7 +111,7 @@ def classifier_head(model: Any) -> tuple[str, Any]:
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
     """Return the tokens that a sequence classifier reads for a prompt and its response, at most ``limit``."""
     prompt, response = item
-    if tokenizer.chat_template:
+    if reads_of(tokenizer) == "chat":
         text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)
         tokens = tokenizer(text, add_special_tokens=False, truncation=True, max_length=limit)
     elif tokenizer.sep_token is None:
@@ -118,3 +122,38 @@ def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
         cut = "only_first" if fits else "longest_first"
         tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
     return dict(tokens)
+
+
+def reads_of(tokenizer: Any) -> Reads:
+    """Return the input format of a sequence classifier: see ``model_rewards``."""
+    if tokenizer.chat_template and not str(tokenizer.chat_template).startswith(ADDED_TEMPLATE):
+        return "chat"
+    return "pair" if tokenizer.sep_token else "text"
+
+
+def added_chat_template(tokenizer: Any) -> str:
+    """Return a chat template that renders messages as the input of a classifier of pairs or plain texts.
+
+    TRL renders messages with the chat template of a reward model and adds no special tokens. The template writes them:
+    the rendered text has the same tokens as the pair or the plain text. (Only token types differ: a rendered text has a
+    single type.)
+    """
+    pair = reads_of(tokenizer) == "pair"
+    tokens = tokenizer(*("tea", "tea")[: 1 + pair])
+    names, text_of = tokenizer.convert_ids_to_tokens(tokens["input_ids"]), tokens.sequence_ids()  # None: special
+    places = [place for place, text in enumerate(text_of) if text is not None]
+    middle = [place for place in range(places[0], places[-1]) if text_of[place] is None]
+    first, last = "".join(names[: places[0]]), "".join(names[places[-1] + 1 :])
+    between = "".join(names[place] for place in middle) if pair else "\n\n"
+    return (
+        f"{ADDED_TEMPLATE}"
+        "{%- set turns = messages[:-1] if messages[-1]['role'] == 'assistant' else messages -%}"
+        f"{{{{- {json.dumps(first)} -}}}}"
+        "{%- if turns | length == 1 and turns[0]['role'] == 'user' -%}{{- turns[0]['content'] -}}"
+        "{%- else -%}{%- for turn in turns -%}{{- turn['role'] + ': ' + turn['content'] -}}"
+        "{%- if not loop.last -%}{{- '\\n\\n' -}}{%- endif -%}{%- endfor -%}{%- endif -%}"
+        f"{{{{- {json.dumps(between)} -}}}}"
+        "{%- if turns | length < messages | length -%}"
+        f"{{{{- messages[-1]['content'] + {json.dumps(last)} -}}}}"
+        "{%- endif -%}"
+    )

@@ -1,6 +1,5 @@
 """Pretrained models: finding their folders, and loading them with transformers."""
 
-import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,37 +16,29 @@ from pluralign.models.bundled import smollm2_folder
 
 
 def model_folder(
-    name: str, remedy: str = "check the name and the network, or give a local folder, minilm, smollm2 or hashing"
+    name: str,
+    remedy: str = "check the name and the network, or give a local folder, minilm, smollm2 or hashing",
+    revision: str | None = None,
 ) -> Path:
     """Return the folder of a model: a local folder, or the snapshot of a hub id, downloaded if it is missing.
 
     Args:
         name: a local folder or a hub id.
         remedy: the advice in the error message if the download fails.
+        revision: branch, tag or commit of a hub id; the default branch if None.
     """
     if Path(name).is_dir():
         return Path(name)
-    return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
+    if Path(name).is_absolute() or name.count("/") > 1:
+        advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
+        raise DataError("there is no such model folder", file=name, remedy=advice)
+    without = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "openvino/*"]
+    return hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
 
 
 def reference_folder(name: str) -> Path:
     """Return the folder of a causal language model: ``smollm2`` from its wheel, a local folder, or a hub id."""
     return smollm2_folder() if name == "smollm2" else model_folder(name)
-
-
-def folder_identity(folder: Path) -> str:
-    """Return the folder's name and a hash of everything its vectors depend on, without reading gigabytes.
-
-    Small files are hashed by their contents, weights by name, size and modification time.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(folder)} {stat.st_size} ".encode())
-        digest.update(
-            path.read_bytes() if path.suffix in (".json", ".txt", ".jinja") else str(stat.st_mtime_ns).encode()
-        )
-    return f"{folder.name}-{digest.hexdigest()[:16]}"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

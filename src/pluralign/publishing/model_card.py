@@ -18,14 +18,23 @@ from pluralign.core.errors import MissingExtraError
 from pluralign.core.json_values import to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import FEW_VOTES, headline, main_evaluation
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.comparison import comparison
+from pluralign.evaluation.comparison import comparison, floor_is_compared
+from pluralign.models.classifier import Reads
 from pluralign.theory.intervals import Interval
 
-Kind = Literal["ensemble", "member", "separate"]
-"""One model with all members, one model with one member, or the folder that holds one model per member."""
-Reads = Literal["chat", "pair", "text"]
-"""Input format of prompt and response: a chat template, two texts with a separator, or one text."""
+Kind = Literal["ensemble", "member", "separate", "frozen", "tuned"]
+"""One model with all members, one model with one member, the folder that holds one model per member, an ensemble on
+frozen features, or the folder of a fine-tuned ensemble."""
+USAGE: dict[Kind, str] = {
+    "ensemble": "usage_transformers.md",
+    "member": "usage_transformers.md",
+    "separate": "usage_transformers.md",
+    "frozen": "usage_pluralign.md",
+    "tuned": "usage_pluralign.md",
+}
+"""Template of the section on usage."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,8 @@ class ModelCard:
         reads: Reads = "chat",
         place: str = ".",
         ends_in_padding: bool = False,
+        max_length: int = 0,
+        script: bool = True,
     ) -> str:
         """Return the card of one model.
 
@@ -83,13 +94,20 @@ class ModelCard:
             reads: its input format.
             place: its folder inside the export.
             ends_in_padding: whether its inputs end in the padding token.
+            max_length: maximum number of tokens that it reads.
+            script: whether ``reward_model.py`` is in the folder; only for kind ``frozen``.
         """
-        record, evaluation = self.ensemble.record, self.ensemble.record.evaluation
-        where = self.hub_id if self.hub_id and kind != "separate" and place == "." else self.folder
+        record, evaluation = self.ensemble.record, main_evaluation(self.ensemble.record)
+        in_hub = self.hub_id and kind in ("ensemble", "member") and place == "."
+        where = self.hub_id if in_hub else self.folder
         rows = [self.member_row(j) for j in range(self.ensemble.k)]
         card: str = _template().render(
             kind=kind,
+            usage=USAGE[kind],
             reads=reads,
+            max_length=max_length,
+            script=script,
+            surface=getattr(self.ensemble.features, "surface", False),
             ends_in_padding=ends_in_padding,
             where=where if place == "." else f"{where}/{place}",
             hub_id=self.hub_id if where != self.hub_id else "",
@@ -105,6 +123,10 @@ class ModelCard:
             data_name=PurePath(record.data.name).name if record.data else "",
             notes=[without_path(note) for note in record.notes or []],
             evaluation=evaluation,
+            headline=headline(evaluation, record) if evaluation else None,
+            cross_validated=evaluation is not None and evaluation is record.cross_validation,
+            floor=evaluation is not None and floor_is_compared(evaluation),
+            few_votes=FEW_VOTES,
             table=comparison(evaluation) if evaluation else [],
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=self._settings(),
@@ -149,7 +171,7 @@ def escaped(text: str) -> str:
 
 def _template() -> Any:
     try:
-        from jinja2 import Environment, StrictUndefined
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
         raise MissingExtraError("jinja2", "report", "a model card") from None
@@ -175,6 +197,7 @@ def _template() -> Any:
 
     # All values are escaped, except those that a filter has marked as Markup.
     environment = Environment(  # noqa: S701
+        loader=FunctionLoader(_template_text),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -182,6 +205,8 @@ def _template() -> Any:
         finalize=lambda value: value if isinstance(value, Markup) else escaped(str(value)),
     )
     environment.filters.update(number=number, interval=interval, as_json=as_json, quoted=quoted, verbatim=verbatim)
-    return environment.from_string(
-        files("pluralign").joinpath("publishing/templates/model_card.md").read_text(encoding="utf-8")
-    )
+    return environment.get_template("model_card.md")
+
+
+def _template_text(name: str) -> str:
+    return files("pluralign").joinpath("publishing", "templates", name).read_text(encoding="utf-8")

@@ -1,64 +1,69 @@
-"""``export``: write a fine-tuned ensemble, or one of its members, as a reward model that plain transformers loads.
+"""``export``: write an ensemble, or one of its members, as a folder that works without this package.
 
-This module decides the content of the folder. Weights are safetensors, LoRA adapters are merged, the head is kept, and
-a model card reports the measured figures. The folder is written atomically. Nothing is measured here except the names
-of the members.
+This module decides the content of the folder for fine-tuned ensembles: reward models that plain transformers loads.
+Weights are safetensors, LoRA adapters are merged, the head is kept, and a model card reports the measured figures. The
+folder is written atomically. Nothing is measured here except the names of the members. ``frozen_export`` writes
+ensembles on frozen features.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, get_args
 
 import numpy as np
 from safetensors import safe_open
 
-from pluralign.analysis.profiles import member_name, member_profiles
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import atomic_folder
-from pluralign.core.hub import HUB_ID, check_upload, upload_model
-from pluralign.core.json_values import without_nan
+from pluralign.core.hub import check_upload, upload_model
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
 from pluralign.features.finetuned import FinetunedFeatures, load_finetuned, model_folders
-from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, classifier_head, classifier_tokens
+from pluralign.features.frozen import TextFeatures
+from pluralign.models.classifier import (
+    UNDECIDED_KEY,
+    WEIGHTS_KEY,
+    Reads,
+    added_chat_template,
+    classifier_head,
+    classifier_tokens,
+    reads_of,
+)
 from pluralign.models.loading import quiet_transformers
-from pluralign.publishing.model_card import Kind, ModelCard, Reads
+from pluralign.publishing.export_folder import (
+    Export,
+    base_id,
+    export_warnings,
+    index_of,
+    member_names,
+    refuse_place,
+    write_index,
+)
+from pluralign.publishing.frozen_export import encoder_name, save_frozen, write_script
+from pluralign.publishing.model_card import Kind, ModelCard
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
-INDEX_FILE = "pluralign.json"
-"""Index of an export: its members, their weights, the undecided share, and the version that wrote it."""
-KNOWN_BASES = {
-    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+CROSS_ENCODER_FILES: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
+    "sentence_bert_config.json": {
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    },
+    "config_sentence_transformers.json": {
+        "model_type": "CrossEncoder",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+    },
 }
-"""Hub ids of models that have a short name in this library."""
+"""Files of a pair model for ``CrossEncoder`` of sentence-transformers: pairs of texts, no chat template, raw scores."""
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True)
-class Export:
-    """The result of an export."""
-
-    folder: str
-    models: list[str]
-    """Folders for ``from_pretrained``: one, or one per member."""
-    members: list[int]
-    """Indices of the exported members."""
-    names: list[str]
-    weights: list[float]
-    """Weights of the exported members in the ensemble; they sum to 1 if all are exported."""
-    undecided: float
-    """Share of votes that no member explains."""
-    base: str
-    hub: str | None
-    """URL on the hub, if the export was pushed."""
 
 
 def export(
@@ -73,11 +78,14 @@ def export(
     public: bool = False,
     commands: Sequence[Sequence[str]] = (),
 ) -> Export:
-    """Write a fine-tuned ensemble as transformers reward models.
+    """Write an ensemble as a folder that works without Pluralign.
 
-    Without ``member`` and ``separate`` the ensemble becomes one model with one output per member. Its configuration
-    holds their weights, their names and the undecided share. The members of a stagewise ensemble are separate models
-    and cannot be exported so.
+    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one
+    model with one output per member. Its configuration holds their weights, their names and the undecided share. The
+    members of a stagewise ensemble are separate models and cannot be exported so.
+
+    An ensemble on frozen features becomes a folder with its arrays, its encoder, and ``reward_model.py``, which
+    computes its rewards with torch and transformers.
 
     Args:
         folder: folder of the ensemble, written by ``fit``.
@@ -92,46 +100,39 @@ def export(
     """
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
-    features = _tuned(ensemble, folder)
+    features = ensemble.features
     if member is not None and not 0 <= member < ensemble.k:
         raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
     if member is not None and separate:
         raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
-    if features.method == "stagewise" and member is None and not separate:
-        raise UsageError(
-            "the members of a stagewise ensemble are separate models and cannot be exported as one: "
-            "export one with --member J, or each in its own folder with --all."
-        )
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
-    _refuse_place(folder, output, overwrite)
+    if isinstance(features, TextFeatures):
+        if member is not None or separate or dtype != "float32":
+            raise UsageError(
+                "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
+                "reward_model.py returns one column of rewards per member."
+            )
+        base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
+    else:
+        _check_tuned(features, folder, one_model=member is None and not separate)
+        base, known = base_id(features.base) or PurePath(features.base).name, base_id(features.base)
+    refuse_place(folder, output, overwrite)
     if push_to_hub:
         check_upload(push_to_hub)
     members = list(range(ensemble.k)) if member is None else [member]
     names = member_names(folder, ensemble)
-    base = base_id(features.base) or PurePath(features.base).name
-    card = ModelCard(ensemble, names, base, base_id(features.base), output.resolve().name, push_to_hub or "", commands)
+    card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
     groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
     with atomic_folder(output) as partial:
-        for place, chosen in groups.items():
+        if isinstance(features, TextFeatures):
+            write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
+            (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
+        else:
             kind: Kind = "ensemble" if member is None and not separate else "member"
-            model, tokenizer = _model_of(features, ensemble.members.theta[:, chosen])
-            reads = reads_of(tokenizer)
-            _describe(model.config, ensemble, names, chosen, kind, reads)
-            _save(model, tokenizer, partial / place, dtype, features.max_length)
-            text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer))
-            (partial / place / "README.md").write_text(text, encoding="utf-8")
-        if separate:
-            (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
-        rows = [asdict(card.member_row(j)) | {"folder": place} for place, chosen in groups.items() for j in chosen]
-        index = {
-            "format": "pluralign-export",
-            "pluralign": __version__,
-            "base": base,
-            "undecided": ensemble.undecided,
-            "members": rows,
-        }
-        (partial / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), "utf-8")
+            _write_models(card, features, partial, groups, kind, dtype)
+            if separate:
+                (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
     return Export(
         folder=str(output),
         models=[str(output / place) for place in groups],
@@ -141,58 +142,43 @@ def export(
         undecided=ensemble.undecided,
         base=base,
         hub=upload_model(output, push_to_hub, private=not public) if push_to_hub else None,
+        warnings=export_warnings(ensemble.record),
     )
 
 
-def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
-    """Return the name of each member on its card, or its number if there are no held-out votes."""
-    if not (Path(folder) / REWARDS_FILE).is_file():
-        return [member_name(j) for j in range(ensemble.k)]
-    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
-
-
-def base_id(base: str) -> str | None:
-    """Return the hub id of a base model, or None for a local folder: local paths are not published.
-
-    Example:
-        >>> base_id("smollm2"), base_id("my-org/model"), base_id("/home/me/models/mine")
-        ('HuggingFaceTB/SmolLM2-135M-Instruct', 'my-org/model', None)
-    """
-    return KNOWN_BASES.get(base) or (base if HUB_ID.fullmatch(base) and not Path(base).exists() else None)
-
-
-def _tuned(ensemble: RewardEnsemble, folder: Path) -> FinetunedFeatures:
-    """Return the fine-tuned features of an ensemble, after checking the hash of the models."""
-    features = ensemble.features
-    if not isinstance(features, FinetunedFeatures):
+def _check_tuned(features: FinetunedFeatures, folder: Path, *, one_model: bool) -> None:
+    """Raise an error if the members are to be one model but are several, or if a model was changed."""
+    if features.method == "stagewise" and one_model:
         raise UsageError(
-            f"{folder} has linear heads on frozen features (encoder {features.encoder}), scaled and clipped, which a "
-            "transformers classifier cannot compute: score with pluralign, or fit with --backbone."
+            "the members of a stagewise ensemble are separate models and cannot be exported as one: "
+            "export one with --member J, or each in its own folder with --all."
         )
     if features.with_current_hashes().identity != features.identity:
         remedy = "copy the folder again, or fit again"
         raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
-    return features
-
-
-def _refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
-    inside, outside = folder.resolve(), output.resolve()
-    if inside == outside or inside in outside.parents or outside in inside.parents:
-        raise UsageError(
-            f"{output} must be outside the ensemble's folder {folder}, and not contain it; name another folder."
-        )
-    if output.is_dir() and any(output.iterdir()):
-        if not overwrite:
-            raise UsageError(
-                f"{output} is not empty; name another folder, or replace an earlier export with --overwrite."
-            )
-        if not (output / INDEX_FILE).is_file():
-            raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
-    elif output.exists() and not output.is_dir():
-        raise UsageError(f"{output} is a file; name a folder.")
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _write_models(
+    card: ModelCard,
+    features: FinetunedFeatures,
+    partial: Path,
+    groups: dict[str, list[int]],
+    kind: Kind,
+    dtype: Precision,
+) -> None:
+    """Write the models, their cards and the index."""
+    for place, chosen in groups.items():
+        model, tokenizer = _model_of(features, card.ensemble.members.theta[:, chosen])
+        reads = reads_of(tokenizer)
+        _describe(model.config, card.ensemble, card.names, chosen, kind, reads)
+        _save(model, tokenizer, partial / place, dtype, features.max_length)
+        limit = int(tokenizer.model_max_length)
+        text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer), limit)
+        (partial / place / "README.md").write_text(text, encoding="utf-8")
+    write_index(partial, index_of(card, groups))
 
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
@@ -201,7 +187,7 @@ def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
         places, theta = [places[own]], theta[own : own + 1]
-    model, tokenizer = load_finetuned(places[0], features.base, len(theta))
+    model, tokenizer = load_finetuned(places[0], features.base, len(theta), revision=features.revision)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
@@ -240,16 +226,18 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved
     tokenizer.model_max_length = min(int(tokenizer.model_max_length), max_length)
+    if reads_of(tokenizer) != "chat":  # TRL renders messages with a template, and ends plain texts with an end token
+        tokenizer.chat_template = added_chat_template(tokenizer)
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token or tokenizer.pad_token
+    if reads_of(tokenizer) == "pair":
+        for name, content in CROSS_ENCODER_FILES.items():
+            (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     with quiet_transformers():
         model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
         tokenizer.save_pretrained(place)
     for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
         path.chmod((place / "config.json").stat().st_mode)
-
-
-def reads_of(tokenizer: Any) -> Reads:
-    """Return the input format of a model: see ``models.classifier.model_rewards``."""
-    return "chat" if tokenizer.chat_template else "pair" if tokenizer.sep_token else "text"
 
 
 def ends_in_padding(model: Any, tokenizer: Any) -> bool:

@@ -125,7 +125,7 @@ def encode(
     encoder = features.load()
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
-    features = replace(features, identity=encoder.identity if encoder else "")
+    features = features.with_identity()
     source = _votes(texts, engine) if isinstance(texts, PreferenceSet) else existing_shards(Path(texts), folder)
     decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
     made_by = asdict(options) | decided

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, command_history, with_options
-from pluralign.cli.console import emit, progress_bar, working
+from pluralign.cli.console import emit, note, progress_bar, working
 from pluralign.cli.inputs import needs_extra, saved_held_out_votes
 from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
@@ -48,7 +48,7 @@ def tune(
     from pluralign.cli.views.policies import tuning_page
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.policies.tune import tune as tune_policies
-    from pluralign.publishing.transformers_export import member_names
+    from pluralign.publishing.export_folder import member_names
 
     loaded = RewardEnsemble.load(ensemble)
     names = member_names(ensemble, loaded)
@@ -76,7 +76,10 @@ def export(
     public: Annotated[bool, typer.Option("--public", help="Create the repository public (default: private).")] = False,
     as_json: Json = False,
 ) -> None:
-    """Export a fine-tuned ensemble, or one member, as a reward model that transformers can load.
+    """Export an ensemble, or one fine-tuned member, as a folder that works without Pluralign.
+
+    Fine-tuned ensembles become reward models that transformers can load. Ensembles on frozen features become a folder
+    with the encoder and reward_model.py, which needs torch and transformers.
 
     Examples:
         pluralign export ensemble -o reward-models
@@ -101,6 +104,8 @@ def export(
             public=public,
             commands=command_history(record, ensemble, sys.argv[1:]),
         )
+    for warning in exported.warnings:
+        note(warning)
     lines = [f"Wrote {output}. {output / 'README.md'} describes it and shows how to load it."]
     if exported.hub:
         lines.append(f"Uploaded to {exported.hub}.")

@@ -15,6 +15,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.distributed import Processes, join_launch
 from pluralign.core.types import Method, Progress
 from pluralign.features.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
+from pluralign.models.identity import hub_source
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
@@ -155,9 +156,10 @@ def _stagewise(
 
 def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
     """Return the models as features."""
+    source = hub_source(run.base.folder)
     return FinetunedFeatures(
         base=run.base.name, method=method, lora=run.recipe.tuning.lora, outputs=outputs,
-        max_length=run.base.max_length, identity=identity, folder=run.folder,
+        max_length=run.base.max_length, identity=identity, revision=source[1] if source else "", folder=run.folder,
     )  # fmt: skip
 
 

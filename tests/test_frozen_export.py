@@ -1,0 +1,228 @@
+"""Exports of ensembles on frozen features: the folder gives the same rewards without this package."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+from test_classifier import write_bert, write_llama
+
+from pluralign import RewardEnsemble, evaluate, export, town_hall
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.members import LinearMembers, fit_feature_map
+from pluralign.ensemble.record import DataSummary, FitRecord
+from pluralign.features.frozen import TextFeatures
+from pluralign.publishing import frozen_export
+from pluralign.publishing.standalone.reward_model import RewardModel
+from pluralign.votes.prompts import Item, Message, Prompt
+
+ITEMS: list[Item] = [
+    ("tea ?", "yes ."),
+    ("tea ?", "no , never , thank you ."),
+    ((Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?")), "never , thank you ."),
+    ("rum ? tea ? " * 40, "Yes! (1) So, perhaps:\n- fine"),
+    ("", ""),
+]
+PLAIN = [(Prompt(prompt).json, response) for prompt, response in ITEMS]
+
+
+def make_ensemble(features: TextFeatures, *, mlp: bool = False, axes: bool = False) -> RewardEnsemble:
+    """Return two random members on features of some texts."""
+    features = features.with_chosen_layers().with_identity()
+    random = np.random.default_rng(0)
+    vectors = features([*ITEMS, *frozen_export.PROBES])
+    scaled = fit_feature_map(vectors, 20 if features.surface else 0)
+    wide = scaled.linear_dimension
+    if axes:
+        scaled = replace(scaled, axes=np.linalg.qr(random.normal(size=(wide, 7)))[0].astype(np.float32))
+    if mlp:
+        hidden = random.normal(size=(scaled.linear_dimension, 3)).astype(np.float32)
+        scaled = replace(scaled, hidden=hidden, bias=np.ones(3, dtype=np.float32))
+    theta = random.normal(size=(scaled.dimension, 2)) / np.sqrt(scaled.dimension)
+    record = FitRecord(
+        data=DataSummary("/secret/votes.jsonl", "ab12", 10, 5, 4, 2), options={"encoder": "/secret/bert"}
+    )
+    weights = np.array([0.25, 0.75])
+    return RewardEnsemble(LinearMembers(scaled, theta), weights, features, undecided=0.2, record=record)
+
+
+def rewards_without_pluralign(folder: Path) -> Any:
+    """Return the rewards of ``reward_model.py`` in a process that cannot import this package."""
+    code = (
+        "import json, sys\nsys.modules['pluralign'] = None\nsys.path.insert(0, sys.argv[1])\n"
+        "from reward_model import RewardModel\nmodel = RewardModel.from_pretrained(sys.argv[1])\n"
+        "print(json.dumps(model.rewards(json.load(sys.stdin)).tolist()))\n"
+    )
+    command = [sys.executable, "-I", "-c", code, str(folder)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, input=json.dumps(PLAIN), capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return np.array(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def sentence_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of sentence-transformers: state of the first token, at length 1."""
+    folder = write_bert(tmp_path_factory.mktemp("models") / "sentence-bert")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "2_Normalize").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("models") / "tiny-llama", "CausalLM", num_hidden_layers=3)
+
+
+def rewards_of_script(folder: Path) -> Any:
+    """Return the rewards of ``reward_model.py`` in this process."""
+    scope: dict[str, Any] = {"__name__": "exported", "__file__": str(folder / "reward_model.py")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "exported", types.ModuleType("exported"))  # dataclasses look their module up
+        exec(compile((folder / "reward_model.py").read_text(), "reward_model.py", "exec"), scope)
+        return scope["RewardModel"].from_pretrained(folder).rewards(PLAIN)
+
+
+def check_export(ensemble: RewardEnsemble, folder: Path, *, alone: bool = False) -> dict[str, Any]:
+    """Export an ensemble and compare rewards; with ``alone`` in a process that cannot import this package."""
+    ensemble.save(folder / "dir")
+    done = export(folder / "dir", folder / "out")
+    assert done.models == [str(folder / "out")]
+    expected = ensemble.rewards(ITEMS)
+    assert np.ptp(expected, axis=0).min() > 0.01
+    rewards = (rewards_without_pluralign if alone else rewards_of_script)(folder / "out")
+    np.testing.assert_allclose(rewards, expected, atol=1e-4)
+    np.testing.assert_allclose(RewardEnsemble.from_pretrained(folder / "out").rewards(ITEMS), expected, atol=1e-4)
+    index: dict[str, Any] = json.loads((folder / "out" / "pluralign.json").read_text())
+    return index
+
+
+def test_surface_features_need_numpy_alone(tmp_path: Path) -> None:
+    index = check_export(make_ensemble(TextFeatures("none")), tmp_path, alone=True)
+    assert index["reader"] == {"kind": "none", "surface": True}
+    assert not (tmp_path / "out" / "encoder").exists()
+
+
+def test_hashed_words_and_hidden_units_survive(tmp_path: Path) -> None:
+    check_export(make_ensemble(TextFeatures("hashing:64", surface=False), mlp=True), tmp_path)
+
+
+@pytest.mark.slow
+def test_layers_of_a_bert_survive_with_the_encoder_beside(bert: Path, tmp_path: Path) -> None:
+    index = check_export(make_ensemble(TextFeatures(str(bert), "0,2"), axes=True), tmp_path, alone=True)
+    assert index["reader"]["layers"] == [0, 2]
+    assert (tmp_path / "out" / "encoder" / "model.safetensors").is_file()
+    written = "".join(path.read_text() for path in (tmp_path / "out").glob("*.*") if path.suffix != ".safetensors")
+    assert "/secret" not in written
+    assert str(tmp_path) not in written
+    assert str(bert) not in written
+
+
+@pytest.mark.slow
+def test_the_own_vector_of_a_sentence_encoder_survives(sentence_bert: Path, tmp_path: Path) -> None:
+    index = check_export(make_ensemble(TextFeatures(str(sentence_bert), "last", surface=False)), tmp_path)
+    assert (index["reader"]["pooling"], index["reader"]["unit_length"]) == ("cls", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "pooling"), [("2", "mean"), ("1,3", "last")])
+def test_a_decoder_survives_with_its_chat_template(llama: Path, tmp_path: Path, layers: str, pooling: Any) -> None:
+    index = check_export(make_ensemble(TextFeatures(str(llama), layers, pooling)), tmp_path)
+    assert index["reader"]["chat"] is True
+    assert index["reader"]["keep_layers"] == max(map(int, layers.split(",")))
+
+
+@pytest.mark.slow
+def test_minilm_survives(tmp_path: Path) -> None:
+    index = check_export(make_ensemble(TextFeatures("minilm")), tmp_path)
+    assert index["base"] == index["reader"]["hub_id"] == "sentence-transformers/all-MiniLM-L6-v2"
+    assert index["reader"]["max_length"] == 256
+
+
+@pytest.mark.slow
+def test_a_sentence_encoder_with_other_modules_is_refused(sentence_bert: Path, tmp_path: Path) -> None:
+    ensemble = make_ensemble(TextFeatures(str(sentence_bert), "last", surface=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frozen_export, "own_pooling", lambda _: ("mean", True))
+        with pytest.raises(UsageError, match=r"needs sentence-transformers \(its rewards differ.*cannot be exported"):
+            check_export(ensemble, tmp_path)
+    assert not (tmp_path / "out").exists()
+    modules = json.loads((sentence_bert / "modules.json").read_text())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "modules.json").write_text(json.dumps([*modules, {"type": "models.Dense", "path": ""}]))
+    with pytest.raises(UsageError, match="its modules are Transformer, Pooling, Normalize, Dense"):
+        frozen_export.own_pooling(tmp_path / "other")
+
+
+@pytest.mark.slow
+def test_another_encoder_in_its_place_is_noticed(bert: Path, tmp_path: Path) -> None:
+    ensemble = make_ensemble(TextFeatures(str(bert)))
+    ensemble.save(tmp_path / "dir")
+    export(tmp_path / "dir", tmp_path / "out")
+    model = RewardModel.from_pretrained(tmp_path / "out")
+    np.testing.assert_allclose(model.rewards(PLAIN), ensemble.rewards(ITEMS), atol=1e-4)
+    write_bert(tmp_path / "out" / "encoder", initializer_range=0.1)
+    with pytest.raises(ValueError, match="is not the one that the ensemble was fitted with"):
+        RewardModel.from_pretrained(tmp_path / "out").rewards(PLAIN)
+
+
+def test_the_script_predicts_shares_and_gives_reward_functions(tmp_path: Path) -> None:
+    ensemble = make_ensemble(TextFeatures("none"))
+    ensemble.save(tmp_path / "dir")
+    export(tmp_path / "dir", tmp_path / "out")
+    model = RewardModel.from_pretrained(tmp_path / "out")
+    votes = town_hall(20).preferences
+    (prompt, a), (_, b) = ITEMS[:2]
+    rewards = ensemble.rewards([(prompt, a), (prompt, b)])
+    expected = ensemble.readings(rewards[:1] - rewards[1:])["vote"][0]
+    assert model.prob_hat(prompt, a, b) == pytest.approx(expected)
+    assert model.prob_hat(prompt, a, a) == pytest.approx(0.5)
+    assert model.names == ["Member 0", "Member 1"]
+    chat = [{"role": "user", "content": "tea ?"}]
+    completion = [{"role": "assistant", "content": "yes ."}]
+    reward = model.reward_func(1)
+    assert reward.__name__ == "member_1"
+    assert reward(prompts=[chat, "tea ?"], completions=[completion, "yes ."], task=["x"]) == pytest.approx(
+        ensemble.as_reward_func(1)(prompts=["tea ?"] * 2, completions=["yes ."] * 2)
+    )
+    assert evaluate(str(tmp_path / "out"), votes, groups=[]).test.brier == pytest.approx(
+        evaluate(ensemble, votes, groups=[]).test.brier
+    )
+
+
+def test_the_command_exports_a_frozen_ensemble_whole(town_folder: Path, tmp_path: Path) -> None:
+    done = run("export", town_folder, "-o", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["warnings"] == []
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "README.md", "ensemble.json", "pluralign.json", "reward_model.py",
+        next((tmp_path / "out").glob("*.safetensors")).name,
+    }, "no held-out votes"  # fmt: skip
+    lines = '{"prompt": "Tea?", "response": "Yes."}\n'
+    command = [sys.executable, "-I", str(tmp_path / "out" / "reward_model.py")]
+    printed = subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
+    expected = RewardEnsemble.load(town_folder).rewards([("Tea?", "Yes.")])[0]
+    np.testing.assert_allclose(json.loads(printed)["rewards"], expected, atol=1e-4)
+    refused = run("export", town_folder, "-o", tmp_path / "one", "--member", "0")
+    assert refused.returncode == 2
+    assert "is exported whole" in refused.stderr
