@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 from served import TEXTS, Client, Writer, pair, running
 
@@ -35,6 +36,14 @@ def test_the_openai_client_lists_the_models(client: Client) -> None:
     assert ids[4:] == ["town:member-0", "town:member-1", "town:member-2"]
 
 
+def test_the_openai_client_retrieves_a_model(client: Client) -> None:
+    assert client.openai.models.retrieve("town:member-1").id == "town:member-1"
+    for unknown in ("town:member-3", "meta/llama"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.openai.models.retrieve(unknown)
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+
+
 def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer, ensemble: RewardEnsemble) -> None:
     answer = generating.openai.chat.completions.create(
         model="town:consensus",
@@ -42,7 +51,7 @@ def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer
         temperature=0,
         max_tokens=7,
         seed=5,
-        user="unknown fields are ignored",
+        user="this field has no effect",
     )
     facts = answer.pluralign  # type: ignore[attr-defined]
     message = answer.choices[0]

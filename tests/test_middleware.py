@@ -74,7 +74,7 @@ def test_cross_origin_requests_are_rejected(client: Client) -> None:
 
 def test_an_api_key_protects_everything_but_the_page_and_health(ensemble: RewardEnsemble) -> None:
     with running(ensemble, Writer(), api_key=SECRET) as client:
-        for path in ("/", "/docs", "/openapi.json", "/healthz"):
+        for path in ("/", "/docs", "/openapi.json", "/health", "/healthz"):
             assert client.send(path, Host="any.example")[0] == 200
         guarded = ("/v1/models", "/v1/ensemble", "/metrics", "/rerank", "/get_reward", "/v1/compare", "/v2/rerank")
         for path in (*guarded, "/v1", "/v1/nothing"):
@@ -123,7 +123,7 @@ def test_excess_concurrent_requests_get_503(ensemble: RewardEnsemble, monkeypatc
         first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
         wait_until(lambda: counting.sizes)
         assert client.error("/v1/models")[:2] == (503, "busy")
-        assert client.json("/healthz")["status"] == "ok"
+        assert client.json("/healthz") == client.json("/health") == {"status": "ok"}
         counting.go.set()
         first.result()
         assert client.json("/v1/models")["data"]

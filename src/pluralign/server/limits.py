@@ -72,11 +72,11 @@ class Limits:
             raise ApiError(422, message, code="text_too_long")
 
 
-def check_count(n: int, limit: int, what: str) -> None:
+def check_count(n: int, limit: int, what: str, param: str = "") -> None:
     """Raise ``ApiError`` if there are more than allowed.
 
     Example:
         >>> check_count(2, 3, "candidates")
     """
     if n > limit:
-        raise ApiError(422, f"a request may have at most {limit:,} {what}, not {n:,}.", code="too_many")
+        raise ApiError(422, f"a request may have at most {limit:,} {what}, not {n:,}.", code="too_many", param=param)

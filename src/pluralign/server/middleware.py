@@ -29,7 +29,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOGGER = "pluralign.server"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NEEDS_KEY = ("/v1", "/v2", "/rerank", "/get_reward", "/metrics")
-ALWAYS_SERVED = ("/healthz", "/metrics")
+ALWAYS_SERVED = ("/health", "/healthz", "/metrics")
 """Paths outside the limit of concurrent requests, so that a busy server still passes its health checks."""
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics of a request whose client disconnected, as in nginx."""

@@ -5,7 +5,8 @@ The number and the length of texts are checked in ``service``, because the serve
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pluralign.answering.answer import Mode
 from pluralign.answering.consensus import Consensus, Distilled
@@ -15,9 +16,9 @@ from pluralign.votes.prompts import Message
 
 
 class Body(BaseModel):
-    """A request body, or a part of one. Unknown fields are ignored, because clients send many."""
+    """A request body, or a part of one. Fields beyond the schema are kept for ``fields.ignored_fields``."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class Result(BaseModel):
@@ -71,11 +72,39 @@ CandidatesField: TypeAlias = Annotated[
 ]
 
 
-class Text(Body):
-    """A prompt and one response."""
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+StopField: TypeAlias = Annotated[
+    StopText | Annotated[list[StopText], Field(max_length=16)] | None,
+    Field(description="Candidates end before the first of these texts"),
+]
 
-    prompt: PromptField
-    response: str
+
+class Text(Body):
+    """A prompt and one response, or a chat whose last message is the response."""
+
+    prompt: PromptField | None = None
+    response: str | None = None
+    messages: list[Turn] | None = Field(
+        default=None, description="Instead of prompt and response: a chat that ends with an assistant message"
+    )
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "Text":
+        """Check that there is a prompt and a response, or a chat that has both."""
+        given = {name for name in ("prompt", "response", "messages") if getattr(self, name) is not None}
+        if given not in ({"prompt", "response"}, {"messages"}):
+            message = "a text must have prompt and response, or messages; send one of the two forms"
+            raise PydanticCustomError("text_parts", message)
+        if self.messages is not None and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
+            message = "messages must be a prompt and a last message of the assistant, which is scored"
+            raise PydanticCustomError("text_parts", message)
+        return self
+
+    def split(self) -> tuple[str | list[Turn], str]:
+        """Return the prompt and the response."""
+        if self.messages:
+            return self.messages[:-1], self.messages[-1].as_message().content
+        return self.prompt or "", self.response or ""
 
 
 class Pair(Body):
@@ -91,6 +120,8 @@ class Choice(Pair):
 
     chosen: Literal["a", "b"]
 
+
+_QUESTION = {"role": "user", "content": "Tea?"}
 
 # --- scores -----------------------------------------------------------------------------------------------------------
 
@@ -123,7 +154,14 @@ class CompareResponse(Result):
 class ScoreRequest(Body):
     """Texts to score."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": [{"prompt": "Tea?", "response": "Yes."}]}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"texts": [{"prompt": "Tea?", "response": "Yes."}]},
+                {"texts": [{"messages": [_QUESTION, {"role": "assistant", "content": "Yes."}]}]},
+            ]
+        }
+    )
     texts: list[Text] = Field(min_length=1)
 
 
@@ -292,6 +330,7 @@ class AnswerDetails(Result):
     notes: list[str]
     seed: int
     generator: str | None = Field(description="Name of the model that wrote the candidates")
+    ignored: list[str] = Field(description="Fields of the request that have no effect")
 
 
 class AnswerResponse(AnswerDetails):
@@ -355,6 +394,7 @@ class ChatRequest(Body):
     top_p: TopPField = None
     max_tokens: MaxTokensField = None
     max_completion_tokens: MaxTokensField = None
+    stop: StopField = None
     candidates: CandidatesField = None
 
 
