@@ -26,6 +26,7 @@ from pluralign.server.limits import Limits
 from pluralign.server.metrics import Metrics
 from pluralign.server.middleware import AccessMiddleware
 from pluralign.server.openai_chat import model_ids
+from pluralign.server.openapi import allow_null_numbers
 from pluralign.server.page_data import collect_page_data, page_profiles
 from pluralign.server.routes.answers import answer_routes
 from pluralign.server.routes.ops import EnsembleResponse, ops_routes
@@ -136,7 +137,11 @@ def create_app(
     app.include_router(score_routes(service))
     app.include_router(answer_routes(service))
     app.include_router(ops_routes(shown, metrics.text))
-    pages = read_pages(app.openapi())
+    description = app.openapi()
+    allow_null_numbers(description, EnsembleResponse.__name__)
+    # FastAPI's own way to change it: https://fastapi.tiangolo.com/how-to/extending-openapi/
+    app.openapi = lambda: description  # type: ignore[method-assign]
+    pages = read_pages(description)
     app.include_router(page_routes(pages))
-    metrics.routes.update(app.openapi()["paths"], pages)
+    metrics.routes.update(description["paths"], pages)
     return app
