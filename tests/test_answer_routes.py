@@ -9,6 +9,7 @@ import pytest
 from served import TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.prompts import Message, PromptLike
 
 
@@ -141,6 +142,22 @@ def test_answer_supports_three_modes(client: Client) -> None:
     assert sum(steering["posterior"]) == pytest.approx(1)
     assert client.error("/v1/answer", body | {"mode": "steerable"})[:2] == (400, "unusable")
     assert client.error("/v1/answer", body | {"rule": "dictator"})[0] == 400
+
+
+def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    with running(ensemble, held_out=held_out) as client:
+        names = [card["name"] for card in client.json("/v1/ensemble")["members"]]
+        chat = {"messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS, "seed": 1}
+        slate = client.json("/v1/chat/completions", chat | {"model": "town:balanced"})
+        entries = slate["pluralign"]["answers"]
+        assert [entry["name"] for entry in entries] == [names[entry["member"]] for entry in entries]
+        for number, entry in enumerate(entries, 1):
+            heading = f"{number}. {entry['weight']:.0%}: {names[entry['member']]}\n"
+            assert heading in slate["choices"][0]["message"]["content"]
+        member = client.json("/v1/chat/completions", chat | {"model": "town:member-1"})["pluralign"]
+        assert member["steering"]["name"] == member["answers"][0]["name"] == names[1]
+        assert client.json("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS})["members"] == names
+        assert [one["name"] for one in client.json("/v1/explain", pair())["members"]] == names
 
 
 def test_steering_without_choices_returns_the_weights(client: Client, ensemble: RewardEnsemble) -> None:

@@ -17,6 +17,7 @@ from pluralign.core.errors import UsageError
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import Evaluation
 from pluralign.evaluation.representation import Representation
 from pluralign.models.options import SamplingOptions
 from pluralign.server.candidates import CandidateSource
@@ -48,6 +49,7 @@ def create_app(
     *,
     held_out: HeldOutVotes | None = None,
     representation: Representation | None = None,
+    evaluation: Evaluation | None = None,
     name: str = "pluralign",
     api_key: str | None = None,
     limits: Limits | None = None,
@@ -64,6 +66,7 @@ def create_app(
         generator: writes candidates if a request sends none; called in threads.
         held_out: held-out votes with the ensemble's rewards, for member cards, examples and known prompts.
         representation: how well individuals are represented, for the page.
+        evaluation: figures on ``held_out`` for the page, if these are other votes than those of the fit.
         name: first part of every model id.
         api_key: API key required from clients; without one the server answers only to loopback hosts.
         limits: limits of the server.
@@ -85,7 +88,9 @@ def create_app(
         raise UsageError("the API key must have only printable ASCII characters and no spaces; choose another key.")
     limits, metrics = limits or Limits(), Metrics.create()
     profiles = [] if held_out is None else page_profiles(ensemble, held_out)
-    page = collect_page_data(ensemble, held_out, name=name, profiles=profiles, representation=representation)
+    page = collect_page_data(
+        ensemble, held_out, name=name, profiles=profiles, representation=representation, evaluation=evaluation
+    )
     candidates = CandidateSource(
         generator=generator,
         held_out=held_out,

@@ -41,6 +41,14 @@ function start(ensemble) {
   document.title = `${ensemble.name} · Pluralign`;
   clear(at("name"), data(ensemble.name));
   at("lead").textContent = introduction(ensemble);
+  if (ensemble.headline)
+    clear(
+      at("verdict"),
+      el("b", {}, "Calibration: "),
+      data(ensemble.headline.verdict),
+      " ",
+      el("a", { href: "#calibration" }, "All figures"),
+    );
   clear(at("crowd"), crowd(ensemble));
   const shown = {};
   for (const [name, view] of Object.entries(VIEWS)) shown[name] = view(at(name), ensemble) ?? {};
