@@ -130,6 +130,7 @@ def create_app(
         description="A weighted ensemble of reward models: votes, rewards, and answers in three modes.",
         docs_url=None,  # FastAPI's own page loads scripts from another site
         redoc_url=None,
+        redirect_slashes=False,  # a redirected POST loses its body in many clients
         lifespan=lifespan,
         default_response_class=FiniteJSONResponse,
         responses=ERRORS,
