@@ -10,8 +10,9 @@ import pytest
 from served import HELLO, TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
+from pluralign.server.chat_schemas import ChatRequest
 from pluralign.server.fields import NAMES_SHOWN, REFUSED
-from pluralign.server.schemas import ChatRequest, Turn
+from pluralign.server.schemas import Turn
 
 CHAT: dict[str, Any] = {"model": "town:consensus", "messages": HELLO, "candidates": TEXTS, "seed": 1}
 CHAT_PATH = "/v1/chat/completions"
@@ -66,19 +67,14 @@ def test_harmless_fields_are_named_in_the_response(client: Client, stream: bool)
 
 
 def test_the_openai_client_sees_refused_and_ignored_fields(client: Client) -> None:
-    create = client.openai.chat.completions.create
+    create: Any = client.openai.chat.completions.create
     tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     with pytest.raises(openai.BadRequestError, match="tools is not supported") as refused:
-        create(model="town", messages=HELLO, tools=tools)  # type: ignore[call-overload]
+        create(model="town", messages=HELLO, tools=tools)
     assert (refused.value.code, refused.value.param) == ("unsupported_field", "tools")
     with pytest.raises(openai.BadRequestError, match="logprobs is not supported"):
-        create(model="town", messages=HELLO, logprobs=True)  # type: ignore[call-overload]
-    answer: Any = create(
-        model="town",
-        messages=HELLO,  # type: ignore[arg-type]
-        frequency_penalty=0.5,
-        extra_body={"candidates": TEXTS},
-    )
+        create(model="town", messages=HELLO, logprobs=True)
+    answer = create(model="town", messages=HELLO, frequency_penalty=0.5, extra_body={"candidates": TEXTS})
     assert answer.pluralign["ignored"] == ["frequency_penalty"]
 
 
@@ -128,15 +124,12 @@ def test_hostile_field_names_are_escaped_and_limited(client: Client) -> None:
 def test_stop_cuts_candidates_before_members_choose(ensemble: RewardEnsemble, stop: Any) -> None:
     writer = Writer(responses=("Yes. Always.", "No. Never.", "Perhaps."))
     with running(ensemble, writer) as client:
-        reply = client.openai.chat.completions.create(
-            model="town:balanced",
-            messages=HELLO,  # type: ignore[arg-type]
-            stop=stop,
-        )
-        entries = reply.pluralign["answers"]  # type: ignore[attr-defined]
+        create: Any = client.openai.chat.completions.create
+        reply = create(model="town:balanced", messages=HELLO, stop=stop)
+        entries = reply.pluralign["answers"]
         assert {entry["text"] for entry in entries} <= {"Yes", "No", "Perhaps."}
         assert reply.choices[0].finish_reason == "stop"
-        assert ". " not in reply.choices[0].message.content.partition("\n\n")[2].split("\n\n")[0]  # type: ignore[union-attr]
+        assert ". " not in reply.choices[0].message.content.partition("\n\n")[2].split("\n\n")[0]
 
 
 def test_stop_that_leaves_nothing_gets_a_400(client: Client) -> None:
@@ -147,8 +140,9 @@ def test_stop_that_leaves_nothing_gets_a_400(client: Client) -> None:
 
 
 def test_too_many_draws_name_the_field(client: Client) -> None:
+    create: Any = client.openai.chat.completions.create
     with pytest.raises(openai.UnprocessableEntityError) as refused:
-        client.openai.chat.completions.create(model="town", messages=HELLO, n=65)  # type: ignore[call-overload]
+        create(model="town", messages=HELLO, n=65)
     assert refused.value.param == "n"
 
 

@@ -64,7 +64,7 @@ def test_a_client_that_sends_before_it_reads_sees_413(ensemble: RewardEnsemble, 
 def test_a_rejected_key_is_reported_to_a_client_that_still_sends(ensemble: RewardEnsemble) -> None:
     with running(ensemble, api_key=SECRET) as client:
         request = urllib.request.Request(
-            f"{client.address}/v1/compare", b" " * 3_900_000, {"Content-Type": "application/json"}
+            f"{client.address}/v1/compare", b" " * 20_000_000, {"Content-Type": "application/json"}
         )
         with pytest.raises(urllib.error.HTTPError) as answered:
             urllib.request.urlopen(request, timeout=30)

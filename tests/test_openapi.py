@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from served import HELLO, TEXTS, Client, pair, running

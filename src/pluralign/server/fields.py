@@ -5,12 +5,15 @@ that names them. All others, known or unknown, are ignored: the response names t
 ``ignored`` of answers. Nothing is dropped silently. ``docs/how-to/serve.md`` has the same table.
 """
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
+
+from pluralign.server.chat_schemas import ChatRequest
 from pluralign.server.errors import ApiError
-from pluralign.server.schemas import Body, ChatRequest, CohereRequest, Turn
+from pluralign.server.schemas import Body, CohereRequest, Turn
 
 IGNORED_HEADER = "Pluralign-Ignored"
 NAMES_SHOWN = 20
@@ -85,7 +88,7 @@ def ignored_fields(body: Body) -> list[str]:
     return names if len(names) <= NAMES_SHOWN else [*names[:NAMES_SHOWN], "..."]
 
 
-def name_ignored(body: Body, headers: MutableMapping[str, str]) -> list[str]:
+def name_ignored(body: Body, headers: MutableHeaders) -> list[str]:
     """Return ``ignored_fields``, and name them in a header of the response."""
     if names := ignored_fields(body):
         headers[IGNORED_HEADER] = ", ".join(names)

@@ -11,19 +11,17 @@ from typing import Literal
 from pluralign.answering.answer import Answer, Mode
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import without_nan
-from pluralign.server.errors import ApiError
-from pluralign.server.schemas import (
-    AnswerDetails,
-    AnswerEntry,
+from pluralign.server.chat_schemas import (
     AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
     ChunkChoice,
     CompletionChoice,
     Delta,
-    SteeringResponse,
     Usage,
 )
+from pluralign.server.errors import ApiError
+from pluralign.server.schemas import AnswerDetails, AnswerEntry, SteeringResponse
 
 Voice = Literal["balanced", "consensus", "distributional"]
 VOICES: tuple[Voice, ...] = ("distributional", "balanced", "consensus")

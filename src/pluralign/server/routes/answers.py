@@ -7,19 +7,11 @@ from fastapi.responses import StreamingResponse
 
 from pluralign.server import openai_chat
 from pluralign.server.candidates import SamplingOverrides
+from pluralign.server.chat_schemas import ChatCompletion, ChatRequest
 from pluralign.server.errors import ApiError
 from pluralign.server.fields import name_ignored
 from pluralign.server.limits import check_count
-from pluralign.server.schemas import (
-    AnswerRequest,
-    AnswerResponse,
-    ChatCompletion,
-    ChatRequest,
-    Model,
-    ModelList,
-    SteeringResponse,
-    SteerRequest,
-)
+from pluralign.server.schemas import AnswerRequest, AnswerResponse, Model, ModelList, SteeringResponse, SteerRequest
 from pluralign.server.service import Service
 from pluralign.votes.prompts import Prompt
 
