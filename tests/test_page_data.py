@@ -166,6 +166,7 @@ def test_a_cross_validation_counts(ensemble: RewardEnsemble, held_out: HeldOutVo
     assert [point["count"] for point in shown["reliability"]] == list(evaluation.reliability.count)
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
     assert len(shown["disagreement"]) == 3, "the members are those of the served ensemble"
+    assert [row["k"] for row in shown["comparison"] if row["judged"]] == [3]
 
 
 def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble) -> None:
@@ -181,8 +182,12 @@ def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble
 def test_few_prompts_have_no_intervals(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     some = held_out[held_out.preferences.prompt_index < 19]
     assert {point["interval"] for point in page_json(ensemble, some)["reliability"]} == {None}
-    recorded = replace(ensemble.record, evaluation=replace(evaluation_of(ensemble), prompts=19))
+    evaluation = evaluation_of(ensemble)
+    assert evaluation.voices
+    undefined = replace(evaluation.voices, evidence=None, reason="19 prompts, at least 20 needed")
+    recorded = replace(ensemble.record, evaluation=replace(evaluation, prompts=19, voices=undefined))
     shown = page_json(replace(ensemble, record=recorded))
+    assert "19 prompts, at least 20 needed" not in str(shown["verdicts"]), "the headline says it"
     assert {point["interval"] for point in shown["reliability"]} == {None}
     assert shown["headline"]["standing"] == "level"
     assert shown["headline"]["verdict"].startswith("No verdict: 19 test prompts")

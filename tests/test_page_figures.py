@@ -122,8 +122,8 @@ def few(data: dict[str, Any]) -> dict[str, Any]:
 def test_few_prompts_and_votes_have_no_intervals_no_floor_and_one_reason(tab: Tab, address: str) -> None:
     page = tab.open(address + "#calibration", rewrite=few)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.inner_text("body").count("No verdict: 12 test prompts.") == 1
     text = page.inner_text("#calibration")
-    assert text.count("No verdict: 12 test prompts.") == 1
     assert text.count(FEW_VOTES) == 1
     assert "95 %" not in text.replace("\u00a0", " ")
     assert "Floor:" not in text
@@ -142,6 +142,7 @@ def test_pairs_left_out_and_cross_validation_are_reported(tab: Tab, address: str
     text = page.inner_text("#calibration")
     assert sentence in text
     assert "Cross-validated: each prompt is predicted by an ensemble that was fitted without it." in text
+    assert "; cross-validated." in page.inner_text("#lead")
 
 
 def test_wide_tables_show_that_they_scroll(tab: Tab, address: str) -> None:

@@ -17,7 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, headline, main_evaluation
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, worse_than_chance
-from pluralign.evaluation.comparison import Verdict, floor_is_compared, undecided_sentence, verdicts
+from pluralign.evaluation.comparison import Verdict, floor_is_compared, undecided_sentence
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.evaluation.representation import Representation
@@ -31,6 +31,7 @@ from pluralign.server.page_figures import (
     recorded_curve,
     score_history,
     short,
+    shown_verdicts,
 )
 from pluralign.server.page_representation import PageRepresentation, page_representation
 from pluralign.votes.summary import inspect
@@ -196,8 +197,8 @@ def _from_record(ensemble: RewardEnsemble, name: str, evaluation: Evaluation | N
         cross_validated=False,
         floor_note="" if evaluation is None or floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test if evaluation else None,
-        verdicts=list(verdicts(evaluation)) if evaluation else [],
-        comparison=compared_predictions(evaluation) if evaluation else [],
+        verdicts=shown_verdicts(evaluation) if evaluation else [],
+        comparison=compared_predictions(evaluation, ensemble.k) if evaluation else [],
         history=score_history(record),
         reliability=list(recorded_curve(evaluation)) if evaluation else [],
         groups={},

@@ -4,7 +4,7 @@ Everything was measured in ``evaluation``; this module selects what is shown.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,14 @@ from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import Standing, standing
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.comparison import Prediction, comparison, floor_is_compared
+from pluralign.evaluation.comparison import (
+    READING_NAMES,
+    Prediction,
+    Verdict,
+    comparison,
+    floor_is_compared,
+    verdicts,
+)
 from pluralign.server.page_examples import VotedPair, voted_pair
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clustered_interval
 from pluralign.theory.reliability import reliability
@@ -78,12 +85,19 @@ class ReliabilityPoint:
     """A random sample of its pairs."""
 
 
-def compared_predictions(evaluation: Evaluation) -> list[ComparedPrediction]:
-    """Return every prediction of the same votes, best first, with the ensemble's standing."""
+def compared_predictions(evaluation: Evaluation, k: int) -> list[ComparedPrediction]:
+    """Return every prediction of the same votes, best first, with the standing of the ensemble of k members."""
+    own = [f"ensemble: {READING_NAMES[level]}" for level in evaluation.levels]  # a cross-validation has no members
+    rows = [replace(row, k=k) if row.name in own else row for row in comparison(evaluation)]
     return [
-        ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
-        for row in comparison(evaluation)
+        ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None) for row in rows
     ]
+
+
+def shown_verdicts(evaluation: Evaluation) -> list[Verdict]:
+    """Return the verdicts; without the evidence of distinct voices if it is undefined, as the headline says why."""
+    undefined = evaluation.voices is not None and evaluation.voices.evidence is None
+    return list(verdicts(replace(evaluation, voices=None) if undefined else evaluation))
 
 
 def score_history(record: FitRecord) -> History | None:
