@@ -1,9 +1,14 @@
 """Slates, consensus answers and statements, from rewards alone."""
 
+import io
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from rich.console import Console
 
+from pluralign.answering.answer import choose
 from pluralign.answering.consensus import (
     NO_MAJORITY,
     NO_MAJORITY_BY_RULE,
@@ -12,6 +17,7 @@ from pluralign.answering.consensus import (
     slate,
     write_statement,
 )
+from pluralign.cli.views.answers import answer_page
 
 
 def test_near_duplicates_share_one_slate_entry() -> None:
@@ -82,3 +88,11 @@ def test_the_statement_with_the_most_support_is_compared_with_the_best_candidate
     assert found is not None
     assert (found.text, found.least_support, found.to_reach, found.used, found.drafts) == ("Both.", 0.4, 0.6, False, 2)
     assert "- (60%) Tea.\n- (40%) Rum." in instructions[0]
+
+
+def test_the_terminal_says_that_no_answer_has_a_majority() -> None:
+    found = choose(CYCLE, np.array([0.4, 0.3, 0.3]), ["A", "B", "C"])
+    page: Any = answer_page
+    console = Console(width=100, file=io.StringIO())
+    console.print(*page(found, "Tea?", {}))
+    assert NO_MAJORITY in console.file.getvalue()  # type: ignore[attr-defined]
