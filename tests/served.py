@@ -12,11 +12,12 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
 from pluralign import RewardEnsemble, create_app
 from pluralign.models.completion import Completion
 from pluralign.models.options import SamplingOptions
+from pluralign.server.limits import Limits
+from pluralign.server.run import Server
 from pluralign.votes.prompts import Item, PromptLike
 
 TEXTS = ["Yes, we should plant many more trees.", "No.", "Perhaps: it depends on the cost, and on who pays for it."]
@@ -95,9 +96,10 @@ class Client:
 @contextmanager
 def running(ensemble: RewardEnsemble, generator: Any = None, **options: Any) -> Iterator[Client]:
     """A real server on a free port."""
-    app = create_app(ensemble, generator, **({"name": "town"} | options))
+    limits = options.pop("limits", None) or Limits()
+    app = create_app(ensemble, generator, limits=limits, **({"name": "town"} | options))
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        server = Server.of(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

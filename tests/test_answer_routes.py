@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 from served import TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.prompts import Message, PromptLike
 
 
@@ -35,6 +37,14 @@ def test_the_openai_client_lists_the_models(client: Client) -> None:
     assert ids[4:] == ["town:member-0", "town:member-1", "town:member-2"]
 
 
+def test_the_openai_client_retrieves_a_model(client: Client) -> None:
+    assert client.openai.models.retrieve("town:member-1").id == "town:member-1"
+    for unknown in ("town:member-3", "meta/llama"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.openai.models.retrieve(unknown)
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+
+
 def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer, ensemble: RewardEnsemble) -> None:
     answer = generating.openai.chat.completions.create(
         model="town:consensus",
@@ -42,7 +52,7 @@ def test_the_openai_client_gets_the_consensus(generating: Client, writer: Writer
         temperature=0,
         max_tokens=7,
         seed=5,
-        user="unknown fields are ignored",
+        user="this field has no effect",
     )
     facts = answer.pluralign  # type: ignore[attr-defined]
     message = answer.choices[0]
@@ -132,6 +142,22 @@ def test_answer_supports_three_modes(client: Client) -> None:
     assert sum(steering["posterior"]) == pytest.approx(1)
     assert client.error("/v1/answer", body | {"mode": "steerable"})[:2] == (400, "unusable")
     assert client.error("/v1/answer", body | {"rule": "dictator"})[0] == 400
+
+
+def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    with running(ensemble, held_out=held_out) as client:
+        names = [card["name"] for card in client.json("/v1/ensemble")["members"]]
+        chat = {"messages": [{"role": "user", "content": "Tea?"}], "candidates": TEXTS, "seed": 1}
+        slate = client.json("/v1/chat/completions", chat | {"model": "town:balanced"})
+        entries = slate["pluralign"]["answers"]
+        assert [entry["name"] for entry in entries] == [names[entry["member"]] for entry in entries]
+        for number, entry in enumerate(entries, 1):
+            heading = f"{number}. {entry['weight']:.0%}: {names[entry['member']]}\n"
+            assert heading in slate["choices"][0]["message"]["content"]
+        member = client.json("/v1/chat/completions", chat | {"model": "town:member-1"})["pluralign"]
+        assert member["steering"]["name"] == member["answers"][0]["name"] == names[1]
+        assert client.json("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS})["members"] == names
+        assert [one["name"] for one in client.json("/v1/explain", pair())["members"]] == names
 
 
 def test_steering_without_choices_returns_the_weights(client: Client, ensemble: RewardEnsemble) -> None:

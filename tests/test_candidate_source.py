@@ -79,3 +79,13 @@ def test_waiting_generations_are_limited(ensemble: RewardEnsemble) -> None:
         assert len(writer.requests) == 1
         writer.go.set()
         assert all(one.result()["choices"] for one in waiting)
+
+
+def test_a_long_text_of_the_language_model_gets_502(ensemble: RewardEnsemble) -> None:
+    writer = Writer(responses=("Yes.", "x" * 101))
+    with running(ensemble, writer, limits=Limits(characters=100)) as client:
+        status, code, message = client.error("/v1/chat/completions", {"model": "town", "messages": HELLO})
+        assert (status, code) == (502, "upstream_failed")
+        assert message == "a candidate of writer may have at most 100 characters, not 101."
+        body = {"model": "town", "messages": HELLO, "candidates": ["x" * 101]}
+        assert client.error("/v1/chat/completions", body)[:2] == (422, "text_too_long")

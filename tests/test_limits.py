@@ -89,7 +89,8 @@ def test_invalid_requests_get_an_error_sentence(small: Client, path: str, body: 
 
 FIELDS = ("prompt", "response", "response_a", "response_b", "chosen", "pairs", "texts", "choices", "candidates", "mode",
           "n", "rule", "member", "like", "seed", "temperature", "model", "messages", "role", "content", "type", "text",
-          "stream", "stream_options", "query", "documents", "top_n", "prompts", "raw_scores")  # fmt: skip
+          "stream", "stream_options", "query", "documents", "top_n", "prompts", "raw_scores", "stop", "tools",
+          "response_format", "logprobs", "unknown")  # fmt: skip
 
 
 WORDS = ("Tea?", "", "\x00", "\u2028", "\ud800", "town", "town:member-1", "balanced", "steerable", "distributional",

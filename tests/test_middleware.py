@@ -5,6 +5,8 @@ import http.client
 import json
 import logging
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -44,6 +46,58 @@ def test_a_body_without_content_length_is_cut_off_at_the_limit(ensemble: RewardE
         assert answer.startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_before_it_reads_sees_413(ensemble: RewardEnsemble, chunked: bool) -> None:
+    body = b" " * 10_000_000
+    with running(ensemble, limits=Limits(body_bytes=1_000_000)) as client:
+        request = urllib.request.Request(
+            f"{client.address}/v1/compare",
+            (body[i : i + 100_000] for i in range(0, len(body), 100_000)) if chunked else body,
+            {"Content-Type": "application/json"},
+        )
+        with pytest.raises(urllib.error.HTTPError) as answered:  # urllib asks to close the connection
+            urllib.request.urlopen(request, timeout=30)
+        with answered.value as reply:
+            assert (reply.code, json.load(reply)["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_rejected_key_is_reported_to_a_client_that_still_sends(ensemble: RewardEnsemble) -> None:
+    with running(ensemble, api_key=SECRET) as client:
+        request = urllib.request.Request(
+            f"{client.address}/v1/compare", b" " * 20_000_000, {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as answered:
+            urllib.request.urlopen(request, timeout=30)
+        with answered.value as reply:
+            assert reply.code == 401
+
+
+def test_the_body_of_a_rejected_request_is_not_read_forever(ensemble: RewardEnsemble) -> None:
+    limits = Limits(body_bytes=100, drain_factor=2, drain_seconds=0.05)
+    head = "POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with running(ensemble, limits=limits) as client:
+        for sent in (b"", b" " * 1000):  # a client that stops, and one that goes on
+            with socket.create_connection((client.host, client.port), timeout=10) as connection:
+                connection.sendall(f"{head}Content-Length: 100000\r\n\r\n".encode() + sent)
+                assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_waits_for_100_continue_is_rejected_before_it_sends(ensemble: RewardEnsemble) -> None:
+    with (
+        running(ensemble, limits=Limits(body_bytes=100)) as client,
+        socket.create_connection((client.host, client.port), timeout=10) as connection,
+    ):
+        head = "POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 100000\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("path", ["/v1/compare/", "/healthz/", "/v1/models/", "/docs/"])
+def test_a_trailing_slash_is_not_redirected(client: Client, path: str) -> None:
+    body = {"pairs": [pair()]} if "compare" in path else None
+    assert client.error(path, body)[0] == 404
+
+
 def test_a_slow_body_gets_408(ensemble: RewardEnsemble) -> None:
     with (
         running(ensemble, limits=Limits(body_seconds=0.1)) as client,
@@ -58,7 +112,10 @@ def test_other_content_types_and_hosts_are_rejected(client: Client) -> None:
     body = json.dumps({"pairs": [pair()]}).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         assert client.error("/v1/compare", body, Content_Type=kind)[:2] == (415, "not_json")
-    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
+    for host in (
+        *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""),
+        *("localhost:evil", "[::1].evil.com", "[::1]:80:80", "localhost:80.evil.com", "[::1"),
+    ):
         assert client.error("/v1/models", Host=host)[:2] == (403, "unknown_host")
     for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000"):
         assert client.send("/v1/models", Host=host)[0] == 200
@@ -74,7 +131,7 @@ def test_cross_origin_requests_are_rejected(client: Client) -> None:
 
 def test_an_api_key_protects_everything_but_the_page_and_health(ensemble: RewardEnsemble) -> None:
     with running(ensemble, Writer(), api_key=SECRET) as client:
-        for path in ("/", "/docs", "/openapi.json", "/healthz"):
+        for path in ("/", "/docs", "/openapi.json", "/health", "/healthz"):
             assert client.send(path, Host="any.example")[0] == 200
         guarded = ("/v1/models", "/v1/ensemble", "/metrics", "/rerank", "/get_reward", "/v1/compare", "/v2/rerank")
         for path in (*guarded, "/v1", "/v1/nothing"):
@@ -123,7 +180,7 @@ def test_excess_concurrent_requests_get_503(ensemble: RewardEnsemble, monkeypatc
         first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
         wait_until(lambda: counting.sizes)
         assert client.error("/v1/models")[:2] == (503, "busy")
-        assert client.json("/healthz")["status"] == "ok"
+        assert client.json("/healthz") == client.json("/health") == {"status": "ok"}
         counting.go.set()
         first.result()
         assert client.json("/v1/models")["data"]

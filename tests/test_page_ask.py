@@ -9,6 +9,7 @@ import pytest
 from page_browser import Tab, percent
 
 from pluralign import PreferenceSet, answer
+from pluralign.answering.consensus import NO_MAJORITY
 from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
 
@@ -92,6 +93,82 @@ def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: st
     page.click("#ask form button[type=submit]")
     tab.rest()
     assert sent == [None, ["Yes.", "No, thank you."], ["Yes.", "No, thank you."], None]
+
+
+def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    sent: list[Any] = []
+
+    def write(route: Any) -> None:
+        body = route.request.post_data_json
+        sent.append(body["mode"])
+        texts = ["Yes.", "No, thank you."]
+        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
+        route.fulfill(json=reply | {"candidate_texts": texts})
+
+    page.route("**/v1/answer", write)
+    page.fill("#prompt", "Shall we dance?")
+    for mode in ("distributional", "steerable", "balanced"):
+        page.click(f"input[value={mode}]")
+        tab.rest()
+    page.select_option("#rule", "borda")
+    tab.rest()
+    assert "Press Ask" in page.inner_text("#ask .results")
+    page.click("input[value=steerable]")
+    page.click("[data-choice=a]")
+    tab.rest()
+    assert "after 1 choice" in page.inner_text("#ask"), "the posterior needs no language model"
+    page.click("text=Other ways to steer")
+    page.select_option("#member", "2")
+    tab.rest()
+    assert sent == []
+    page.click("#ask form button[type=submit]")
+    tab.rest()
+    assert sent == ["steerable"]
+    assert "Member 2 answers" in page.inner_text("#ask")
+    page.fill("#prompt", "Shall we sing?")
+    page.click("input[value=distributional]")
+    tab.rest()
+    assert sent == ["steerable"]
+
+
+def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    assert page.query_selector(".slate")
+    page.route("**/v1/answer", lambda route: route.fulfill(status=502, json={"error": {"message": "It failed."}}))
+    page.click("#ask form button[type=submit]")
+    tab.rest()
+    assert page.inner_text("#ask [role=alert]") == "It failed."
+    assert page.inner_text("#ask .results") == ""
+    page.click("input[value=steerable]")
+    page.click("[data-choice=a]")
+    tab.rest()
+    assert page.inner_text("#ask [role=alert]") == "It failed."
+    assert page.query_selector("[data-choice=a]"), "the next pair can still be chosen"
+    assert page.query_selector("#ask .answer") is None
+    tab.messages.clear()  # the browser logs every status of 502
+
+
+def test_missing_candidates_clear_the_previous_answer(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    page.fill("#prompt", "Shall we dance?")
+    page.click("#ask form button[type=submit]")
+    assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
+    assert page.inner_text("#ask .results") == ""
+
+
+def test_a_consensus_without_a_majority_says_so(tab: Tab, address: str) -> None:
+    page = tab.open(address)
+    assert "majority" not in page.inner_text(".consensus")
+
+    def without_majority(route: Any) -> None:
+        reply = route.fetch().json()
+        route.fulfill(json=reply | {"consensus": reply["consensus"] | {"note": NO_MAJORITY}})
+
+    page.route("**/v1/answer", without_majority)
+    page.click("#ask form button[type=submit]")
+    tab.rest()
+    assert "No answer has a majority; this one comes nearest." in page.inner_text(".consensus")
 
 
 def test_draws_are_counted(tab: Tab, address: str, shown: dict[str, Any], ensemble: RewardEnsemble) -> None:

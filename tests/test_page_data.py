@@ -10,18 +10,21 @@ import numpy.typing as npt
 import pytest
 from test_explain import a_lean
 
-from pluralign import Message, PreferenceSet
+from pluralign import Message, PreferenceSet, evaluate, town_hall
 from pluralign.analysis import leans
 from pluralign.analysis.leans import CARES_LESS, PREFERS
 from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.analysis.traits import trait_values
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.evaluation.comparison import comparison, verdicts
-from pluralign.server.page_data import PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
+from pluralign.evaluation.measure import without_verdict
+from pluralign.server.page_data import card_lean, collect_page_data
 from pluralign.server.page_examples import MAX_LENGTH
+from pluralign.server.page_figures import PAIRS_PER_POINT, TEXT_LENGTH
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +150,62 @@ def test_the_history_has_the_baselines(ensemble: RewardEnsemble, shown: dict[str
     assert shown["history"]["noise"] == evaluation.test.noise
 
 
+def test_the_headline_is_the_main_figures(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
+    evaluation = evaluation_of(ensemble)
+    assert shown["headline"] == to_json(headline(evaluation, ensemble.record))
+    assert (shown["cross_validated"], shown["floor_note"], shown["left_out"]) == (False, "", "")
+
+
+def test_a_cross_validation_counts(ensemble: RewardEnsemble, held_out: HeldOutVotes, report: ReportData) -> None:
+    evaluation = evaluation_of(ensemble)
+    pooled = replace(evaluation, test=replace(evaluation.test, brier_corrected=0.0123), members=[])
+    record = replace(ensemble.record, cross_validation=pooled)
+    shown = page_json(replace(ensemble, record=record), held_out, profiles=report.profiles)
+    assert "0.0123" in shown["headline"]["main"]
+    assert shown["test"]["brier_corrected"] == 0.0123
+    assert shown["cross_validated"]
+    assert [point["count"] for point in shown["reliability"]] == list(evaluation.reliability.count)
+    assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
+    assert len(shown["disagreement"]) == 3, "the members are those of the served ensemble"
+    assert [row["k"] for row in shown["comparison"] if row["judged"]] == [3]
+
+
+def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble) -> None:
+    evaluation = evaluation_of(ensemble)
+    floor = without_verdict(evaluation.baselines["floor"])
+    few_votes = replace(evaluation, baselines={**evaluation.baselines, "floor": floor})
+    shown = page_json(replace(ensemble, record=replace(ensemble.record, evaluation=few_votes)))
+    assert shown["floor_note"] == FEW_VOTES
+    assert shown["history"]["floor"] is None
+    assert "floor" not in [row["name"] for row in shown["comparison"]]
+
+
+def test_few_prompts_have_no_intervals(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    some = held_out[held_out.preferences.prompt_index < 19]
+    assert {point["interval"] for point in page_json(ensemble, some)["reliability"]} == {None}
+    evaluation = evaluation_of(ensemble)
+    assert evaluation.voices
+    undefined = replace(evaluation.voices, evidence=None, reason="19 prompts, at least 20 needed")
+    recorded = replace(ensemble.record, evaluation=replace(evaluation, prompts=19, voices=undefined))
+    shown = page_json(replace(ensemble, record=recorded))
+    assert "19 prompts, at least 20 needed" not in str(shown["verdicts"]), "the headline says it"
+    assert {point["interval"] for point in shown["reliability"]} == {None}
+    assert shown["headline"]["standing"] == "level"
+    assert shown["headline"]["verdict"].startswith("No verdict: 19 test prompts")
+
+
+def test_other_votes_report_what_was_left_out(ensemble: RewardEnsemble) -> None:
+    votes = town_hall(480).preferences
+    scored = score_held_out(ensemble, votes)
+    assert 0 < scored.left_out.pairs < len(votes)
+    evaluation = evaluate(ensemble, scored.preferences, groups=[])
+    shown = page_json(ensemble, scored, evaluation=evaluation)
+    assert shown["left_out"] == scored.left_out.sentence
+    assert f"({scored.left_out.pairs:,} pairs)" in shown["left_out"]
+    assert shown["votes"]["pairs"] == len(votes) - scored.left_out.pairs
+    assert shown["test"]["brier"] == evaluation.test.brier
+
+
 def test_cards_agree_with_profiles(shown: dict[str, Any], report: ReportData) -> None:
     assert [card["name"] for card in shown["members"]] == [profile.name for profile in report.profiles]
     assert shown["disagreement"] == [profile.disagreement for profile in report.profiles]
@@ -245,7 +304,7 @@ def test_one_pair_is_enough(ensemble: RewardEnsemble) -> None:
     votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [1], [0])
     shown = page_json(ensemble, HeldOutVotes(votes, np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])))
     json.dumps(shown, allow_nan=False)
-    assert shown["reliability"][0]["interval"] == {"low": None, "high": None}
+    assert shown["reliability"][0]["interval"] is None
     assert len(shown["steering_pairs"]) == 1
 
 

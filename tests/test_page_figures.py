@@ -11,6 +11,7 @@ from served import running
 
 from pluralign.analysis.profiles import member_profiles
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.server.explain import explain_votes
 
@@ -68,7 +69,7 @@ def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) 
 def test_the_comparison_and_the_worst_group_are_shown(tab: Tab, address: str, shown: dict[str, Any]) -> None:
     page = tab.open(address + "#calibration")
     rows = page.query_selector_all("[aria-label='Comparison of predictions'] tbody tr")
-    words = {"ahead of": "ensemble better", "behind": "ensemble worse", "level with": "no significant difference"}
+    words = {"ahead": "ensemble better", "behind": "ensemble worse", "level": "no significant difference"}
     assert len(rows) == len(shown["comparison"])
     for row, expected in zip(rows, shown["comparison"], strict=True):
         assert expected["name"] in row.inner_text()
@@ -81,6 +82,78 @@ def test_the_comparison_and_the_worst_group_are_shown(tab: Tab, address: str, sh
     assert [row.inner_text().split("\t")[0] for row in worst] == (
         [shown["worst_group"]["name"]] if shown["worst_group"] else []
     )
+
+
+def test_the_headline_comes_first_and_marks_the_row_that_counts(tab: Tab, address: str, shown: dict[str, Any]) -> None:
+    page = tab.open(address + "#calibration")
+    headline = shown["headline"]
+    lines = page.inner_text("#calibration .headline").split("\n\n")
+    assert lines == [headline["main"], headline["verdict"], f"Next: {headline['next_step']}"]
+    first = "#calibration > h2:first-child + .headline"
+    assert page.query_selector(first), "nothing is between the heading and the headline"
+    assert headline["verdict"] in page.inner_text("#verdict")
+    (row,) = page.query_selector_all("[aria-label='Comparison of predictions'] tr.own")
+    assert row.inner_text().startswith("→ ensemble: votes")
+    assert "→ marks the row that counts" in page.inner_text("#calibration")
+
+
+def few(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of the page of an ensemble with 12 test prompts and 3 votes per pair."""
+    none = {"mean": -0.00001, "low": None, "high": None, "standard_error": None}
+    groups = {key: [group | {"interval": none, "residual": none} for group in of] for key, of in data["groups"].items()}
+    rows = [
+        row | {"difference": None, "standing": None, "interval": None, "brier_corrected": -0.00001}
+        for row in data["comparison"]
+        if row["name"] != "floor"
+    ]
+    return data | {
+        "headline": data["headline"] | {"standing": "unknown", "verdict": "No verdict: 12 test prompts."},
+        "verdicts": [],
+        "floor_note": FEW_VOTES,
+        "test": data["test"] | {"interval": none, "brier_corrected": -0.00001},
+        "comparison": rows,
+        "groups": groups,
+        "worst_group": None,
+        "history": data["history"] | {"floor": None},
+        "reliability": [point | {"interval": None} for point in data["reliability"]],
+    }
+
+
+def test_few_prompts_and_votes_have_no_intervals_no_floor_and_one_reason(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#calibration", rewrite=few)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.inner_text("body").count("No verdict: 12 test prompts.") == 1
+    text = page.inner_text("#calibration")
+    assert text.count(FEW_VOTES) == 1
+    assert "95 %" not in text.replace("\u00a0", " ")
+    assert "Floor:" not in text
+    assert "0.0000" in text
+    assert "−0.0000" not in text
+    assert page.query_selector_all("svg .floor, svg .whisker, svg .band") == []
+    with_floor = tab.open(address + "#calibration")
+    assert with_floor.query_selector_all("svg .floor, svg .whisker")
+
+
+def test_pairs_left_out_and_cross_validation_are_reported(tab: Tab, address: str) -> None:
+    sentence = "Left out 80 prompts (1,544 pairs) that were used for training."
+    page = tab.open(
+        address + "#calibration", rewrite=lambda data: data | {"left_out": sentence, "cross_validated": True}
+    )
+    text = page.inner_text("#calibration")
+    assert sentence in text
+    assert "Cross-validated: each prompt is predicted by an ensemble that was fitted without it." in text
+    assert "; cross-validated." in page.inner_text("#lead")
+
+
+def test_wide_tables_show_that_they_scroll(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#calibration", width=390)
+    region = page.query_selector("[aria-label='Comparison of predictions']")
+    assert region.evaluate("(node) => node.scrollWidth > node.clientWidth")
+    assert region.get_attribute("tabindex") == "0"
+    style = "(node) => getComputedStyle(node).backgroundAttachment"
+    assert region.evaluate(style) == "local, local, scroll, scroll", "the covers of the shadows move with the content"
+    for wide in page.query_selector_all(".scroll"):
+        assert wide.get_attribute("tabindex") == "0"
 
 
 def test_cards_show_leans_and_examples(tab: Tab, address: str, shown: dict[str, Any]) -> None:
@@ -174,3 +247,15 @@ def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:
     page.fill("#response-a", " ")
     page.click("#compare button[type=submit]")
     assert "Paste two responses" in page.inner_text("#compare [role=alert]")
+    assert page.inner_text("#compare .results") == ""
+
+
+def test_a_failed_comparison_clears_the_previous_one(tab: Tab, address: str) -> None:
+    page = tab.open(address + "#compare")
+    assert "are predicted to prefer A" in page.inner_text("#compare .results")
+    page.route("**/v1/explain", lambda route: route.fulfill(status=400, json={"error": {"message": "Too long."}}))
+    page.click("#compare button[type=submit]")
+    tab.rest()
+    assert page.inner_text("#compare [role=alert]") == "Too long."
+    assert page.inner_text("#compare .results") == ""
+    tab.messages.clear()  # the browser logs every status of 400

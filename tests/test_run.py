@@ -131,6 +131,17 @@ def test_options_set_the_seed_and_the_limits(town_folder: Path) -> None:
     upstream.server.server_close()
 
 
+def test_other_votes_are_shown_without_training_prompts(town_folder: Path) -> None:
+    with command(town_folder, "--data", "demo:480") as (process, ready):
+        shown = Client(ready["address"]).json("/v1/ensemble")
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate()
+    left_out = shown["left_out"]
+    assert re.fullmatch(r"Left out \d+ prompts \([\d,]+ pairs\) that were used for training\.", left_out)
+    assert left_out in log
+    assert f"on {shown['votes']['prompts']} held-out prompts" in shown["headline"]["main"]
+
+
 def test_n_above_max_candidates_exits_with_one_sentence(town_folder: Path) -> None:
     result = run("serve", town_folder, "-n", "65")
     assert (result.returncode, result.stdout) == (2, "")

@@ -14,6 +14,7 @@ from served import TEXTS, Client, pair, running
 from pluralign import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.social_choice import borda, pairwise_support
+from pluralign.votes.prompts import Message
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,36 @@ def test_compare_and_score_match_the_command_line(client: Client, town_folder: P
     offline = [json.loads(line) for line in run("score", town_folder, write_jsonl(texts)).stdout.splitlines()]
     for ours, theirs in zip(client.json("/v1/score", {"texts": texts})["results"], offline, strict=True):
         assert ours["rewards"] == pytest.approx(theirs["rewards"])
+
+
+def test_a_chat_is_scored_like_its_prompt_and_last_message(client: Client, ensemble: RewardEnsemble) -> None:
+    turns = [
+        {"role": "user", "content": "Tea?"},
+        {"role": "assistant", "content": "No."},
+        {"role": "user", "content": [{"type": "text", "text": "Why?"}]},
+    ]
+    last = {"role": "assistant", "content": TEXTS[0]}
+    prompt = (Message("user", "Tea?"), Message("assistant", "No."), Message("user", "Why?"))
+    body = {"texts": [{"messages": [*turns, last]}, {"prompt": turns, "response": TEXTS[0]}]}
+    whole, split = client.json("/v1/score", body)["results"]
+    assert whole == split
+    assert whole["rewards"] == pytest.approx(ensemble.rewards([(prompt, TEXTS[0])])[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ({"prompt": "Tea?"}, "must have prompt and response, or messages"),
+        ({"prompt": "Tea?", "messages": []}, "must have prompt and response, or messages"),
+        ({"messages": [{"role": "user", "content": "Tea?"}]}, "a last message of the assistant"),
+        ({"messages": [{"role": "assistant", "content": "Yes."}]}, "a last message of the assistant"),
+    ],
+)
+def test_a_text_without_prompt_or_response_gets_a_sentence(client: Client, text: Any, words: str) -> None:
+    status, code, message = client.error("/v1/score", {"texts": [text]})
+    assert (status, code) == (422, "invalid")
+    assert message.startswith("texts.0: ")
+    assert words in message
 
 
 def test_predicted_shares_include_the_undecided_share(ensemble: RewardEnsemble) -> None:

@@ -29,6 +29,8 @@ DRAFTS = 4
 """Statements to request from the writer."""
 WRITING_TEMPERATURE = 0.7
 """Maximum sampling temperature of drafts. At the higher temperature of candidates, small models write nonsense."""
+NO_MAJORITY = "No answer has a majority; this one comes nearest."
+NO_MAJORITY_BY_RULE = "No answer has a majority."
 INSTRUCTION = """People were asked: {prompt}
 
 These are their answers:
@@ -62,6 +64,8 @@ class Consensus:
     """Share of the weight that prefers it to a rival, averaged over all rivals."""
     favourite_of: float
     """Share of the weight whose top choice it is."""
+    note: str = ""
+    """Says so if every answer loses to some other answer, so that none has a majority."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,11 @@ def consensus(
         return Consensus(texts[0], rule, 1.0, 1.0, 1.0)
     tops = rewards == rewards.max(axis=0)
     favourite_of = float((tops / tops.sum(axis=0))[winner] @ weights / weights.sum())
-    return Consensus(texts[winner], rule, float(maximin(support)[winner]), float(borda(support)[winner]), favourite_of)
+    least, mean = maximin(support), borda(support)
+    note = ""
+    if least.max() < 0.5 - 1e-9:  # not a tie that rounding broke
+        note = NO_MAJORITY if least[winner] == least.max() else NO_MAJORITY_BY_RULE
+    return Consensus(texts[winner], rule, float(least[winner]), float(mean[winner]), favourite_of, note)
 
 
 def write_statement(

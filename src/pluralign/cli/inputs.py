@@ -1,5 +1,6 @@
 """What commands read: votes, the held-out votes of an ensemble, and packages of optional extras."""
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from pluralign.votes.options import LoadOptions
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
+    from pluralign.ensemble.record import Evaluation
     from pluralign.ensemble.training_prompts import LeftOut
     from pluralign.votes.preferences import PreferenceSet
     from pluralign.votes.raters import RaterVotes
@@ -63,6 +65,14 @@ def load_held_out_votes(
         held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
     note_left_out(held_out.left_out)
     return held_out
+
+
+def evaluate_held_out(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int = 0) -> "Evaluation":
+    """Return the figures on votes that were scored already, with the number of pairs left out."""
+    from pluralign.evaluation.evaluate import evaluate
+
+    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
+    return dataclasses.replace(evaluation, left_out=held_out.left_out)
 
 
 def note_left_out(left_out: "LeftOut") -> None:

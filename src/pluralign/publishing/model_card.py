@@ -127,7 +127,7 @@ class ModelCard:
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
             few_votes=FEW_VOTES,
-            table=comparison(evaluation) if evaluation else [],
+            table=comparison(evaluation, self.ensemble.k) if evaluation else [],
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=self._settings(),
             version=__version__,

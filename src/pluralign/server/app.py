@@ -17,6 +17,7 @@ from pluralign.core.errors import UsageError
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import Evaluation
 from pluralign.evaluation.representation import Representation
 from pluralign.models.options import SamplingOptions
 from pluralign.server.candidates import CandidateSource
@@ -26,6 +27,7 @@ from pluralign.server.limits import Limits
 from pluralign.server.metrics import Metrics
 from pluralign.server.middleware import AccessMiddleware
 from pluralign.server.openai_chat import model_ids
+from pluralign.server.openapi import allow_null_numbers
 from pluralign.server.page_data import collect_page_data, page_profiles
 from pluralign.server.routes.answers import answer_routes
 from pluralign.server.routes.ops import EnsembleResponse, ops_routes
@@ -47,6 +49,7 @@ def create_app(
     *,
     held_out: HeldOutVotes | None = None,
     representation: Representation | None = None,
+    evaluation: Evaluation | None = None,
     name: str = "pluralign",
     api_key: str | None = None,
     limits: Limits | None = None,
@@ -63,6 +66,7 @@ def create_app(
         generator: writes candidates if a request sends none; called in threads.
         held_out: held-out votes with the ensemble's rewards, for member cards, examples and known prompts.
         representation: how well individuals are represented, for the page.
+        evaluation: figures on ``held_out`` for the page, if these are other votes than those of the fit.
         name: first part of every model id.
         api_key: API key required from clients; without one the server answers only to loopback hosts.
         limits: limits of the server.
@@ -84,7 +88,9 @@ def create_app(
         raise UsageError("the API key must have only printable ASCII characters and no spaces; choose another key.")
     limits, metrics = limits or Limits(), Metrics.create()
     profiles = [] if held_out is None else page_profiles(ensemble, held_out)
-    page = collect_page_data(ensemble, held_out, name=name, profiles=profiles, representation=representation)
+    page = collect_page_data(
+        ensemble, held_out, name=name, profiles=profiles, representation=representation, evaluation=evaluation
+    )
     candidates = CandidateSource(
         generator=generator,
         held_out=held_out,
@@ -124,6 +130,7 @@ def create_app(
         description="A weighted ensemble of reward models: votes, rewards, and answers in three modes.",
         docs_url=None,  # FastAPI's own page loads scripts from another site
         redoc_url=None,
+        redirect_slashes=False,  # a redirected POST loses its body in many clients
         lifespan=lifespan,
         default_response_class=FiniteJSONResponse,
         responses=ERRORS,
@@ -136,7 +143,11 @@ def create_app(
     app.include_router(score_routes(service))
     app.include_router(answer_routes(service))
     app.include_router(ops_routes(shown, metrics.text))
-    pages = read_pages(app.openapi())
+    description = app.openapi()
+    allow_null_numbers(description, EnsembleResponse.__name__)
+    # FastAPI's own way to change it: https://fastapi.tiangolo.com/how-to/extending-openapi/
+    app.openapi = lambda: description  # type: ignore[method-assign]
+    pages = read_pages(description)
     app.include_router(page_routes(pages))
-    metrics.routes.update(app.openapi()["paths"], pages)
+    metrics.routes.update(description["paths"], pages)
     return app

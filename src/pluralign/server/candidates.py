@@ -103,7 +103,9 @@ class CandidateSource:
         if self.generator is not None:
             n_candidates = n_candidates or self.n_candidates
             check_count(n_candidates, self.limits.candidates, "candidates")
-            return prompt, await self._generate(self.generator, prompt, n_candidates, seed, sampling)
+            texts = await self._generate(self.generator, prompt, n_candidates, seed, sampling)
+            self._check_generated(texts, self.generator.name)
+            return prompt, texts
         if (known := self.held_out_prompts.get(_prompt_key(prompt))) is not None:
             return known.prompt, list(known.responses)[: self.limits.candidates]
         message = (
@@ -111,6 +113,14 @@ class CandidateSource:
             "prompts, or start the server with --model or --base-url."
         )
         raise ApiError(400, message, code="no_generator", param="candidates")
+
+    def _check_generated(self, texts: Sequence[str], name: str) -> None:
+        """Check texts that the request did not send, so that it is not blamed for them."""
+        for text in texts:
+            try:
+                self.limits.check_text(text, f"a candidate of {name}")
+            except ApiError as error:
+                raise ApiError(502, error.message, code="upstream_failed") from None
 
     @cached_property
     def _slots(self) -> asyncio.Semaphore:

@@ -1,10 +1,15 @@
 """The limits of the server, and the checks that requests stay within them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pluralign.models.options import RemoteOptions
 from pluralign.server.errors import ApiError
 from pluralign.server.options import ServeOptions
+
+RESERVED_FILES = 96
+"""Files that connections leave to the rest of the process: models, pipes, and connections being opened or closed."""
+SPARE_CONNECTIONS = 16
+"""Connections beyond the limit of requests, for health checks."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,14 @@ class Limits:
     """Maximum size of a request body."""
     body_seconds: float = 30.0
     """Maximum time for a request body to arrive; slower requests get 408."""
+    drain_seconds: float = 5.0
+    """Time to read and discard the body of a rejected request, so that its client sees the error."""
+    drain_factor: int = 16
+    """At most this many times ``body_bytes`` are read and discarded."""
+    header_seconds: float = 10.0
+    """Maximum time for a request to arrive, up to its body; slower connections are closed."""
+    connections: int = ServeOptions.max_connections
+    """Maximum open connections; a new one replaces the one that has waited longest for a request."""
     requests: int = ServeOptions.max_requests
     """Maximum concurrent requests; excess requests get 503."""
     texts: int = ServeOptions.max_texts
@@ -54,6 +67,7 @@ class Limits:
         upstream = remote if remote and remote.base_url else None
         return cls(
             body_bytes=options.max_body,
+            connections=options.max_connections,
             requests=options.max_requests,
             texts=options.max_texts,
             characters=options.max_characters,
@@ -62,6 +76,21 @@ class Limits:
             generations=upstream.concurrency if upstream else cls.generations,
             generation_seconds=options.max_seconds or (upstream.timeout if upstream else cls.generation_seconds),
         )
+
+    def within_files(self, files: int | None) -> "Limits":
+        """Return limits under which the server opens fewer files than allowed, and can always answer health checks.
+
+        Args:
+            files: number of files that the process may open; None without a limit.
+
+        Example:
+            >>> few = Limits().within_files(256)
+            >>> few.connections, few.requests, Limits().within_files(None) == Limits()
+            (156, 140, True)
+        """
+        free = self.connections if files is None else files - RESERVED_FILES - self.generations
+        connections = max(min(self.connections, free), 2 * SPARE_CONNECTIONS)
+        return replace(self, connections=connections, requests=min(self.requests, connections - SPARE_CONNECTIONS))
 
     def check_text(self, text: str, what: str) -> None:
         """Raise ``ApiError`` if a text is too long, or holds half of a surrogate pair, which JSON can encode."""
@@ -72,11 +101,11 @@ class Limits:
             raise ApiError(422, message, code="text_too_long")
 
 
-def check_count(n: int, limit: int, what: str) -> None:
+def check_count(n: int, limit: int, what: str, param: str = "") -> None:
     """Raise ``ApiError`` if there are more than allowed.
 
     Example:
         >>> check_count(2, 3, "candidates")
     """
     if n > limit:
-        raise ApiError(422, f"a request may have at most {limit:,} {what}, not {n:,}.", code="too_many")
+        raise ApiError(422, f"a request may have at most {limit:,} {what}, not {n:,}.", code="too_many", param=param)

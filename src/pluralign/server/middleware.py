@@ -1,8 +1,9 @@
 """ASGI middleware around the whole application: checks requests before any handler runs, and logs them after.
 
 It checks the host, the API key, the content type, the size of the body, and the number of concurrent requests. It reads
-a body completely before it is parsed, never beyond the limit. It cancels the work for a client that disconnects. It
-adds the security headers to every response. Logs contain no text of a request unless ``log_prompts`` is set.
+a body completely before it is parsed, and keeps none beyond the limit. It cancels the work for a client that
+disconnects. It adds the security headers to every response. Logs contain no text of a request unless ``log_prompts`` is
+set.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import base64
 import binascii
 import hmac
 import logging
+import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -28,8 +30,9 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOGGER = "pluralign.server"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(?::[0-9]{0,5})?")
 NEEDS_KEY = ("/v1", "/v2", "/rerank", "/get_reward", "/metrics")
-ALWAYS_SERVED = ("/healthz", "/metrics")
+ALWAYS_SERVED = ("/health", "/healthz", "/metrics")
 """Paths outside the limit of concurrent requests, so that a busy server still passes its health checks."""
 CLIENT_CLOSED_REQUEST = 499
 """Status in logs and metrics of a request whose client disconnected, as in nginx."""
@@ -74,8 +77,7 @@ class AccessMiddleware:
 
         self.active += 1
         try:
-            self._check(scope)
-            body = await self._read(receive)
+            body = await self._accept(scope, receive)
             if self.log_prompts and body:
                 logger.info("%s %s", scope["path"], body.decode(errors="replace"))
             await self._run(scope, body, receive, send_with_headers)
@@ -93,6 +95,31 @@ class AccessMiddleware:
             status, seconds = status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started
             self.observe(scope["path"], status, seconds)
             logger.info("%s %s %s %.0f ms", scope["method"], _printable(scope["path"]), status, 1000 * seconds)
+
+    async def _accept(self, scope: Scope, receive: Receive) -> bytes:
+        """Check a request and return its body.
+
+        The body of a rejected request is read and discarded, within limits: most clients send all of it before they
+        read the response, and a closed connection would hide the error from them.
+        """
+        try:
+            self._check(scope)
+            return await self._read(receive)
+        except ApiError as error:
+            waits_for_answer = (b"expect", b"100-continue") in scope["headers"]
+            if error.code not in ("slow_body", "gone") and not waits_for_answer:
+                await self._discard(receive)
+            raise
+
+    async def _discard(self, receive: Receive) -> None:
+        left = self.limits.drain_factor * self.limits.body_bytes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.drain_seconds):
+                while left > 0:
+                    event = await receive()
+                    left -= len(event.get("body", b""))
+                    if not event.get("more_body"):  # the end, or a disconnect
+                        return
 
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -187,15 +214,16 @@ def _with_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[byt
 
 
 def _host(header: str) -> str:
-    """Return the host of a Host header.
+    """Return the host of a Host header; empty if the header is not a host with an optional port.
 
     Example:
         >>> _host("localhost:8000"), _host("[::1]:8000"), _host("127.0.0.1"), _host("LocalHost.")
         ('localhost', '::1', '127.0.0.1', 'localhost')
+        >>> _host("localhost:evil"), _host("[::1].evil.example")
+        ('', '')
     """
-    host = header.strip().lower()
-    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return host.removesuffix(".")
+    match = HOST.fullmatch(header.strip().lower())
+    return (match["address"] or match["name"]).removesuffix(".") if match else ""
 
 
 def _has_key(header: str, key: str) -> bool:

@@ -11,19 +11,17 @@ from typing import Literal
 from pluralign.answering.answer import Answer, Mode
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import without_nan
-from pluralign.server.errors import ApiError
-from pluralign.server.schemas import (
-    AnswerDetails,
-    AnswerEntry,
+from pluralign.server.chat_schemas import (
     AssistantMessage,
     ChatCompletion,
     ChatCompletionChunk,
     ChunkChoice,
     CompletionChoice,
     Delta,
-    SteeringResponse,
     Usage,
 )
+from pluralign.server.errors import ApiError
+from pluralign.server.schemas import AnswerDetails, AnswerEntry, SteeringResponse
 
 Voice = Literal["balanced", "consensus", "distributional"]
 VOICES: tuple[Voice, ...] = ("distributional", "balanced", "consensus")
@@ -84,7 +82,9 @@ def find_model(model: str, name: str, k: int) -> ModelTarget:
     return ModelTarget(VOICES[max(position - 1, 0)], None)
 
 
-def answer_details(answers: Sequence[Answer], names: Sequence[str], seed: int, generator: str | None) -> AnswerDetails:
+def answer_details(
+    answers: Sequence[Answer], names: Sequence[str], seed: int, generator: str | None, ignored: Sequence[str]
+) -> AnswerDetails:
     """Return an answer with member names: the body of ``/v1/answer``, and the field ``pluralign`` of completions.
 
     Args:
@@ -92,6 +92,7 @@ def answer_details(answers: Sequence[Answer], names: Sequence[str], seed: int, g
         names: of the members.
         seed: of the request.
         generator: name of the model that wrote the candidates.
+        ignored: fields of the request that have no effect.
     """
     first = answers[0]
     steering = first.steering
@@ -110,6 +111,7 @@ def answer_details(answers: Sequence[Answer], names: Sequence[str], seed: int, g
         notes=list(first.notes),
         seed=seed,
         generator=generator,
+        ignored=list(ignored),
     )
 
 

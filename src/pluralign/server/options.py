@@ -21,6 +21,9 @@ class ServeOptions:
     max_texts: int = field(default=1024, metadata={"help": "Maximum texts per request; a pair to compare counts as 2."})
     max_characters: int = field(default=32_000, metadata={"help": "Maximum characters of a prompt, chat or response."})
     max_candidates: int = field(default=64, metadata={"help": "Maximum candidates per answer, given or sampled."})
+    max_connections: int = field(
+        default=1000, metadata={"help": "Maximum open connections, if the process may open that many files."}
+    )
     max_requests: int = field(
         default=512, metadata={"help": "Maximum concurrent requests; excess requests get 503 with Retry-After."}
     )

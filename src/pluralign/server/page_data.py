@@ -1,13 +1,11 @@
 """The data that the page shows of an ensemble, computed once when the server starts.
 
-This module chooses the held-out pairs that are shown and the length of their texts. The figures are computed in
-``evaluation`` and ``analysis``; the page's layout is in ``static/``.
+The figures are computed in ``evaluation`` and ``analysis``, and selected in ``page_figures``; the page's layout is in
+``static/``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from pluralign.analysis.leans import CARES_LESS, PREFERS, Lean, sample_prompts
 from pluralign.analysis.member_rankings import Diversity, held_out_candidates, measure_diversity
@@ -20,29 +18,31 @@ from pluralign.analysis.profiles import (
     unnamed_reason,
 )
 from pluralign.analysis.traits import KEYS, TRAITS
-from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
-from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
-from pluralign.core.text import shortened
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import standing
+from pluralign.ensemble.headline import FEW_VOTES, Headline, headline, main_evaluation
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.evaluation.comparison import Prediction, Verdict, comparison, undecided_sentence, verdicts
+from pluralign.ensemble.record import Evaluation, Figures, worse_than_chance
+from pluralign.evaluation.comparison import Verdict, floor_is_compared, undecided_sentence
 from pluralign.evaluation.groupings import DEFAULT_GROUPINGS
 from pluralign.evaluation.groups import Group, WorstGroup, judge_groups
 from pluralign.evaluation.representation import Representation
-from pluralign.server.page_examples import Example, VotedPair, example_prompts, steering_pairs, voted_pair
+from pluralign.server.page_examples import Example, VotedPair, example_prompts, steering_pairs
+from pluralign.server.page_figures import (
+    ComparedPrediction,
+    History,
+    ReliabilityPoint,
+    compared_predictions,
+    measured_curve,
+    recorded_curve,
+    score_history,
+    short,
+    shown_verdicts,
+)
 from pluralign.server.page_representation import PageRepresentation, page_representation
-from pluralign.theory.intervals import clustered_interval
-from pluralign.theory.reliability import reliability
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.summary import inspect
 
-TEXT_LENGTH = 1000
-"""Longer texts are cut where they are only displayed."""
-PAIRS_PER_POINT = 5
 MAX_CHARACTERS = 2_000_000
 """Maximum amount of text to analyse at startup, about five seconds of work; larger sets are sampled by prompt."""
 LEANS_SHOWN = 5
@@ -57,61 +57,6 @@ class VoteCounts:
     votes: int
     votes_per_pair: float
     majority_share: float
-
-
-@dataclass(frozen=True)
-class ComparedPrediction(Prediction):
-    """A row of the comparison, with the ensemble's standing against it."""
-
-    standing: str | None
-    """``ahead of``, ``behind`` or ``level with``."""
-
-
-@dataclass(frozen=True)
-class HistoryPoint:
-    """Held-out Brier score of the ensemble of one size."""
-
-    k: int
-    brier: float
-    brier_corrected: float
-
-
-@dataclass(frozen=True)
-class History:
-    """Held-out Brier score against the number of members, with the baselines to compare it with."""
-
-    points: list[HistoryPoint]
-    noise: float | None
-    floor: float | None
-    soft_bt: float | None
-    constant_half: float | None
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The ends of an interval."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class PredictedPair(VotedPair):
-    """A pair with the predicted share preferring response a."""
-
-    prob_hat: float
-
-
-@dataclass(frozen=True)
-class ReliabilityPoint:
-    """One bin of the reliability curve."""
-
-    predicted: float
-    observed: float
-    interval: Bounds | None
-    count: int
-    pairs: list[PredictedPair]
-    """A random sample of its pairs."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +116,14 @@ class PageData:
     data: Mapping[str, str | int]
     """Size and fingerprint of the votes of the fit; empty if unknown."""
     votes: VoteCounts | None
+    left_out: str
+    """How many pairs of other votes were left out because of their prompts, in words; empty if none."""
+    headline: Headline | None
+    """The main figure, the verdict and the next step. None without figures."""
+    cross_validated: bool
+    """Whether the headline, the scores and the reliability curve come from a cross-validation."""
+    floor_note: str
+    """Why the floor is not compared; empty if it is."""
     test: Figures | None
     verdicts: list[Verdict]
     comparison: list[ComparedPrediction]
@@ -198,6 +151,7 @@ def collect_page_data(
     name: str,
     profiles: Sequence[Profile] | None = None,
     representation: Representation | None = None,
+    evaluation: Evaluation | None = None,
     max_characters: int = MAX_CHARACTERS,
 ) -> PageData:
     """Return everything that the page shows of an ensemble.
@@ -208,6 +162,7 @@ def collect_page_data(
         name: title of the page.
         profiles: the members' cards (``page_profiles``); computed if not given.
         representation: how well individuals are represented, from ``load_representation``.
+        evaluation: figures on ``held_out`` if these are other votes than those of the fit.
         max_characters: traits, words and rankings are measured on at most this much text.
 
     Example:
@@ -216,7 +171,9 @@ def collect_page_data(
         >>> data.name, data.k, [card.name for card in data.members], data.examples
         ('town', 2, ['Member 0', 'Member 1'], [])
     """
-    data = replace(_from_record(ensemble, name), representation=page_representation(representation))
+    data = _from_record(ensemble, name, evaluation or main_evaluation(ensemble.record))
+    cross_validated = evaluation is None and ensemble.record.cross_validation is not None
+    data = replace(data, cross_validated=cross_validated, representation=page_representation(representation))
     if held_out is not None:
         profiles = page_profiles(ensemble, held_out, max_characters) if profiles is None else profiles
         data = _with_held_out(data, ensemble, held_out, profiles, max_characters)
@@ -230,9 +187,9 @@ def page_profiles(
     return member_profiles(ensemble.weights, held_out, max_characters=max_characters)
 
 
-def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
-    """Return the data that the ensemble's own record provides."""
-    record, evaluation = ensemble.record, ensemble.record.evaluation
+def _from_record(ensemble: RewardEnsemble, name: str, evaluation: Evaluation | None) -> PageData:
+    """Return the data that the ensemble's own record and its main figures provide."""
+    record, own = ensemble.record, ensemble.record.evaluation
     return PageData(
         name=name,
         k=ensemble.k,
@@ -244,16 +201,20 @@ def _from_record(ensemble: RewardEnsemble, name: str) -> PageData:
         method=record.method or None,
         data=to_json(record.data) if record.data else {},
         votes=None,
+        left_out="",
+        headline=headline(evaluation, record) if evaluation else None,
+        cross_validated=False,
+        floor_note="" if evaluation is None or floor_is_compared(evaluation) else FEW_VOTES,
         test=evaluation.test if evaluation else None,
-        verdicts=list(verdicts(evaluation)) if evaluation else [],
-        comparison=_comparison(evaluation) if evaluation else [],
-        history=_history(record),
-        reliability=list(_recorded_curve(evaluation)) if evaluation else [],
+        verdicts=shown_verdicts(evaluation) if evaluation else [],
+        comparison=compared_predictions(evaluation, ensemble.k) if evaluation else [],
+        history=score_history(record),
+        reliability=list(recorded_curve(evaluation)) if evaluation else [],
         groups={},
         worst_group=None,
         members=list(_plain_cards(ensemble)),
         unnamed="Members without a name: there are no held-out votes to compare them on.",
-        disagreement=[member.disagreement for member in evaluation.members] if evaluation else [],
+        disagreement=[member.disagreement for member in own.members] if own else [],
         tau=None,
         read=None,
         examples=[],
@@ -277,7 +238,8 @@ def _with_held_out(
     return replace(
         data,
         votes=VoteCounts(summary.pairs, summary.prompts, summary.votes, summary.votes_per_pair, summary.majority_share),
-        reliability=list(_measured_curve(prediction, votes)),
+        left_out=held_out.left_out.sentence,
+        reliability=data.reliability if data.cross_validated else list(measured_curve(prediction, votes)),
         groups=groups,
         worst_group=worst_group,
         members=[_card(profile) for profile in profiles],
@@ -295,77 +257,6 @@ def _warning(card: MemberCard) -> str:
         f"Member {card.member} disagrees with people more than chance: it and a random person prefer different "
         f"responses {card.disagreement:.1%} of the time. Do not tune a policy to it."
     )
-
-
-# --- figures ----------------------------------------------------------------------------------------------------------
-
-
-def _comparison(evaluation: Evaluation) -> list[ComparedPrediction]:
-    return [
-        ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
-        for row in comparison(evaluation)
-    ]
-
-
-def _history(record: FitRecord) -> History | None:
-    points = [
-        HistoryPoint(row.k, row.test_brier, row.test_brier_corrected)
-        for row in record.history
-        if not np.isnan(row.test_brier)
-    ]
-    if not points:
-        return None
-    brier = (
-        {name: baseline.brier for name, baseline in record.evaluation.baselines.items()} if record.evaluation else {}
-    )
-    return History(
-        points=points,
-        noise=record.evaluation.test.noise if record.evaluation else None,
-        floor=brier.get("floor"),
-        soft_bt=brier.get("soft_bt"),
-        constant_half=brier.get("constant_half"),
-    )
-
-
-def _recorded_curve(evaluation: Evaluation) -> Iterator[ReliabilityPoint]:
-    """The reliability curve of the fit, without the pairs behind its points."""
-    curve = evaluation.reliability
-    errors = np.asarray(curve.standard_error, dtype=np.float64)  # null in an old record becomes NaN
-    parts = (np.asarray(part).tolist() for part in (curve.predicted, curve.observed, curve.count, errors))
-    for predicted, observed, count, error in zip(*parts, strict=True):
-        interval = None if np.isnan(error) else Bounds(max(observed - 2 * error, 0), min(observed + 2 * error, 1))
-        yield ReliabilityPoint(predicted, observed, interval, count, [])
-
-
-def _measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[ReliabilityPoint]:
-    """The reliability curve with intervals over prompts, and a random sample of the pairs behind each point."""
-    observed = votes.prob_a
-    curve = reliability(prediction, observed)
-    order = np.argsort(np.round(prediction, 9), kind="stable")  # bins are runs of this order; ties stay together
-    for number, rows in enumerate(np.split(order, np.cumsum(curve.count)[:-1])):
-        interval = clustered_interval(observed[rows], votes.prompt_index[rows], n_resamples=500)
-        drawn = random_stream(number, EXAMPLE_PAIRS).permutation(rows)
-        _, first = np.unique(votes.prompt_index[drawn], return_index=True)  # one pair per prompt
-        yield ReliabilityPoint(
-            predicted=float(curve.predicted[number]),
-            observed=float(curve.observed[number]),
-            interval=Bounds(interval.low, interval.high),
-            count=int(curve.count[number]),
-            pairs=[
-                _predicted_pair(votes, int(row), float(prediction[row]))
-                for row in drawn[np.sort(first)[:PAIRS_PER_POINT]]
-            ],
-        )
-
-
-def _predicted_pair(votes: PreferenceSet, row: int, prediction: float) -> PredictedPair:
-    pair = voted_pair(votes, row)
-    texts = {key: _short(getattr(pair, key)) for key in ("prompt", "response_a", "response_b")}
-    return PredictedPair(**(vars(pair) | texts), prob_hat=prediction)
-
-
-def _short(text: str) -> str:
-    return shortened(text, TEXT_LENGTH)
 
 
 # --- members ----------------------------------------------------------------------------------------------------------
@@ -404,9 +295,9 @@ def _card(profile: Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
-        typical=[replace(one, prompt=_short(one.prompt), response=_short(one.response)) for one in profile.typical],
+        typical=[replace(one, prompt=short(one.prompt), response=short(one.response)) for one in profile.typical],
         distinguishing=[
-            replace(one, prompt=_short(one.prompt), preferred=_short(one.preferred), other=_short(one.other))
+            replace(one, prompt=short(one.prompt), preferred=short(one.preferred), other=short(one.other))
             for one in profile.distinguishing
         ],
     )

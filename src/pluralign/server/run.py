@@ -1,5 +1,7 @@
 """Start and stop the server: the socket, uvicorn, and the signals."""
 
+import asyncio
+import functools
 import ipaddress
 import json
 import logging
@@ -12,11 +14,21 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from pluralign.answering.generate import Sampler
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.server.app import create_app
+from pluralign.server.connections import (
+    ACCEPTED_AT_ONCE,
+    KERNEL_BACKLOG,
+    AcceptErrors,
+    ConnectionGuard,
+    GuardedProtocol,
+    file_limit,
+)
+from pluralign.server.limits import Limits
 from pluralign.server.middleware import LOGGER, LOOPBACK
 
 
@@ -28,6 +40,7 @@ def serve(
     port: int = 8000,
     api_key: str | None = None,
     ready: Callable[[str], None] | None = None,
+    limits: Limits | None = None,
     **options: Any,
 ) -> None:
     """Serve an ensemble until the process gets SIGINT or SIGTERM.
@@ -41,6 +54,7 @@ def serve(
         port: port to listen on; 0 chooses a free one.
         api_key: API key required from clients.
         ready: called with the server's address once it listens.
+        limits: limits of the server; lower if the process may open few files.
         options: those of ``create_app``.
     """
     if not api_key and not _is_loopback(host):
@@ -50,12 +64,13 @@ def serve(
         )
     listening = _listen(host, port)
     try:
-        app = create_app(ensemble, generator, api_key=api_key or None, **options)
+        limits = (limits or Limits()).within_files(file_limit())
+        app = create_app(ensemble, generator, api_key=api_key or None, limits=limits, **options)
         app.state.service.score([("Are you awake?", "Yes.")])  # loads the encoder, or raises its error
         if generator:
             generator.prepare()
         address = f"[{host}]" if ":" in host else host
-        server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+        server = Server.of(app, limits)
         with _handle_signals(server), _request_log():
             if ready:
                 ready(f"http://{address}:{listening.getsockname()[1]}")
@@ -64,8 +79,36 @@ def serve(
         listening.close()
 
 
-class _Server(uvicorn.Server):
-    """Exits with status 0 after a signal; a second SIGINT exits at once."""
+class Server(uvicorn.Server):
+    """Limits connections, and exits with status 0 after a signal; a second SIGINT exits at once."""
+
+    @classmethod
+    def of(cls, app: FastAPI, limits: Limits) -> "Server":
+        """Return the server of an application.
+
+        Args:
+            app: from ``create_app``.
+            limits: of connections.
+        """
+        protocol: Any = functools.partial(GuardedProtocol, guard=ConnectionGuard(limits))
+        return cls(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                backlog=ACCEPTED_AT_ONCE,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+            )
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen."""
+        await super().startup(sockets)
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        for listening in sockets or []:
+            listening.listen(KERNEL_BACKLOG)  # uvicorn's backlog is also the number of connections accepted at once
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -80,7 +123,7 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def _handle_signals(server: _Server) -> Iterator[None]:
+def _handle_signals(server: Server) -> Iterator[None]:
     before = {one: signal.signal(one, server.handle_exit) for one in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

@@ -5,7 +5,8 @@ The number and the length of texts are checked in ``service``, because the serve
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from pluralign.answering.answer import Mode
 from pluralign.answering.consensus import Consensus, Distilled
@@ -15,9 +16,9 @@ from pluralign.votes.prompts import Message
 
 
 class Body(BaseModel):
-    """A request body, or a part of one. Unknown fields are ignored, because clients send many."""
+    """A request body, or a part of one. Fields beyond the schema are kept for ``fields.ignored_fields``."""
 
-    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class Result(BaseModel):
@@ -72,10 +73,31 @@ CandidatesField: TypeAlias = Annotated[
 
 
 class Text(Body):
-    """A prompt and one response."""
+    """A prompt and one response, or a chat whose last message is the response."""
 
-    prompt: PromptField
-    response: str
+    prompt: PromptField | None = None
+    response: str | None = None
+    messages: list[Turn] | None = Field(
+        default=None, description="Instead of prompt and response: a chat that ends with an assistant message"
+    )
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> "Text":
+        """Check that there is a prompt and a response, or a chat that has both."""
+        given = {name for name in ("prompt", "response", "messages") if getattr(self, name) is not None}
+        if given not in ({"prompt", "response"}, {"messages"}):
+            message = "a text must have prompt and response, or messages; send one of the two forms"
+            raise PydanticCustomError("text_parts", message)
+        if self.messages is not None and (len(self.messages) < 2 or self.messages[-1].role != "assistant"):
+            message = "messages must be a prompt and a last message of the assistant, which is scored"
+            raise PydanticCustomError("text_parts", message)
+        return self
+
+    def split(self) -> tuple[str | list[Turn], str]:
+        """Return the prompt and the response."""
+        if self.messages:
+            return self.messages[:-1], self.messages[-1].as_message().content
+        return self.prompt or "", self.response or ""
 
 
 class Pair(Body):
@@ -123,7 +145,23 @@ class CompareResponse(Result):
 class ScoreRequest(Body):
     """Texts to score."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": [{"prompt": "Tea?", "response": "Yes."}]}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"texts": [{"prompt": "Tea?", "response": "Yes."}]},
+                {
+                    "texts": [
+                        {
+                            "messages": [
+                                {"role": "user", "content": "Tea?"},
+                                {"role": "assistant", "content": "Yes."},
+                            ]
+                        }
+                    ]
+                },
+            ]
+        }
+    )
     texts: list[Text] = Field(min_length=1)
 
 
@@ -292,6 +330,7 @@ class AnswerDetails(Result):
     notes: list[str]
     seed: int
     generator: str | None = Field(description="Name of the model that wrote the candidates")
+    ignored: list[str] = Field(description="Fields of the request that have no effect")
 
 
 class AnswerResponse(AnswerDetails):
@@ -321,106 +360,6 @@ class ModelList(Result):
 
     object: Literal["list"] = "list"
     data: list[Model]
-
-
-# --- OpenAI's chat completions ----------------------------------------------------------------------------------------
-
-
-class StreamOptions(Body):
-    """Options of a streamed completion."""
-
-    include_usage: bool = False
-
-
-class ChatRequest(Body):
-    """OpenAI's chat completion request."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [{"model": "town:consensus", "messages": [{"role": "user", "content": "Plant more trees?"}]}]
-        }
-    )
-
-    model: str = Field(
-        description="NAME (the same as NAME:distributional), NAME:balanced, NAME:consensus, NAME:member-3"
-    )
-    messages: list[Turn] = Field(min_length=1)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    draws: int | None = Field(
-        default=None, alias="n", ge=1, description="Number of random draws; distributional mode only"
-    )
-    seed: SeedField = None
-    temperature: TemperatureField = None
-    top_p: TopPField = None
-    max_tokens: MaxTokensField = None
-    max_completion_tokens: MaxTokensField = None
-    candidates: CandidatesField = None
-
-
-class AssistantMessage(Result):
-    """The message of a completion."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class CompletionChoice(Result):
-    """One message of a completion: one per draw."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: None = None
-    finish_reason: Literal["stop"] = "stop"
-
-
-class Usage(Result):
-    """Counts of words and punctuation marks, as an estimate of tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class ChatCompletion(Result):
-    """OpenAI's chat completion, with details of the answer in the field ``pluralign``."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    pluralign: AnswerDetails
-
-
-class Delta(Result):
-    """Piece of a streamed message. Fields that are not set are not sent."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChunkChoice(Result):
-    """Piece of one message of a streamed completion."""
-
-    index: int
-    delta: Delta
-    logprobs: None
-    finish_reason: Literal["stop"] | None
-
-
-class ChatCompletionChunk(Result):
-    """One event of a streamed completion. Fields that are not set are not sent."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = None
-    pluralign: AnswerDetails | None = None
 
 
 # --- operation --------------------------------------------------------------------------------------------------------

@@ -132,7 +132,8 @@ class Service:
 
     async def score_texts(self, texts: Sequence[Text]) -> list[TextRewards]:
         """Return the rewards of each text."""
-        rewards = await self.rewards([(self.prompt(text.prompt), text.response) for text in texts])
+        split = [text.split() for text in texts]
+        rewards = await self.rewards([(self.prompt(prompt), response) for prompt, response in split])
         return [TextRewards(rewards=row.tolist()) for row in rewards]
 
     async def compare(self, pairs: Sequence[Pair]) -> list[Comparison]:
@@ -208,6 +209,7 @@ class Service:
         sampling: SamplingOverrides,
         n_candidates: int | None = None,
         draws: int = 1,
+        stop: Sequence[str] = (),
         rule: str = "maximin",
         member: int | None = None,
         like: str = "",
@@ -223,6 +225,7 @@ class Service:
             sampling: options of the generation.
             n_candidates: number of candidates to generate.
             draws: number of answers.
+            stop: candidates end before the first of these texts.
             rule: balanced mode: the rule of the consensus.
             member: steerable mode: this member answers.
             like: steerable mode: a preference in words.
@@ -231,6 +234,7 @@ class Service:
         if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
             return [refuse(refused, mode)] * draws, []
         prompt, texts = await self.candidates.get(prompt, candidates, n_candidates, seed, sampling)
+        texts = cut_at(texts, stop)
         votes = None if choices is None else self._votes(choices)
         voted = [] if votes is None else texts_of(votes)
         rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
@@ -287,6 +291,25 @@ def _scored_choices(votes: PreferenceSet, rewards: FloatArray) -> ScoredChoices:
     """Return the user's votes with the rewards of both responses; ``rewards`` are those of ``texts_of(votes)``."""
     pairs = votes.items()
     return ScoredChoices(votes, rewards[pairs.a], rewards[pairs.b])
+
+
+def cut_at(texts: Sequence[str], stop: Sequence[str]) -> list[str]:
+    """Return texts up to the first stop text; those that start with one are left out.
+
+    Raises:
+        ApiError: every text starts with a stop text.
+
+    Example:
+        >>> cut_at(["Yes. END No.", "END", "No."], ["END", "No"])
+        ['Yes. ']
+    """
+    if not stop:
+        return list(texts)
+    cut = [text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))] for text in texts]
+    if not (kept := [text for text in cut if text.strip()]):
+        message = "no candidate has text before a stop text; send other stop texts or candidates."
+        raise ApiError(400, message, code="nothing_left", param="stop")
+    return kept
 
 
 def without_end_marks(text: str) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,15 +20,16 @@ from pluralign.cli.arguments import (
     with_options,
 )
 from pluralign.cli.console import emit, note, progress_bar, working
-from pluralign.cli.inputs import load_held_out_votes, needs_extra, note_left_out, saved_held_out_votes
+from pluralign.cli.inputs import (
+    evaluate_held_out,
+    load_held_out_votes,
+    needs_extra,
+    note_left_out,
+    saved_held_out_votes,
+)
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
 from pluralign.votes.options import LoadOptions
-
-if TYPE_CHECKING:
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import HeldOutVotes
-    from pluralign.ensemble.record import Evaluation
 
 
 @with_options(LoadOptions)
@@ -230,7 +231,7 @@ def report(
         study = collect_report_data(
             loaded,
             held_out,
-            _evaluated(loaded, held_out, seed) if data else None,
+            evaluate_held_out(loaded, held_out, seed) if data else None,
             candidates=load_candidates(candidates) if candidates else None,
             cases=cases,
             containing=prompt,
@@ -246,11 +247,3 @@ def report(
     result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
     written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
     emit(result, [written], as_json)
-
-
-def _evaluated(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int) -> "Evaluation":
-    """Return the figures on votes that were scored already, with the number of pairs left out."""
-    from pluralign.evaluation.evaluate import evaluate
-
-    evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
-    return dataclasses.replace(evaluation, left_out=held_out.left_out)

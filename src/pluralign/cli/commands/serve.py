@@ -8,14 +8,24 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, command_history, with_options
+from pluralign.cli.arguments import (
+    AllPrompts,
+    EnsembleFolder,
+    Json,
+    OtherVotesOption,
+    PromptLimit,
+    Prompts,
+    command_history,
+    with_options,
+)
 from pluralign.cli.console import emit, note, progress_bar, working
-from pluralign.cli.inputs import needs_extra, saved_held_out_votes
+from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra, saved_held_out_votes
 from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
 from pluralign.models.options import RemoteOptions
 from pluralign.policies.options import TuneOptions
 from pluralign.server.options import ServeOptions
+from pluralign.votes.options import LoadOptions
 
 
 @with_options(TuneOptions)
@@ -112,11 +122,12 @@ def export(
     emit(exported, lines, as_json)
 
 
-@with_options(ServeOptions, RemoteOptions)
+@with_options(ServeOptions, RemoteOptions, LoadOptions)
 def serve(
     ensemble: EnsembleFolder,
     serve_options: ServeOptions,
     remote_options: RemoteOptions,
+    load_options: LoadOptions,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than this machine requires --api-key.")
     ] = "127.0.0.1",
@@ -132,6 +143,8 @@ def serve(
         str, typer.Option(envvar="PLURALIGN_API_KEY", show_envvar=True, help="API key required from clients.")
     ] = "",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the texts of requests.")] = False,
+    data: OtherVotesOption = None,
+    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Serve an ensemble over HTTP: OpenAI-compatible chat, rerank and reward endpoints, and a web page.
@@ -139,6 +152,7 @@ def serve(
     Examples:
         pluralign serve ensemble
         pluralign serve ensemble --model smollm2 --port 9000
+        pluralign serve ensemble --data other_votes.jsonl
         pluralign serve ensemble --model llama3.2 --base-url http://localhost:11434/v1 --name town
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
@@ -155,6 +169,9 @@ def serve(
         from pluralign.server.limits import Limits
 
     loaded = RewardEnsemble.load(ensemble)
+    held_out = saved_held_out_votes(ensemble)
+    if data or all_prompts:
+        held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
     with ExitStack() as until_ready:
         until_ready.enter_context(working(f"Preparing {served_as}"))
@@ -173,7 +190,8 @@ def serve(
             port=port,
             api_key=api_key,
             ready=ready,
-            held_out=saved_held_out_votes(ensemble),
+            held_out=held_out,
+            evaluation=evaluate_held_out(loaded, held_out) if data and held_out else None,
             representation=load_representation(ensemble),
             name=served_as,
             limits=Limits.of(serve_options, remote_options),

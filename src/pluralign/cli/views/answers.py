@@ -58,7 +58,8 @@ def _consensus_panel(consensus: Consensus) -> Panel:
         f"Rule: {consensus.rule}. {consensus.least_support:.0%} of the weight prefer it to its strongest rival, "
         f"{consensus.mean_support:.0%} to an average rival; it is the top choice of {consensus.favourite_of:.0%}.\n\n"
     )
-    return text_panel(Text.assemble((support, "dim"), consensus.text), "consensus")
+    note = f"{consensus.note}\n" if consensus.note else ""
+    return text_panel(Text.assemble(note, (support, "dim"), consensus.text), "consensus")
 
 
 def _statement_panel(statement: Distilled) -> Panel:

@@ -43,6 +43,7 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
         """Everything that the page shows: figures, member cards, examples, modes and limits."""
         return Response(content, media_type="application/json")
 
+    @router.get("/health", tags=["server"])
     @router.get("/healthz", tags=["server"])
     async def healthz() -> Health:
         """Whether the server answers: ``{status: "ok"}``."""

@@ -3,9 +3,10 @@
 import secrets
 from typing import Annotated, TypeAlias
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from pluralign.server.errors import ApiError
+from pluralign.server.fields import name_ignored
 from pluralign.server.openai_chat import find_model
 from pluralign.server.schemas import (
     ApiVersion,
@@ -35,29 +36,33 @@ def score_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/compare", tags=["scores"])
-    async def compare(body: CompareRequest) -> CompareResponse:
+    async def compare(body: CompareRequest, response: Response) -> CompareResponse:
         """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
+        name_ignored(body, response.headers)
         return CompareResponse(results=await service.compare(body.pairs))
 
     @router.post("/v1/score", tags=["scores"])
-    async def score(body: ScoreRequest) -> ScoreResponse:
+    async def score(body: ScoreRequest, response: Response) -> ScoreResponse:
         """Rewards of every member: ``{results: [{rewards: [k numbers]}]}``, one result per text."""
+        name_ignored(body, response.headers)
         return ScoreResponse(results=await service.score_texts(body.texts))
 
     @router.post("/v1/explain", tags=["scores"])
-    async def explain(body: Pair) -> ExplainResponse:
+    async def explain(body: Pair, response: Response) -> ExplainResponse:
         """Each member's vote on a pair, with reasons.
 
         ``{votes, prob_hat, prob_policy, rewards, members, undecided}``
         """
+        name_ignored(body, response.headers)
         return await service.explain(body)
 
     @router.post("/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def rerank(body: RerankRequest, member: Member = None) -> list[RankedText]:
+    async def rerank(body: RerankRequest, response: Response, member: Member = None) -> list[RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
         Scores are weighted pairwise support (Borda); raw scores are rewards.
         """
+        name_ignored(body, response.headers)
         scores = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
         ranked = [RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
         if body.return_text:
@@ -66,8 +71,9 @@ def score_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/rerank", tags=["rerank"], response_model_exclude_unset=True)
     @router.post("/v2/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def cohere_rerank(body: CohereRequest) -> CohereResponse:
+    async def cohere_rerank(body: CohereRequest, response: Response) -> CohereResponse:
         """Cohere's rerank: ``{results: [{index, relevance_score}]}``, best first. A model id can name one member."""
+        name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
         scores = await service.rank(body.query, texts, target.member, raw=False)
@@ -81,11 +87,12 @@ def score_routes(service: Service) -> APIRouter:
         return CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
 
     @router.post("/get_reward", tags=["rewards"])
-    async def get_reward(body: RewardRequest, member: Member = None) -> RewardResponse:
+    async def get_reward(body: RewardRequest, response: Response, member: Member = None) -> RewardResponse:
         """OpenRLHF's remote reward model: ``{rewards, scores, extra_logs}``, one number per query.
 
         With ``?member=3`` the rewards of that member, otherwise the weighted mean. ``extra_logs`` has every member's.
         """
+        name_ignored(body, response.headers)
         prompts = body.prompts or [""] * len(body.query)
         if len(prompts) != len(body.query):
             message = f"query has {len(body.query)} texts and prompts has {len(prompts)}; send one prompt per query."

@@ -41,18 +41,27 @@ function start(ensemble) {
   document.title = `${ensemble.name} · Pluralign`;
   clear(at("name"), data(ensemble.name));
   at("lead").textContent = introduction(ensemble);
+  if (ensemble.headline && ensemble.headline.standing !== "unknown")
+    clear(
+      at("verdict"),
+      el("b", {}, "Calibration: "),
+      data(ensemble.headline.verdict),
+      " ",
+      el("a", { href: "#calibration" }, "All figures"),
+    );
   clear(at("crowd"), crowd(ensemble));
   const shown = {};
   for (const [name, view] of Object.entries(VIEWS)) shown[name] = view(at(name), ensemble) ?? {};
   tabs(shown);
 }
 
-function introduction({ k, data: source, votes, undecided }) {
+function introduction({ k, data: source, votes, undecided, cross_validated: crossValidated }) {
   const share = undecided
     ? "their weighted votes and half of the undecided share predict the share of people who prefer an answer."
     : "the weight of the votes for an answer is the predicted share of people who prefer it.";
   const trained = source.train_pairs ? ` Trained on ${count(source.train_pairs)} pairs of answers with votes` : "";
-  const tested = votes ? `; tested on ${count(votes.pairs)} pairs from held-out prompts` : "";
+  const pairs = votes ? `; tested on ${count(votes.pairs)} pairs from held-out prompts` : "";
+  const tested = crossValidated ? "; cross-validated" : pairs;
   return (
     `${plural(k, "reward model represents", "reward models represent")} people who disagree. Each of these members ` +
     `votes between two answers; ${share}` +

@@ -7,6 +7,7 @@ import { slate } from "./slate.js";
 
 const EXAMPLES_FIRST = 4;
 const VISIBLE = 120; // pixels of the answer that must be visible
+const PRESS_ASK = "Press Ask to let the language model write answers.";
 const MODES = {
   balanced: ["Slate", "Each member’s favourite answer, and one consensus answer."],
   steerable: ["Steered", "Choose between pairs of answers; the best-matching member answers."],
@@ -29,6 +30,7 @@ export function ask(panel, ensemble) {
     choices: [], // the user's choices so far
     pair: 0, // index of the next pair to choose on
     preference: null, // a member or words to steer by instead of choices
+    steering: null, // the member that the last answer was steered to
     seed: 0,
     draws: [], // members drawn so far
     run: 0, // number of the latest request; results of older ones are dropped
@@ -58,12 +60,12 @@ export function ask(panel, ensemble) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     state.generated = null;
-    runAndScroll();
+    scrolled(run);
   });
   prompt.addEventListener("input", () => {
     if (state.example !== null) choose(null);
   });
-  rule.addEventListener("change", run);
+  rule.addEventListener("change", update);
   // --- the question and its candidates
 
   function exampleList() {
@@ -90,7 +92,7 @@ export function ask(panel, ensemble) {
 
   function take(i) {
     choose(i);
-    runAndScroll();
+    scrolled(update);
   }
 
   /** Select an example, or with null the user's own question. */
@@ -129,7 +131,8 @@ export function ask(panel, ensemble) {
     return (parts.length > 1 ? parts : text.split("\n")).map((part) => part.trim()).filter(Boolean);
   }
 
-  const ready = () => Boolean(prompt.value.trim() && (candidates().length || ensemble.can_generate));
+  const hasCandidates = () => Boolean(prompt.value.trim() && candidates().length);
+  const canGenerate = () => Boolean(prompt.value.trim() && ensemble.can_generate);
 
   function modeSwitch() {
     const options = Object.entries(MODES).map(([mode, [title, words]]) => {
@@ -137,8 +140,7 @@ export function ask(panel, ensemble) {
       input.addEventListener("change", () => {
         state.mode = mode;
         ruleRow.hidden = mode !== "balanced";
-        if (mode === "steerable" || ready()) runAndScroll();
-        else clear(results);
+        scrolled(update);
       });
       return el("label", {}, input, el("b", {}, title), el("span", { class: "muted small" }, words));
     });
@@ -147,10 +149,27 @@ export function ask(panel, ensemble) {
 
   // --- requests
 
-  /** Run, and scroll to the results if they are below the edge of the window. */
-  async function runAndScroll() {
-    await run();
+  /** Do some work, and scroll to the results if they are below the edge of the window. */
+  async function scrolled(work) {
+    await work();
     if (results.getBoundingClientRect().top > innerHeight - VISIBLE) results.scrollIntoView({ block: "start" });
+  }
+
+  /** Answer again after a change. The language model may cost money, so only the button Ask queries it. */
+  async function update() {
+    if (hasCandidates()) return run();
+    const mine = ++state.run;
+    alert.hidden = true;
+    if (state.mode !== "steerable") {
+      clear(results, canGenerate() && note(PRESS_ASK));
+      return;
+    }
+    // without candidates, only the posterior is updated
+    const choices = recent();
+    const steering = choices.length && (await attempt(panel, alert, () => call("v1/steer", { choices })));
+    if (mine !== state.run) return;
+    const chosen = choices.length > 0 || state.preference;
+    clear(results, steeringPanel(steering || null), chosen && canGenerate() && note(PRESS_ASK));
   }
 
   async function run() {
@@ -162,11 +181,12 @@ export function ask(panel, ensemble) {
       clear(results, steeringView(null));
       return;
     }
-    if (!ready()) {
+    if (!hasCandidates() && !canGenerate()) {
       alert.textContent = question
         ? "Paste candidate answers, or select one of the questions above."
         : "Write a question, or select one above.";
       alert.hidden = false;
+      clearAnswer();
       return;
     }
     const body = { prompt: question, mode: state.mode, ...(texts.length ? { candidates: texts } : {}) };
@@ -174,11 +194,22 @@ export function ask(panel, ensemble) {
     if (state.mode === "distributional") body.seed = state.seed++;
     if (state.mode === "steerable") Object.assign(body, state.preference ?? { choices: recent() });
     const result = await attempt(panel, alert, () => call("v1/answer", body));
-    if (!result || mine !== state.run) return;
+    if (mine !== state.run) return;
+    if (!result) {
+      clearAnswer();
+      return;
+    }
     if (!texts.length) state.generated = { question, texts: result.candidate_texts };
+    state.steering = result.steering;
     const draw = { balanced, steerable: steeringView, distributional }[state.mode];
     clear(results, result.refused ? refusal(result) : draw(result), notes(result));
     status.textContent = summary(result);
+  }
+
+  /** Remove the answer to an earlier request; the pairs to choose from stay. */
+  function clearAnswer() {
+    status.textContent = "";
+    clear(results, state.mode === "steerable" && steeringPanel(state.steering));
   }
 
   /** The text that screen readers announce when an answer arrives. */
@@ -206,7 +237,7 @@ export function ask(panel, ensemble) {
     panel.querySelector("input[value=steerable]").checked = true;
     state.mode = "steerable";
     ruleRow.hidden = true;
-    runAndScroll();
+    scrolled(update);
   }
 
   // --- steerable
@@ -274,18 +305,13 @@ export function ask(panel, ensemble) {
       const { prompt: question, response_a, response_b } = pair;
       state.choices.push({ prompt: question, response_a, response_b, chosen: letter });
     }
-    if (ready() || !state.choices.length) await run();
-    else {
-      // without a question, only the posterior is updated
-      const steering = await attempt(panel, alert, () => call("v1/steer", { choices: recent() }));
-      if (steering) clear(results, steeringPanel(steering));
-    }
+    await update();
     (results.querySelector("[data-choice]") ?? results.querySelector("button"))?.focus({ preventScroll: true });
   }
 
   function restart() {
-    Object.assign(state, { choices: [], preference: null, pair: 0 });
-    run();
+    Object.assign(state, { choices: [], preference: null, steering: null, pair: 0 });
+    update();
   }
 
   /** The posterior of each member; bars move from their values before the last choice. */
@@ -330,7 +356,7 @@ export function ask(panel, ensemble) {
 
   function steerBy(preference) {
     state.preference = preference;
-    run();
+    update();
   }
 
   // --- distributional
@@ -376,7 +402,7 @@ export function ask(panel, ensemble) {
   }
 
   async function drawMore(n) {
-    for (let i = 0; i < n && state.mode === "distributional" && alert.hidden; i += 1) await run();
+    for (let i = 0; i < n && state.mode === "distributional" && alert.hidden; i += 1) await update();
     results.querySelector("button.primary")?.focus({ preventScroll: true });
   }
 

@@ -1,6 +1,7 @@
 // Calibration: predicted against observed shares, and the baselines.
 
-import { between, clear, count, data, el, note, number, percent, plural, roving, signed, svg, versus } from "./dom.js";
+import { between, clear, count, data, el, hasEnds, note, number, percent, plural, roving, signed, svg } from "./dom.js";
+import { versus, withEnds } from "./dom.js";
 import { asTable, axes, band, frame, line, polyline, row, scales, spaced, table } from "./figures.js";
 import { representation } from "./representation.js";
 
@@ -23,23 +24,41 @@ const STANDING = {
   behind: ["behind-text", "ensemble worse"],
   level: ["muted", "no significant difference"],
 };
+const KINDS = { ahead: "good", behind: "behind", level: "level", unknown: "level" };
 const EXPLAINED =
   "The Brier score is the mean squared difference between predicted and observed shares; lower is better. With few " +
   "votes per pair, even the true shares do not score 0. This part is the noise; the corrected score excludes it. ";
 
+const CROSS_VALIDATED =
+  "Cross-validated: each prompt is predicted by an ensemble that was fitted without it. Groups, member cards and the " +
+  "scores by number of members use the prompts that were held out from this ensemble.";
+
+/** The main figure, the verdict and the next step of an evaluation. */
+function headline({ main, verdict, standing: place, next_step: next }) {
+  return el(
+    "div",
+    { class: `verdict headline ${KINDS[place]}` },
+    el("p", { class: "main" }, data(main)),
+    el("p", {}, data(verdict)),
+    el("p", { class: "muted" }, data(`Next: ${next}`)),
+  );
+}
+
 export function calibration(panel, ensemble) {
-  const { reliability, history, verdicts, test } = ensemble;
+  const { reliability, history, test } = ensemble;
   const redraws = [];
   panel.append(el("h2", {}, "Are the predictions calibrated?"));
-  verdicts.forEach(({ kind, text }) => panel.append(el("p", { class: `verdict ${kind}` }, text)));
+  if (ensemble.headline) panel.append(headline(ensemble.headline));
+  if (ensemble.left_out) panel.append(note(ensemble.left_out));
+  if (ensemble.cross_validated) panel.append(note(CROSS_VALIDATED));
   if (!reliability.length && !history) {
     panel.append(note("No data: this ensemble was fitted without held-out votes."));
     return {};
   }
   if (test) {
     const own = `This ensemble: ${number(test.brier)}, of which ${number(test.noise)} is noise; `;
-    const corrected = `corrected ${number(test.brier_corrected)} `;
-    panel.append(el("p", {}, EXPLAINED, own, corrected, `(95 % interval over prompts: ${between(test.interval)}).`));
+    const ends = hasEnds(test.interval) ? ` (95 % interval over prompts: ${between(test.interval)})` : "";
+    panel.append(el("p", {}, EXPLAINED, own, `corrected ${number(test.brier_corrected)}${ends}.`));
   }
   const heading = el("h3", { "aria-live": "polite" });
   const behind = el("div");
@@ -74,8 +93,9 @@ export function calibration(panel, ensemble) {
 
   function curveFigure() {
     const place = el("div");
+    const spread = reliability.some((one) => hasEnds(one.interval));
     const rows = reliability.map(({ predicted, observed, interval, count: pairs }) => {
-      return [number(predicted, 3), number(observed, 3), between(interval, 3), count(pairs)];
+      return [number(predicted, 3), number(observed, 3), ...(spread ? [between(interval, 3)] : []), count(pairs)];
     });
     redraws.push(() => {
       const focused = place.contains(document.activeElement);
@@ -90,10 +110,11 @@ export function calibration(panel, ensemble) {
       el(
         "figcaption",
         {},
-        "Each point is a group of pairs with similar predictions. On the dashed line predictions equal observations; ",
-        "bars are 95 % intervals over prompts. Select a point to see some of its pairs.",
+        "Each point is a group of pairs with similar predictions. On the dashed line predictions equal observations",
+        spread && "; bars are 95 % intervals over prompts",
+        ". Select a point to see some of its pairs.",
       ),
-      asTable(["predicted", "observed", "95 %", "pairs"], rows),
+      asTable(["predicted", "observed", ...(spread ? ["95 %"] : []), "pairs"], rows),
     );
   }
 
@@ -102,7 +123,7 @@ export function calibration(panel, ensemble) {
     const at = scales(size, size * 0.86, [0, 1], [0, 1], { left: 48, right: 12, top: 30, bottom: 42, inset: 0 });
     const points = reliability.map((one, i) => {
       const [x, y] = [at.x(one.predicted), at.y(one.observed)];
-      const spread = one.interval && one.interval.low !== null;
+      const spread = hasEnds(one.interval);
       return svg(
         "g",
         {
@@ -175,8 +196,9 @@ export function calibration(panel, ensemble) {
       el(
         "figcaption",
         {},
-        "Held-out Brier score of ensembles of each size. Floor: the best possible score of a single deterministic ",
-        "reward. Soft BT: one reward model read as a probability. Noise: the score of the true shares.",
+        "Held-out Brier score of ensembles of each size. ",
+        known(history.floor) && "Floor: the best possible score of a single deterministic reward. ",
+        "Soft BT: one reward model read as a probability. Noise: the score of the true shares.",
       ),
       asTable(["", "Brier", "corrected"], rows),
     );
@@ -236,20 +258,24 @@ function pairCard(pair) {
 
 // --- tables
 
-function comparisonTable({ comparison }) {
+function comparisonTable({ comparison, verdicts, floor_note: floorNote }) {
   const standing = ([look, words]) => el("span", { class: look }, words);
-  const heads = ["prediction", "members", "Brier", "corrected", "absolute", "difference", "95 %", ""];
+  const compared = comparison.some((one) => one.difference); // not with few prompts
+  const gaps = (one) => [
+    one.difference ? signed(one.difference.mean) : "",
+    one.difference ? between(one.difference, 4, signed) : "",
+    one.standing ? standing(STANDING[one.standing]) : "",
+  ];
+  const heads = ["prediction", "members", "Brier", "corrected", "absolute"];
   const rows = comparison.map((one) =>
     row(
       [
-        [data(one.name), WHAT[one.name] ? el("small", { class: "muted" }, WHAT[one.name]) : null],
+        [one.judged ? "→ " : null, data(one.name), WHAT[one.name] && el("small", { class: "muted" }, WHAT[one.name])],
         String(one.k),
         number(one.brier),
         number(one.brier_corrected),
         number(one.absolute_error, 3),
-        one.difference ? signed(one.difference.mean) : "",
-        one.difference ? between(one.difference, 4, signed) : "",
-        one.standing ? standing(STANDING[one.standing]) : "",
+        ...(compared ? gaps(one) : []),
       ],
       { class: one.judged ? "own" : "" },
     ),
@@ -258,26 +284,31 @@ function comparisonTable({ comparison }) {
     "div",
     {},
     el("h2", {}, "Comparison with baselines"),
+    verdicts.map(({ kind, text }) => el("p", { class: `verdict ${kind}` }, text)),
     el(
       "p",
       {},
-      "Predictions of the same votes, best first. The difference is the ensemble’s Brier score minus the row’s; ",
-      "below 0 the ensemble is better. Absolute: mean absolute difference between predicted and observed shares.",
+      "Predictions of the same votes, best first; → marks the row that counts. ",
+      compared && "The difference is its Brier score minus the row’s; below 0 the ensemble is better. ",
+      "Absolute: mean absolute difference between predicted and observed shares. ",
+      floorNote,
     ),
-    table(heads, el("tbody", {}, rows), "Comparison of predictions"),
+    table(compared ? [...heads, "difference", "95 %", ""] : heads, el("tbody", {}, rows), "Comparison of predictions"),
   );
 }
 
 function groupTable({ groups, worst_group: worst }) {
-  const isWorst = (grouping, one) => worst?.grouping === grouping && worst.name === one.name;
+  const several = worst && worst.groups > 1;
+  const isWorst = (grouping, one) => several && worst.grouping === grouping && worst.name === one.name;
   const figures = (one) => [
     data(one.name),
     count(one.pairs),
     number(one.brier),
-    `${number(one.brier_corrected)} (${between(one.interval)})`,
-    `${signed(one.residual.mean, 3)} (${between(one.residual, 3, signed)})`,
+    withEnds(one.brier_corrected, one.interval),
+    withEnds(one.residual.mean, one.residual, 3, signed),
   ];
-  const heads = ["group", "pairs", "Brier", "corrected, 95 %", "predicted − observed, 95 %"];
+  const ends = Object.values(groups).flat().some((one) => hasEnds(one.interval)) ? ", 95 %" : "";
+  const heads = ["group", "pairs", "Brier", `corrected${ends}`, `predicted − observed${ends}`];
   const bodies = Object.entries(groups).map(([grouping, list]) =>
     el(
       "tbody",
@@ -290,16 +321,18 @@ function groupTable({ groups, worst_group: worst }) {
     "div",
     {},
     el("h2", {}, "Worst group"),
-    worst
+    several
       ? el(
           "p",
           {},
           `The worst of ${plural(worst.groups, "group", "groups")} is `,
           el("b", {}, data(worst.name)),
-          ` (by ${worst.grouping}): corrected Brier score ${number(worst.brier_corrected)}, `,
-          `interval ${between(worst.interval)} (95 %, corrected for the number of groups).`,
+          ` (by ${worst.grouping}): corrected Brier score ${number(worst.brier_corrected)}`,
+          hasEnds(worst.interval)
+            ? `, interval ${between(worst.interval)} (95 %, corrected for the number of groups).`
+            : ".",
         )
-      : el("p", {}, "No group has enough prompts to determine the worst one."),
+      : el("p", {}, "Too few groups have enough prompts to determine the worst one."),
     table(heads, bodies, "Calibration by group"),
     note(
       "Predicted − observed: the share of the longer answer in groups by length, and of the answer that the ensemble ",

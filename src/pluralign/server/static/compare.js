@@ -62,11 +62,15 @@ export function compare(panel, ensemble) {
     if (!body.response_a.trim() || !body.response_b.trim()) {
       alert.textContent = "Paste two responses, or use an example.";
       alert.hidden = false;
+      clear(results);
       return;
     }
     const shown = known;
     const result = await attempt(panel, alert, () => call("v1/explain", body));
-    if (!result) return;
+    if (!result) {
+      clear(results);
+      return;
+    }
     clear(results, outcome(result, shown));
     status.textContent = results.querySelector("h2").textContent;
   }

@@ -56,13 +56,18 @@ export function sized(node, share) {
 // --- numbers
 
 export const number = (value, digits = 4) =>
-  value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−");
+  value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−");
 export const signed = (value, digits = 4) =>
   value === null || value === undefined ? "–" : (value > 0 ? "+" : "") + number(value, digits);
 export const count = (value) => value.toLocaleString("en");
 export const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many}`;
+export const hasEnds = (interval) => Boolean(interval) && interval.low !== null;
 export const between = (interval, digits = 4, shown = number) =>
-  interval && interval.low !== null ? `${shown(interval.low, digits)} to ${shown(interval.high, digits)}` : "–";
+  hasEnds(interval) ? `${shown(interval.low, digits)} to ${shown(interval.high, digits)}` : "–";
+
+/** A number, with the interval in parentheses if it is known. */
+export const withEnds = (value, interval, digits = 4, shown = number) =>
+  shown(value, digits) + (hasEnds(interval) ? ` (${between(interval, digits, shown)})` : "");
 
 export function percent(share) {
   if (share === null || share === undefined) return "–";
@@ -85,6 +90,10 @@ export function strip(members, weights, total, label) {
   const parts = members.map((j) => sized(el("div", { class: colour(j) }, el("span")), weights[j] / total));
   return el("div", { class: "strip thin", role: "img", "aria-label": label }, parts);
 }
+
+/** A region that scrolls sideways if its content is wide; shadows mark the edges that hide something. */
+export const scrollRegion = (label, content) =>
+  el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, content);
 
 export function meter(share, member = null, mark = null) {
   const bar = el("div", { class: `meter ${member === null ? "" : colour(member)}` }, sized(el("i"), share));

@@ -1,6 +1,6 @@
 // Figures and their tables: scales, axes, lines and labels that every figure shares.
 
-import { el, svg } from "./dom.js";
+import { el, scrollRegion, svg } from "./dom.js";
 
 const LABEL_GAP = 15;
 
@@ -11,11 +11,7 @@ export const row = (cells, attributes = {}) =>
 
 export function table(heads, bodies, label) {
   const head = el("thead", {}, el("tr", {}, heads.map((title) => el("th", { scope: "col" }, title))));
-  return el(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
-    el("table", {}, head, bodies),
-  );
+  return scrollRegion(label, el("table", {}, head, bodies));
 }
 
 export function asTable(heads, rows) {

@@ -1,7 +1,7 @@
 // Members: how they differ, how differently they rank answers, and their disagreement with people.
 
 import { badge, clear, colour, count, data, el, longText, memberRow, meter, note, number, percent } from "./dom.js";
-import { memberName, plural, roving, signed, versus } from "./dom.js";
+import { memberName, plural, roving, scrollRegion, signed, versus } from "./dom.js";
 
 const CHANCE = 0.5;
 const STRONG = 0.95; // white text is more readable than black from this |τ| on
@@ -120,7 +120,7 @@ function heatMap(diversity, cards) {
     cells.push(made);
     return made;
   }
-  const attributes = { class: "heat", role: "grid", "aria-label": "Kendall’s τ between members" };
+  const attributes = { class: "heat", role: "grid", "aria-label": "Kendall’s τ, by member" };
   const heads = el("tr", {}, el("td"), cards.map((one) => el("th", { scope: "col" }, badge(one.member))));
   roving(cells, undefined, cards.length);
   const lowest = lowestPair(diversity.tau);
@@ -135,7 +135,7 @@ function heatMap(diversity, cards) {
       `are reversed. Mean over all pairs of members: ${signed(diversity.mean_off_diagonal, 2)}, `,
       `from ${plural(diversity.prompts, "prompt", "prompts")}.`,
     ),
-    el("div", { class: "scroll" }, el("table", attributes, el("thead", {}, heads), el("tbody", {}, rows))),
+    scrollRegion("Kendall’s τ between members", el("table", attributes, el("thead", {}, heads), el("tbody", {}, rows))),
     el("p", { class: "scale" }, "reversed", el("i"), "identical"),
     sentence,
   );
@@ -188,7 +188,7 @@ function distances(cards) {
     el(
       "p",
       {},
-      "How often a member and a random person prefer different answers. The line marks 50 %, the level of chance. ",
+      "How often a member and a random person prefer different answers. The line marks 50\u00a0%, the level of chance. ",
       "Members that represent a minority have higher values. Do not tune a policy to a member above the line.",
     ),
     el("ul", { class: "posterior distances" }, rows),

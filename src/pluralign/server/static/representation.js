@@ -1,6 +1,6 @@
 // How well individuals are represented: accuracy on a rater's other votes, by number of the rater's choices.
 
-import { between, clear, count, el, note, number, percent, signed, svg } from "./dom.js";
+import { clear, count, el, note, number, percent, signed, svg, withEnds } from "./dom.js";
 import { axes, frame, line, polyline, row, scales, spaced, table } from "./figures.js";
 
 const DRAWN = {
@@ -46,7 +46,7 @@ export function representation({ names, legend, rows, verdicts, notes }, redraws
     const body = rows.map((one) => {
       const gap = one.predictors.posterior[`${score}_difference`];
       const means = Object.keys(names).map((key) => number(one.predictors[key][score].mean, 3));
-      return row([label(one), count(one.raters), ...means, `${signed(gap.mean, 3)} (${between(gap, 3, signed)})`]);
+      return row([label(one), count(one.raters), ...means, withEnds(gap.mean, gap, 3, signed)]);
     });
     return el("div", {}, el("h3", {}, title), table(heads, el("tbody", {}, body), `${title} by number of choices`));
   }

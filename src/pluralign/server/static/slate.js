@@ -32,6 +32,7 @@ function consensusCard(consensus) {
     "article",
     { class: "card answer consensus" },
     el("h3", {}, "Consensus"),
+    consensus.note && el("p", {}, consensus.note),
     longText(consensus.text, 900),
     note(
       `${percent(consensus.least_support)} of the weight prefers it to its strongest rival; `,
