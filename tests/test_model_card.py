@@ -65,7 +65,7 @@ def test_an_export_warns_unless_the_ensemble_is_better_than_one_half(
 @pytest.mark.parametrize("ends", [(0.02, 0.08), (-0.06, -0.04)], ids=["worse", "better"])
 def test_a_card_states_the_measured_headline(ensemble: RewardEnsemble, ends: tuple[float, float]) -> None:
     evaluation = judged(ensemble, *ends)
-    card, shown = card_of(ensemble, evaluation=evaluation), headline(evaluation)
+    card, shown = card_of(ensemble, evaluation=evaluation), headline(evaluation, FitRecord(evaluation=evaluation))
     assert f"**{escaped(shown.main)} {escaped(shown.verdict)}**" in card
     assert "is calibrated" not in card
     assert "calibrated to disagreement" not in card
