@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.builder import BadRows, RowError, check_prompt, check_text
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import Record, read_prompt, read_response
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import Record, read_prompt, read_response
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]
 
 def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
     prompt = read_prompt(record.get("prompt"))
-    for text in (turn.content for turn in Prompt(prompt).turns):
-        check_text(text, "prompt")
+    check_prompt(prompt)
     given = record.get("responses")
     if not isinstance(given, list) or not given:
         raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')

@@ -14,12 +14,13 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
 from pluralign.votes.formats import dataset_records, hub_records, read_records
-from pluralign.votes.layouts import Record, read_comparisons
+from pluralign.votes.layouts import read_comparisons
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
+from pluralign.votes.values import Record
 
 if TYPE_CHECKING:
     import datasets

@@ -20,13 +20,14 @@ from pluralign.core.options import with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.layouts import Record, recognise
+from pluralign.votes.layouts import recognise
 from pluralign.votes.load import Source, is_town_hall, load_town_hall, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.values import Record
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
 
