@@ -1,6 +1,6 @@
 """Frozen text features of an ensemble: an encoder by name, and surface features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from pluralign.features.layers import AUTO, layers_text
 from pluralign.features.options import Pooling, Precision
 from pluralign.features.precision import in_precision
 from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.votes.prompts import Item
+from pluralign.votes.items import ItemsLike
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TextFeatures:
             )
         return encoder
 
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> Vectors:
+    def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
         """Return ``(n_items, dimension)`` features."""
         return encode(items, self.load_checked(), surface=self.surface, progress=progress)
 

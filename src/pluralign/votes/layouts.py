@@ -17,6 +17,7 @@ import numpy as np
 
 from pluralign.core.errors import DataError
 from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.columns import guess_columns, rename_options
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import PromptLike
@@ -287,6 +288,11 @@ LAYOUTS = (
 """All layouts, in the order in which they are tried."""
 
 
+def is_layout(columns: Collection[str]) -> bool:
+    """Return whether columns form a layout."""
+    return any(layout.matches(columns) for layout in LAYOUTS)
+
+
 def find_layout(columns: Collection[str], file: str) -> Layout:
     """Return the layout with these columns. Raises a ``DataError`` with the missing columns if there is none."""
     for layout in LAYOUTS:
@@ -296,14 +302,20 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     def words(layout: Layout) -> list[str]:
         return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", layout.needs)) if word.islower()]
 
+    listed = ", ".join(columns) or "(none)"
+    for layout in LAYOUTS:
+        guess = guess_columns(words(layout), columns)
+        if guess and layout.matches([*guess, *columns]) and set(words(layout)) <= {*guess, *columns}:
+            remedy = f"use {rename_options(guess)}"
+            raise DataError(f"no known layout has the columns {listed}", file=file, row=1, remedy=remedy)
     nearest = max(LAYOUTS, key=lambda layout: len(set(words(layout)) & set(columns)) / len(words(layout)))
-    missing = [word for word in words(nearest) if word not in columns]
+    absent = [word for word in words(nearest) if word not in columns]
     raise DataError(
-        f"no known layout has the columns {', '.join(columns) or '(none)'}; the nearest layout, {nearest.needs}, "
-        f"also needs {', '.join(missing)}",
+        f"no known layout has the columns {listed}; the nearest layout, {nearest.needs}, "
+        f"also needs {', '.join(absent)}",
         file=file,
         row=1,
-        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS; "
+        remedy=f"rename columns with --rename {absent[0] if absent else 'prompt'}=THEIRS; "
         "docs/reference/data.md has all layouts",
     )
 
@@ -313,7 +325,11 @@ def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layo
     first = next(records, None)
     if first is None:
         raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
-    layout = find_layout(list(first[1]), bad.file)
+    columns = list(first[1])
+    layout = find_layout(columns, bad.file)
+    in_chat = not isinstance(first[1].get("chosen", ""), str)
+    if "prompt" not in columns and not in_chat and (guess := guess_columns(["prompt"], columns)):
+        raise DataError("there is no column prompt", file=bad.file, row=1, remedy=f"use {rename_options(guess)}")
     logger.debug("%s has the layout %r", bad.file, layout.name)
     return layout, itertools.chain([first], records)
 

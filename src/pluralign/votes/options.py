@@ -1,8 +1,8 @@
 """Options for reading votes, shared by all commands that take DATA."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias
 
 from pluralign.core.errors import UsageError
 from pluralign.core.options import check_choices
@@ -47,3 +47,24 @@ class LoadOptions:
         for name in ("max_line_mb", "max_expansion"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name."""
+        defaults = LoadOptions()
+        return {
+            option.name: getattr(self, option.name)
+            for option in fields(self)
+            if getattr(self, option.name) != getattr(defaults, option.name)
+        }
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How votes were read, to read the same votes again. It holds no rater ids."""
+
+    source: str = ""
+    """DATA of the command line. Empty in records of version 0.1, which did not store it."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of ``LoadOptions`` that were not at their defaults."""
+    raters: str | None = None
+    """The column with the rater of each vote, if raters were read."""
