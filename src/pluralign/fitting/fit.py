@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.checkpoints import Checkpoints, fingerprint
 from pluralign.core.distributed import this_process
 from pluralign.core.errors import UsageError
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -33,6 +33,7 @@ from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
 
 
+@show_options(FitOptions, FinetuneOptions)
 def fit(
     preferences: VotesLike | RaterVotes,
     options: FitOptions | None = None,
@@ -58,7 +59,7 @@ def fit(
         overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
-        **changes: fields of ``options`` and ``finetuning``, by name.
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``.
 
     Returns:
         The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pluralign.core.errors import UsageError
 from pluralign.core.files import file_sha256
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import read_description
@@ -90,6 +90,7 @@ class ScoresFile:
         return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
 
+@show_options(EncodeOptions, EngineOptions)
 def encode(
     texts: VotesLike,
     folder: str | os.PathLike[str],

@@ -68,7 +68,7 @@ def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progre
         return _read(stream, str(path), progress)
 
 
-CandidatesLike: TypeAlias = "Sequence[Candidates] | VotesLike"
+CandidatesLike: TypeAlias = Sequence[Candidates] | VotesLike
 
 
 def as_candidates(source: CandidatesLike) -> list[Candidates]:

@@ -18,7 +18,7 @@ from pluralign.votes.prompts import Item, Message, PromptLike
 from pluralign.votes.text_tables import distinct
 from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
 
-ItemsLike: TypeAlias = "Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike"
+ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike
 """Texts to score: (prompt, response), or dicts or rows with both."""
 _FORM = 'write ("the prompt", "the response") or {"prompt": …, "response": …}'
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import IO, Any, Literal, Protocol, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
@@ -25,9 +25,6 @@ from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
-
-if TYPE_CHECKING:
-    import datasets
 
 
 class DataFrameLike(Protocol):
@@ -42,19 +39,20 @@ class DataFrameLike(Protocol):
         """Rows and columns by position."""
 
 
-Source: TypeAlias = (
-    "str | os.PathLike[str] | IO[bytes] | Iterable[Record] | DataFrameLike | datasets.Dataset | datasets.DatasetDict"
-)
-VotesLike: TypeAlias = "PreferenceSet | HasPreferences | Source"
-"""Votes as Python functions take them: ``as_preferences`` turns them into a ``PreferenceSet``."""
-
-
 class HasPreferences(Protocol):
     """An object that holds votes: ``RaterVotes``, ``HeldOutVotes`` or ``TownHall``."""
 
     @property
     def preferences(self) -> PreferenceSet:
         """The votes."""
+
+
+Source: TypeAlias = (
+    str | os.PathLike[str] | IO[bytes] | Iterable[Record] | Mapping[str, Iterable[Record]] | DataFrameLike
+)
+"""A source of ``load_preferences``. The mapping is a ``datasets.DatasetDict``."""
+VotesLike: TypeAlias = PreferenceSet | HasPreferences | Source
+"""Votes as Python functions take them: ``as_preferences`` turns them into a ``PreferenceSet``."""
 
 
 def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> PreferenceSet:
@@ -77,6 +75,7 @@ def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> Pref
     return load_preferences(votes, options)
 
 
+@show_options(LoadOptions)
 def load_preferences(
     source: Source, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> PreferenceSet:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
@@ -61,6 +61,7 @@ class RaterVotes:
         return self.preferences.prompt_index[self.pair]
 
 
+@show_options(LoadOptions)
 def load_rater_votes(
     source: Source, column: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> RaterVotes:
