@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 import typer
 
 from pluralign.core.errors import UsageError
+from pluralign.core.options import check_seed
 from pluralign.features.options import EncodeOptions
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.policies.options import TuneOptions
@@ -74,7 +75,14 @@ Prompts = Annotated[
 ]
 PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
+
+
+def _checked_seed(seed: int) -> int:
+    check_seed(seed)
+    return seed
+
+
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
 
 
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------

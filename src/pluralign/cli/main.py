@@ -14,7 +14,7 @@ import typer
 
 from pluralign.cli.commands import analysis, answer, experiments, fit, serve, votes
 from pluralign.cli.console import log_to_stderr
-from pluralign.core.errors import PluralignError
+from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.version import __version__
 
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
@@ -65,6 +65,7 @@ def root(
 def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     try:
+        _refuse_empty(sys.argv[1:])
         app(prog_name="pluralign")
     except PluralignError as error:
         _fail(str(error))
@@ -73,6 +74,15 @@ def main() -> None:
         sys.exit(1)
     except (PermissionError, IsADirectoryError, NotADirectoryError, FileNotFoundError, FileExistsError) as error:
         _fail(f"{error.filename or 'a file'}: {(error.strerror or 'cannot be used').lower()}.")
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument. As the name of a file it would mean the current folder."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
+        if equals and not value:
+            place = f"the value of {option}" if option.startswith("-") else "an argument"
+            raise UsageError(f"{place} is empty; check for an unset variable in quotes.")
 
 
 def _fail(sentence: str) -> NoReturn:

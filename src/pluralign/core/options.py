@@ -11,6 +11,8 @@ from typing import Any, TypeVar, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
 
+LARGEST_SEED = 2**63 - 1
+
 Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,6 +34,14 @@ def check_choices(options: Any, choices: Mapping[str, Any]) -> None:
         value, allowed = str(getattr(options, name)), get_args(literal)
         if value not in allowed:
             raise UsageError(f"{name} cannot be {value!r}; {did_you_mean(value, allowed)}.")
+
+
+def check_seed(seed: int) -> None:
+    """Raise UsageError if a seed is negative or does not fit into 64 bits."""
+    if seed < 0:
+        raise UsageError("seed must not be negative.")
+    if seed > LARGEST_SEED:
+        raise UsageError(f"seed must be at most {LARGEST_SEED}.")
 
 
 def changed_options(options: Any) -> list[str]:

@@ -5,10 +5,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from pluralign.core.arrays import IndexArray
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.votes.builder import RowError, check_prompt, check_text
 from pluralign.votes.layouts import read_comparisons
 from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_table, load_preferences, open_records
@@ -105,7 +103,7 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
     records, bad = open_records(pairs, options)
     first = next(records, None)
     if first is None:
-        return PairTexts([], np.empty(0, np.int32), np.empty(0, np.int32))
+        raise DataError("there are no pairs", file=bad.file, remedy="give at least one row")
     records = itertools.chain([first], records)
     if not {"response_a", "response_b"} <= first[1].keys() or "prompt" not in first[1]:
         return pair_texts(read_comparisons(records, bad, options))

@@ -126,7 +126,7 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
                 f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once",
                 "list the key of every response (or its index, from 0), best first",
             )
-        scores[np.array(order), rater] = -np.arange(len(order))
+        scores[np.array(order, dtype=np.int64), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
     annotator = _voter(record) if "ranking" in record else None
     prompt = read_prompt(record.get("prompt"))
@@ -142,9 +142,8 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
             f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
             "give one list per response with one entry per rater (null for no score)",
         )
-    scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given]).reshape(
-        len(answers), -1
-    )
+    scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
+    scores = scores.reshape(len(answers), len(given[0]) if given else 0)
     into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
 
 
@@ -302,21 +301,26 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     def words(layout: Layout) -> list[str]:
         return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", layout.needs)) if word.islower()]
 
+    guesses = {layout.name: guess_columns(words(layout), columns) for layout in LAYOUTS}
     listed = ", ".join(columns) or "(none)"
     for layout in LAYOUTS:
-        guess = guess_columns(words(layout), columns)
+        guess = guesses[layout.name]
         if guess and layout.matches([*guess, *columns]) and set(words(layout)) <= {*guess, *columns}:
             remedy = f"use {rename_options(guess)}"
             raise DataError(f"no known layout has the columns {listed}", file=file, row=1, remedy=remedy)
-    nearest = max(LAYOUTS, key=lambda layout: len(set(words(layout)) & set(columns)) / len(words(layout)))
+
+    def covered(layout: Layout) -> float:
+        return len(set(words(layout)) & {*guesses[layout.name], *columns}) / len(words(layout))
+
+    nearest = max(LAYOUTS, key=covered)
     absent = [word for word in words(nearest) if word not in columns]
+    renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
     raise DataError(
         f"no known layout has the columns {listed}; the nearest layout, {nearest.needs}, "
         f"also needs {', '.join(absent)}",
         file=file,
         row=1,
-        remedy=f"rename columns with --rename {absent[0] if absent else 'prompt'}=THEIRS; "
-        "docs/reference/data.md has all layouts",
+        remedy=f"use {rename_options(renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts",
     )
 
 
