@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from conftest import WriteLines, wide
 
@@ -196,21 +196,25 @@ def test_diversity_takes_candidates_in_every_form(ensemble: "RewardEnsemble", wr
         measure_diversity(ensemble, ensemble)  # type: ignore[arg-type]
 
 
+ANY: Any = pluralign
+"""The package without the types of its functions, for arguments that they do not take."""
+
+
 @pytest.mark.parametrize(
     ("call", "problem"),
     [
-        (lambda e: evaluate(OTHERS, e), r"evaluate takes the predictor first.*evaluate\(ensemble, votes\)"),
-        (lambda e: evaluate(e, e), "evaluate takes the predictor first"),
-        (lambda e: certify(OTHERS, e), "the first argument must be an ensemble or its folder, not a PreferenceSet"),
-        (lambda e: prune(e, 5), "votes must be a PreferenceSet, a path, .*, not a int"),
-        (lambda e: fit({"prompt": ["Tea?"]}), "votes must be a PreferenceSet, .*, not a dict"),
-        (lambda e: fit(["Tea?"]), "row 1: a record must be a dict with column names, not str 'Tea"),
-        (lambda e: fit([{1: "Tea?"}]), "row 1: a record must be a dict"),
-        (lambda e: fit(""), "the name of the data is empty"),
-        (lambda e: member_profiles(e.weights, OTHERS), r"member_profiles\(ensemble, votes\)"),
-        (lambda e: pluralign.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
-        (lambda e: load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
-        (lambda e: load_preferences([wide()], repeats="frist"), "did you mean 'first'"),
+        (lambda e: ANY.evaluate(OTHERS, e), r"evaluate takes the predictor first.*evaluate\(ensemble, votes\)"),
+        (lambda e: ANY.evaluate(e, e), "evaluate takes the predictor first"),
+        (lambda e: ANY.certify(OTHERS, e), "the first argument must be an ensemble or its folder, not a PreferenceSet"),
+        (lambda e: ANY.prune(e, 5), "votes must be a PreferenceSet, a path, .*, not a int"),
+        (lambda e: ANY.fit({"prompt": ["Tea?"]}), "votes must be a PreferenceSet, .*, not a dict"),
+        (lambda e: ANY.fit(["Tea?"]), "row 1: a record must be a dict with column names, not str 'Tea"),
+        (lambda e: ANY.fit([{1: "Tea?"}]), "row 1: a record must be a dict"),
+        (lambda e: ANY.fit(""), "the name of the data is empty"),
+        (lambda e: ANY.member_profiles(e.weights, OTHERS), r"member_profiles\(ensemble, votes\)"),
+        (lambda e: ANY.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
+        (lambda e: ANY.load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
+        (lambda e: ANY.load_preferences([wide()], repeats="frist"), "did you mean 'first'"),
     ],
 )  # fmt: skip
 def test_natural_mistakes_are_one_sentence(call: Any, problem: str, ensemble: "RewardEnsemble") -> None:

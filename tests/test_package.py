@@ -40,7 +40,7 @@ def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'evalute'; did you mean 'evaluate'\?"):
         _ = pluralign.evalute
     with pytest.raises(AttributeError, match=r"'pluralign\.theory' has no attribute 'kendal'"):
-        _ = pluralign.theory.kendal
+        _ = pluralign.theory.kendal  # type: ignore[attr-defined]
 
 
 def test_the_signature_and_the_help_of_fit_show_every_option() -> None:

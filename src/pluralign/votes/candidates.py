@@ -87,8 +87,8 @@ def as_candidates(source: CandidatesLike) -> list[Candidates]:
     if isinstance(held := getattr(source, "preferences", source), PreferenceSet):
         return candidates_of(held)
     if is_named_set(source):
-        return candidates_of(load_preferences(source))
-    records, bad = open_records(source, LoadOptions())
+        return candidates_of(load_preferences(source))  # type: ignore[arg-type]
+    records, bad = open_records(source, LoadOptions())  # type: ignore[arg-type]
     bad.can_skip = False
     first = next(records, None)
     if first is None:

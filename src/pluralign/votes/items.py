@@ -36,7 +36,7 @@ def as_items(items: ItemsLike) -> list[Item]:
         [('Tea?', 'Yes.'), ('Tea?', 'No.')]
     """
     if is_table(items):
-        records, _ = open_records(items, LoadOptions())
+        records, _ = open_records(items, LoadOptions())  # type: ignore[arg-type]
         items = [record for _, record in records]
     if isinstance(items, PreferenceSet):
         raise UsageError("votes are pairs of responses: use pair_rewards, votes or prob_hat for a PreferenceSet.")
@@ -99,8 +99,8 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
         return PairTexts(texts_of(held), items.a, items.b)
     options = LoadOptions(min_votes=1)
     if is_named_set(pairs):
-        return pair_texts(load_preferences(pairs, options))
-    records, bad = open_records(pairs, options)
+        return pair_texts(load_preferences(pairs, options))  # type: ignore[arg-type]
+    records, bad = open_records(pairs, options)  # type: ignore[arg-type]
     first = next(records, None)
     if first is None:
         raise DataError("there are no pairs", file=bad.file, remedy="give at least one row")

@@ -72,7 +72,7 @@ def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> Pref
         return votes
     if isinstance(held := getattr(votes, "preferences", None), PreferenceSet):
         return held
-    return load_preferences(votes, options)
+    return load_preferences(votes, options)  # type: ignore[arg-type]
 
 
 @show_options(LoadOptions)
