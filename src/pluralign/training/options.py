@@ -93,7 +93,7 @@ class FitOptions:
             object.__setattr__(self, "k", int(self.k))
         if self.k != "auto" and not (isinstance(self.k, int) and 1 <= self.k <= MAX_MEMBERS):
             raise UsageError(
-                f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {shortened(str(self.k), 20)}."
+                f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {shortened(repr(self.k), 20)}."
             )
         check_seed(self.seed)
         if not 0 < self.max_disagreement <= 1:
