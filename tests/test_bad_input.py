@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import WriteLines, wide
 
-from pluralign import DataError, load_preferences
+from pluralign import DataError, UsageError, load_preferences
 
 GOOD = [wide(), wide(prompt="Rain?")]
 
@@ -246,3 +246,194 @@ def test_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
 def test_deeply_nested_json_is_a_bad_row(write_jsonl: WriteLines) -> None:
     with pytest.raises(DataError, match="nested too deeply"):
         load_preferences(write_jsonl(['{"a":' * 100_000]))
+
+
+# --- input that is meant to break the reader --------------------------------------------------------------------------
+
+HUGE = 10**400
+
+
+def hostile_rows() -> dict[str, tuple[Any, str]]:
+    """Return rows that are no votes, and the sentence about each."""
+    long = {"prompt": "x", "response_a": "A", "response_b": "B"}
+    ratings = {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_ann": 5, "response_2_ann": 1}
+    lists: dict[str, Any] = {"prompt": "x"}
+    return {
+        "a count of 400 digits": (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
+        "a negative count of 400 digits": (wide(votes_a=-HUGE), r"votes_a is about -1e\+400, below zero"),
+        "a score of 400 digits": (lists | {"responses": ["A", "B"], "scores": [[HUGE], [1]]}, "scores is about"),
+        "a vote of 400 digits": (long | {"vote": HUGE}, "vote is int 1000"),
+        "an annotator that is a list": (long | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
+        "an annotator that is a dict": (long | {"vote": "a", "rater": {"id": 1}}, "not a dict"),
+        "a role with a lone surrogate": (wide(prompt=[{"role": "\ud800", "content": "x"}]), "a role of the prompt"),
+        "an extra column with a lone surrogate": (wide(country="\ud800"), "country is not valid UTF-8"),
+        "a column name with a lone surrogate": (wide() | {"\ud800": 1}, "the name of a column is not valid UTF-8"),
+        "an extra integer of 5,000 digits": (wide() | {"id": 10**5000}, "id is an integer of thousands of digits"),
+        "a column response_01": (ratings | {"response_01": "C"}, "the column response_01 is not numbered as 1, 2, 3"),
+        "a column response_२": (ratings | {"response_२": "C"}, "the column response_२ is not numbered as 1, 2, 3"),
+        "no responses to rank": (lists | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
+        "no responses with scores": (lists | {"responses": [], "scores": []}, "the prompt has no response"),
+        "one response with scores": (lists | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),
+        "a rating that is text": (ratings | {"response_1_bob": "good", "response_2_bob": 2}, "not str 'good'"),
+        "a rating that is a digit in quotes": (ratings | {"response_1_bob": "5", "response_2_bob": 2}, "not str '5'"),
+        "a rating that is a boolean": (ratings | {"response_1_bob": True, "response_2_bob": False}, "not bool True"),
+    }
+
+
+@pytest.mark.parametrize("case", hostile_rows())
+def test_a_hostile_row_is_one_sentence_and_can_be_skipped(case: str) -> None:
+    row, problem = hostile_rows()[case]
+    with pytest.raises(DataError, match=problem) as caught:
+        load_preferences([row], min_votes=1)
+    assert caught.value.row == 1
+    assert "\n" not in str(caught.value)
+    with pytest.raises(DataError, match=r"no pair has enough votes|there are no pairs in it"):
+        load_preferences([row], skip_bad=True)
+
+
+@pytest.mark.parametrize("depth", [400, 900, 990, 1000, 200_000])
+@pytest.mark.parametrize("where", ["prompt", "extra", "file", "csv"])
+def test_nested_brackets_are_one_sentence(depth: int, where: str, tmp_path: Path) -> None:
+    nest = "[" * depth + "]" * depth
+    texts = {
+        "prompt": json.dumps(wide(prompt=5)).replace("5", nest),
+        "extra": json.dumps(wide(votes_a=None, extra=5)).replace("5", nest),
+        "file": nest,
+        "csv": f'prompt,responses,rankings\nx,"{nest}","[[0, 1]]"\n',
+    }
+    path = tmp_path / "nested.txt"
+    path.write_text(texts[where])
+    with pytest.raises(DataError):
+        load_preferences(path)
+
+
+@pytest.mark.parametrize("cell", ["1_0", "１０", "0x10", "1e", "1 0", "२"])
+def test_a_count_in_csv_must_be_written_in_plain_digits(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "votes.csv"
+    path.write_text(f"prompt,response_a,response_b,votes_a,votes_b\nTea?,Yes.,No.,{cell},2\n")
+    with pytest.raises(DataError, match=f"votes_a must be a whole number, not str '{cell}'"):
+        load_preferences(path)
+
+
+def test_a_column_without_a_name_is_the_index_of_pandas(tmp_path: Path) -> None:
+    path = tmp_path / "votes.csv"
+    path.write_text(",prompt,response_a,response_b,votes_a,votes_b\n0,Tea?,Yes.,No., 3 ,+2\n")
+    loaded = load_preferences(path)
+    assert list(loaded.columns) == []
+    assert (loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([3], [2])
+
+
+@pytest.mark.parametrize("values", [[10**20, 3], [2**63, -1], [HUGE, 1], [2**53 + 1, None], [1.5, 10**30]])
+def test_extra_integers_of_any_size_can_be_saved(values: list[Any], tmp_path: Path) -> None:
+    loaded = load_preferences([wide(prompt=f"{i}?") | {"id": value} for i, value in enumerate(values)])
+    expected = [None if value is None else str(value) for value in values]
+    assert loaded.columns["id"].tolist() == expected
+    loaded.save(tmp_path / "votes.parquet")
+    assert load_preferences(tmp_path / "votes.parquet") == loaded
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.table({name: [value] for name, value in wide().items()})
+    pq.write_table(table.append_column("votes_a", pa.array([9])), tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="two columns have the same name"):
+        load_preferences(tmp_path / "twice.parquet")
+
+
+def test_parquet_text_that_is_no_utf8_is_a_bad_row(tmp_path: Path) -> None:
+    columns = {name: pa.array([value] * 3) for name, value in wide().items()}
+    texts = pa.array([b"Tea?", b"caf\xe9", b"Rum?"])
+    columns["prompt"] = pa.StringArray.from_buffers(3, texts.buffers()[1], texts.buffers()[2])
+    pq.write_table(pa.table(columns), tmp_path / "broken.parquet")
+    with pytest.raises(DataError, match=r"broken\.parquet, row 2: prompt is not valid UTF-8"):
+        load_preferences(tmp_path / "broken.parquet")
+    loaded = load_preferences(tmp_path / "broken.parquet", skip_bad=True)
+    assert list(loaded.prompts) == ["Tea?", "Rum?"]
+    assert loaded.dropped == {"broken UTF-8": 1}
+
+
+def test_times_in_parquet_do_not_stop_reading(tmp_path: Path) -> None:
+    table = pa.table({name: [value] for name, value in wide().items()})
+    for kind in (pa.timestamp("ns"), pa.timestamp("us", "Nowhere/Else"), pa.duration("ns"), pa.time64("ns")):
+        times = pa.array([2**62 + 1], pa.int64()).view(kind)
+        pq.write_table(table.append_column("when", times), tmp_path / "times.parquet")
+        assert len(load_preferences(tmp_path / "times.parquet")) == 1
+
+
+def test_a_damaged_file_of_our_own_is_one_sentence(tmp_path: Path) -> None:
+    path, whole = tmp_path / "votes.parquet", tmp_path / "whole.parquet"
+    load_preferences([wide(prompt=f"{i}?" * 20) for i in range(50)]).save(whole)
+    content = whole.read_bytes()
+    for position in range(4, len(content) - 8, 37):
+        path.write_bytes(content[:position] + bytes([content[position] ^ 0x55]) + content[position + 1 :])
+        try:
+            assert load_preferences(path) == load_preferences(whole)  # a byte that carries nothing
+        except DataError as error:
+            assert str(path) in str(error)  # noqa: PT017
+    table = pq.read_table(whole)
+    for changed in (table.drop_columns(["ties"]), table.set_column(3, "votes_a", pa.array(["x"] * 50)),
+                    table.replace_schema_metadata({"pluralign": "{"}),
+                    table.replace_schema_metadata({"pluralign": '{"tie_rule": "thrice"}'})):  # fmt: skip
+        pq.write_table(changed, path)
+        with pytest.raises(DataError, match="the file is damaged"):
+            load_preferences(path)
+
+
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.9])
+def test_every_row_before_a_damage_of_gzip_is_kept(place: float, tmp_path: Path) -> None:
+    lines = [json.dumps(wide(prompt=f"{i} {os.urandom(8).hex()}")).encode() + b"\n" for i in range(4000)]
+    content = bytearray(gzip.compress(b"".join(lines)))
+    content[int(len(content) * place)] ^= 0xFF
+    decoder, intact = zlib.decompressobj(31), b""
+    for byte in bytes(content):
+        try:
+            intact += decoder.decompress(bytes([byte]))
+        except zlib.error:
+            break
+    path = tmp_path / "damaged.jsonl.gz"
+    path.write_bytes(bytes(content))
+    readable = sum(line == good for line, good in zip(intact.splitlines(keepends=True), lines, strict=False))
+    loaded = load_preferences(path, skip_bad=True)
+    assert sum(prompt in good.decode() for prompt, good in zip(loaded.prompts, lines, strict=False)) >= readable - 1
+    assert loaded.dropped["truncated gzip"] == 1
+
+
+def test_gzip_members_are_read_as_one_file(tmp_path: Path) -> None:
+    rows = [json.dumps(wide(prompt=f"{i}?")).encode() + b"\n" for i in range(3)]
+    (tmp_path / "votes.jsonl.gz").write_bytes(b"".join(map(gzip.compress, rows)) + b"\0" * 100)
+    assert len(load_preferences(tmp_path / "votes.jsonl.gz")) == 3
+    table = pa.table({name: [value] for name, value in wide().items()})
+    pq.write_table(table, tmp_path / "votes.parquet")
+    (tmp_path / "votes.parquet.gz").write_bytes(gzip.compress((tmp_path / "votes.parquet").read_bytes()))
+    assert len(load_preferences(tmp_path / "votes.parquet.gz")) == 1
+
+
+def test_gzip_that_expands_too_much_is_refused(tmp_path: Path) -> None:
+    row = json.dumps(wide()).encode()
+    line = row + b" " * 100_000 + b"\n"
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 800))
+    for skip_bad in (False, True):
+        with pytest.raises(DataError, match="expands to more than 200 times its size; use --max-expansion"):
+            load_preferences(tmp_path / "bomb.jsonl.gz", skip_bad=skip_bad)
+    assert len(load_preferences(tmp_path / "bomb.jsonl.gz", max_expansion=2000)) == 800
+
+
+def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path) -> None:
+    rows = [json.dumps(wide(prompt=prompt)).encode() for prompt in ("Tea?", "x" * 1_100_000, "Rum?")]
+    path = tmp_path / "long.jsonl"
+    path.write_bytes(b"\n".join(rows))
+    with pytest.raises(DataError, match=r"row 2: the line is longer than 1 MB; raise the limit with --max-line-mb"):
+        load_preferences(path, max_line_mb=1)
+    loaded = load_preferences(path, max_line_mb=1, skip_bad=True)
+    assert (list(loaded.prompts), loaded.dropped) == (["Tea?", "Rum?"], {"long line": 1})
+    assert len(load_preferences(path)) == 3
+
+
+def test_a_saved_set_keeps_to_the_options_or_refuses_them(tmp_path: Path) -> None:
+    path = tmp_path / "votes.parquet"
+    load_preferences([wide(), wide(prompt="Rain?", votes_a=9)]).save(path)
+    loaded = load_preferences(path, min_votes=6)
+    assert (list(loaded.prompts), loaded.dropped) == (["Rain?"], {"pairs with fewer than 6 votes": 1})
+    with pytest.raises(DataError, match="no pair has enough votes"):
+        load_preferences(path, min_votes=60)
+    with pytest.raises(UsageError, match="--rename does not apply"):
+        load_preferences(path, rename={"prompt": "question"})

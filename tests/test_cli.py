@@ -313,3 +313,34 @@ def test_demo_writes_its_votes(tmp_path: Path) -> None:
         for data in ("demo:300", tmp_path / "town.jsonl.gz", tmp_path / "other.parquet")
     )
     assert same == town != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("fit", "demo:60", "-o", ""), "the value of -o is empty"),
+        (("fit", "demo:60", "-o", "x", "--encoder="), "the value of --encoder is empty"),
+        (("inspect", ""), "an argument is empty"),
+        (("inspect", "demo:" + "9" * 5000), "PAIRS in demo:PAIRS must be a whole number"),
+        (("inspect", "x" * 5000), "there is no such file or known set"),
+        (("fit", "demo:60", "-o", "x", "--seed", "-1"), "seed must not be negative"),
+        (("fit", "demo:60", "-o", "x", "--seed", str(2**64)), "seed must be at most"),
+        (("fit", "demo:60", "-o", "x", "--k", "9" * 5000), "k must be a whole number from 1 to 256"),
+        (("fit", "demo:60", "-o", "x", "--k", "२"), "k must be a whole number from 1 to 256"),
+        (("evaluate", "FOLDER", "demo:60", "--seed", "-1"), "seed must not be negative"),
+        (("evaluate", "FOLDER", "demo:60", "--seed", str(10**400)), "seed must be at most"),
+        (("certify", "FOLDER", "--epsilon", "1e-320"), "epsilon must be at least 1e-300"),
+        (("certify", "FOLDER", "--delta", "1e-320"), "delta must be at least 1e-300"),
+        (("evaluate", "votes.jsonl", "FOLDER"), "name the ensemble first, then a file of votes"),
+    ],
+)
+def test_hostile_options_are_one_sentence(
+    arguments: tuple[str, ...], sentence: str, town_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "votes.jsonl").write_text("{}")
+    done = run(*(str(town_folder) if word == "FOLDER" else word for word in arguments))
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["votes.jsonl"]

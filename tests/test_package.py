@@ -1,7 +1,9 @@
 """The front of the package: light to import, and every public name resolves."""
 
+import inspect
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
@@ -21,3 +23,34 @@ def test_every_public_name_resolves() -> None:
     assert set(pluralign._HOMES) | {"__version__"} == set(pluralign.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pluralign.nothing
+
+
+def test_rooms_are_attributes_and_load_nothing_before() -> None:
+    code = (
+        "import pluralign, sys; before = 'pluralign.theory' in sys.modules; "
+        "print(before, pluralign.theory.kendall.__name__, pluralign.votes.__name__, 'theory' in dir(pluralign))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False pluralign.theory.kendall pluralign.votes True\n"
+
+
+def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
+    import pluralign
+
+    with pytest.raises(AttributeError, match=r"no attribute 'evalute'; did you mean 'evaluate'\?"):
+        _ = pluralign.evalute
+    with pytest.raises(AttributeError, match=r"'pluralign\.theory' has no attribute 'kendal'"):
+        _ = pluralign.theory.kendal  # type: ignore[attr-defined]
+
+
+def test_the_signature_and_the_help_of_fit_show_every_option() -> None:
+    import pluralign
+
+    shown = inspect.signature(pluralign.fit).parameters
+    text = inspect.getdoc(pluralign.fit) or ""
+    for config in (pluralign.FitOptions, pluralign.FinetuneOptions):
+        for option in fields(config):
+            assert shown[option.name].default == option.default
+            assert f"    {option.name}: {option.metadata['help'].split()[0]}" in text
+    assert "changes" not in shown
+    assert inspect.signature(pluralign.load_preferences).parameters["rename"].default == {}

@@ -3,7 +3,10 @@
 Names are loaded when first used, so that ``import pluralign`` costs next to nothing.
 """
 
+import difflib
 import importlib
+import importlib.util
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pluralign.core.version import __version__
@@ -166,13 +169,36 @@ __all__ = [
 ]
 
 
+_ROOMS = (
+    "analysis", "answering", "cli", "core", "ensemble", "evaluation", "experiments", "features", "fitting", "models",
+    "policies", "publishing", "scale", "server", "theory", "training", "votes",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return _room(name)
     if name not in _HOMES:
-        raise AttributeError(f"module 'pluralign' has no attribute {name!r}")
+        problem = f"module 'pluralign' has no attribute {name!r}"
+        close = [] if name.startswith("_") else difflib.get_close_matches(name, [*__all__, *_ROOMS], n=1)
+        raise AttributeError(f"{problem}; did you mean {close[0]!r}?" if close else problem)
     value = getattr(importlib.import_module(f"pluralign.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
 
+def _room(name: str) -> ModuleType:
+    """Return a package of this one, whose modules are also loaded when first used: ``pluralign.theory.kendall``."""
+    room = importlib.import_module(f"pluralign.{name}")
+
+    def load(module: str) -> ModuleType:
+        if module.startswith("_") or importlib.util.find_spec(f"pluralign.{name}.{module}") is None:
+            raise AttributeError(f"module 'pluralign.{name}' has no attribute {module!r}")
+        return importlib.import_module(f"pluralign.{name}.{module}")
+
+    room.__getattr__ = load  # type: ignore[method-assign]
+    return room
+
+
 def __dir__() -> list[str]:
-    return sorted(set(__all__) | set(globals()))
+    return sorted(set(__all__) | set(_ROOMS) | set(globals()))

@@ -13,11 +13,12 @@ import numpy as np
 from pluralign.analysis.pruning import BETA, Pruning, as_held_out, corrected_errors, plan_pruning
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level, Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.votes.load import VotesLike
 from pluralign.votes.preferences import PreferenceSet
 
 EPSILON = 0.025
@@ -182,7 +183,7 @@ class Certificate:
 
 def certify(
     ensemble: RewardEnsemble,
-    votes: HeldOutVotes | PreferenceSet,
+    votes: HeldOutVotes | VotesLike,
     *,
     epsilon: float = EPSILON,
     delta: float = DELTA,
@@ -193,7 +194,7 @@ def certify(
 
     Args:
         ensemble: an ensemble of linear members.
-        votes: pairs held out from the fit.
+        votes: pairs held out from the fit, also as a path, a pandas DataFrame or a list of dicts.
         epsilon: target calibration error of Theorem 2, which gives the sufficient number of members.
         delta: probability that a bound fails (Theorem 4 and the held-out bound).
         beta: β of Theorem 3, at least 2: the larger, the further out an outlier must be. Not the regularisation
@@ -207,6 +208,7 @@ def certify(
         >>> certificate.theorem_2.sufficient_size, certificate.theorem_4.informative
         (25, False)
     """
+    ensemble = as_ensemble(ensemble)
     held_out = as_held_out(ensemble, votes, progress)
     people, pruning = held_out.preferences, plan_pruning(ensemble, held_out, beta)
     return Certificate(

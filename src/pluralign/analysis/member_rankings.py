@@ -13,12 +13,12 @@ import numpy as np
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.ensemble.training_prompts import LeftOut, are_trained
 from pluralign.theory import kendall
-from pluralign.votes.candidates import Candidates, candidates_of, rows_by_prompt
+from pluralign.votes.candidates import Candidates, CandidatesLike, as_candidates, candidates_of, rows_by_prompt
 
 MIN_RESPONSES = 3
 """Held-out prompts with fewer responses are not ranked: a ranking of two responses is a vote."""
@@ -137,7 +137,7 @@ def without_trained_candidates(
 
 def measure_diversity(
     ensemble: RewardEnsemble,
-    candidates: Sequence[Candidates],
+    candidates: CandidatesLike,
     *,
     rewards: Sequence[FloatArray] | None = None,
     held_out: HeldOutVotes | None = None,
@@ -147,11 +147,13 @@ def measure_diversity(
 
     Args:
         ensemble: the ensemble whose members are compared.
-        candidates: prompts with their responses; prompts with a single response are skipped.
+        candidates: prompts with their responses: ``Candidates``, a candidates file, dicts of {prompt, responses}, or
+            votes, whose responses to each prompt are compared. Prompts with a single response are skipped.
         rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
         held_out: held-out votes, for ``vote_agreement``.
         progress: called while texts are encoded.
     """
+    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
     rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
     ranked = [of_prompt for of_prompt in rewards if len(of_prompt) >= 2]
     if not ranked:
@@ -192,7 +194,7 @@ def _member_pairs(pairs: list[tuple[int, int]], tau: FloatArray, weights: FloatA
 
 def case_studies(
     ensemble: RewardEnsemble,
-    candidates: Sequence[Candidates],
+    candidates: CandidatesLike,
     n: int = 3,
     *,
     containing: str = "",
@@ -207,7 +209,7 @@ def case_studies(
 
     Args:
         ensemble: the ensemble whose members choose.
-        candidates: prompts with their responses.
+        candidates: prompts with their responses, as for ``measure_diversity``.
         n: number of prompts to return.
         containing: only prompts that contain this text, ignoring case.
         numbers: exactly these prompts, counted from 1, in this order.
@@ -216,6 +218,7 @@ def case_studies(
 
     Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
     """
+    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
     if bad := [number for number in numbers if not 1 <= number <= len(candidates)]:
         raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {bad[0]}.")
     rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards

@@ -24,14 +24,17 @@ from pluralign.analysis.leans import (
     measure_leans,
     sample_prompts,
 )
+from pluralign.analysis.pruning import as_held_out
 from pluralign.analysis.traits import KEYS, TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.core.text import counted
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory import calibration
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.candidates import rows_by_prompt
+from pluralign.votes.load import VotesLike
 from pluralign.votes.prompts import Prompt
 
 MAX_CORRELATION = 0.5
@@ -124,13 +127,14 @@ def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
 
 
 def member_profiles(
-    weights: npt.ArrayLike, held_out: HeldOutVotes, *, max_characters: int | None = None
+    weights: RewardEnsemble | npt.ArrayLike, held_out: HeldOutVotes | VotesLike, *, max_characters: int | None = None
 ) -> list[Profile]:
     """Describe how each member of an ensemble differs from the others.
 
     Args:
-        weights: weights of the members, ``(k,)``.
-        held_out: held-out votes with the rewards of the members.
+        weights: the ensemble, or the weights of its members, ``(k,)``.
+        held_out: held-out votes with the rewards of the members. With an ensemble, any votes (a ``PreferenceSet``, a
+            path, a pandas DataFrame, a list of dicts): it scores them, without the prompts it was trained on.
         max_characters: measure leans on a sample of prompts with at most this much text (``sample_prompts``); all other
             figures use all votes.
 
@@ -144,6 +148,11 @@ def member_profiles(
         Prefers longer answers
         Cares less about longer answers
     """
+    if isinstance(weights, RewardEnsemble):
+        held_out = as_held_out(weights, held_out)
+        weights = weights.weights
+    if not isinstance(held_out, HeldOutVotes):
+        raise UsageError("member_profiles needs an ensemble to score votes: member_profiles(ensemble, votes).")
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")

@@ -17,12 +17,13 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
+from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 BETA = 5.0
@@ -95,7 +96,7 @@ class Pruning:
 
 def prune(
     ensemble: RewardEnsemble,
-    votes: HeldOutVotes | PreferenceSet,
+    votes: HeldOutVotes | VotesLike,
     beta: float = BETA,
     *,
     only_far: bool = False,
@@ -105,7 +106,8 @@ def prune(
 
     Args:
         ensemble: an ensemble of any size.
-        votes: held-out pairs. Their texts decide which members are removed; their votes measure the error.
+        votes: held-out pairs, also as a path, a pandas DataFrame or a list of dicts; without prompts that the ensemble
+            was trained on. Their texts decide which members are removed; their votes measure the error.
         beta: β of the theorem, at least 2; a larger β removes less. Not the regularisation strength of policies.
         only_far: remove only possible outliers, instead of all the weight that the theorem allows.
         progress: called with the number of encoded texts and of all texts.
@@ -120,6 +122,7 @@ def prune(
         >>> pruning.removed_weight <= 0.5, pruning.error_after.mean <= pruning.bound
         (True, True)
     """
+    ensemble = as_ensemble(ensemble)
     held_out = as_held_out(ensemble, votes, progress)
     pruning = plan_pruning(ensemble, held_out, beta, only_far=only_far)
     people = held_out.preferences
@@ -166,11 +169,11 @@ def refuse_to_replace(
 
 
 def as_held_out(
-    ensemble: RewardEnsemble, votes: HeldOutVotes | PreferenceSet, progress: Progress | None = None
+    ensemble: RewardEnsemble, votes: HeldOutVotes | VotesLike, progress: Progress | None = None
 ) -> HeldOutVotes:
     """Return votes with the ensemble's rewards. Raises DataError if the rewards are those of another ensemble."""
-    if isinstance(votes, PreferenceSet):
-        return score_held_out(ensemble, votes, progress)
+    if not isinstance(votes, HeldOutVotes):
+        return score_held_out(ensemble, as_preferences(votes), progress)
     if votes.rewards.shape[1] != ensemble.k:
         problem = f"the held-out rewards are of {votes.rewards.shape[1]} members, but the ensemble has {ensemble.k}"
         raise DataError(problem, remedy="name votes with --data, or fit again")

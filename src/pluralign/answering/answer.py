@@ -27,9 +27,10 @@ from pluralign.answering.steering import ScoredChoices, Steering, steer
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
-from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.theory.social_choice import RULES
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.prompts import Prompt, PromptLike
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
@@ -64,7 +65,7 @@ def answer(
     writer: Writer | None = None,
     member: int | None = None,
     like: str = "",
-    choices: PreferenceSet | None = None,
+    choices: VotesLike | None = None,
     profiles: Sequence[Profile] = (),
     refusal: RefusalPolicy | None = None,
     seed: int = 0,
@@ -82,7 +83,7 @@ def answer(
             the support of the best candidate.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
-        choices: steerable mode: pairs that the user voted on.
+        choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
         profiles: the members' cards, for ``like``.
         refusal: runs first; if it returns a text, that is the answer.
         seed: of tie-breaks and random draws. Different prompts get different draws.
@@ -96,7 +97,9 @@ def answer(
         >>> found.mode, round(sum(entry.weight for entry in found.answers), 6)
         ('balanced', 1.0)
     """
-    check_request(mode, rule, member=member, like=like, choices=choices)
+    ensemble = as_ensemble(ensemble)
+    own_votes = None if choices is None else as_preferences(choices, LoadOptions(min_votes=1))
+    check_request(mode, rule, member=member, like=like, choices=own_votes)
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
     rewards = score(ensemble, prompt, candidates, progress)
@@ -112,7 +115,7 @@ def answer(
         rule=rule,
         member=member,
         like=like,
-        choices=None if choices is None else ScoredChoices.of(ensemble, choices),
+        choices=None if own_votes is None else ScoredChoices.of(ensemble, own_votes),
         profiles=profiles,
         seed=seed,
     )

@@ -29,8 +29,8 @@ from pluralign.models.completion import Completion
 from pluralign.models.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
 from pluralign.models.remote import ServerModel
 from pluralign.votes.builder import RowError
-from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import read_prompt
 
 ROUNDS = 5
 """Maximum number of times that one prompt is sampled, if responses repeat each other."""

@@ -12,13 +12,13 @@ from typing import IO, Any
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import VOTES_FILE
-from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.builder import BadRows, RowError, check_prompt
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import read_prompt
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import read_prompt
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ def _read_stream(stream: Any, name: str) -> tuple[list[PromptLike], list[Failure
     for row, record in read_records(stream, bad):
         try:
             prompt = read_prompt(record.get("prompt"))
-            for turn in Prompt(prompt).turns:
-                check_text(turn.content, "prompt")
+            check_prompt(prompt)
             prompts.append(prompt)
         except RowError as error:
             bad.report(row, error)

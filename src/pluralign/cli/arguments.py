@@ -13,13 +13,14 @@ from pluralign.cli.config_file import TABLE, config_parameters
 from pluralign.cli.config_file import save_config as write_config
 from pluralign.cli.console import is_first_process
 from pluralign.core.errors import UsageError
+from pluralign.core.options import check_seed
 from pluralign.features.options import EncodeOptions
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.policies.options import TuneOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.server.options import ServeOptions
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.votes.options import LoadOptions
+from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.record import FitRecord
@@ -77,7 +78,14 @@ Prompts = Annotated[
 ]
 PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
+
+
+def _checked_seed(seed: int) -> int:
+    check_seed(seed)
+    return seed
+
+
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
 
 
 # --- dataclasses of options as flags ----------------------------------------------------------------------------------
@@ -143,6 +151,9 @@ def _as_parameter(config: type, field: dataclasses.Field[Any]) -> introspection.
 def _as_mapping(name: str, pairs: list[str]) -> dict[str, str]:
     if bad := [pair for pair in pairs if not all(pair.partition("="))]:
         raise UsageError(f"--{name} must be OURS=THEIRS, not {bad[0]!r}.")
+    names = [pair.partition("=")[0] for pair in pairs]
+    if twice := [ours for ours in names if names.count(ours) > 1]:
+        raise UsageError(f"--{name} must not give the name {twice[0]!r} to two columns.")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -162,20 +173,34 @@ def command_history(record: "FitRecord", folder: Path, last: Sequence[str]) -> l
         pluralign fit votes.csv -o town --k 4 --no-surface
         pluralign report town
     """
-    fit = [["pluralign", "fit", record.data.name, "-o", str(folder), *_as_flags(record)]] if record.data else []
-    return [*(fit if record.options else []), ["pluralign", *last]]
+    pruned, commands = record.pruned, []
+    fitted_in = Path(pruned.source) if pruned and pruned.source else folder
+    loaded = record.data.loaded if record.data else None
+    if record.data and loaded and record.options and bool(loaded.raters) == (record.raters is not None):
+        data = loaded.source or record.data.name
+        data = "-" if data == "standard input" else data
+        commands.append(["pluralign", "fit", data, "-o", str(fitted_in), *_as_flags(record, loaded)])
+    if pruned and pruned.source:
+        only_far = ["--only-far"] if pruned.only_far else []
+        words = ["pluralign", "prune", pruned.source, "-o", str(folder), "--beta", f"{pruned.beta:g}", *only_far]
+        commands.append(words)
+    return [*commands, ["pluralign", *last]]
 
 
-def _as_flags(record: "FitRecord") -> list[str]:
+def _as_flags(record: "FitRecord", loaded: Loaded) -> list[str]:
     """Return the recorded options that differ from the defaults of ``pluralign fit``."""
     defaults = dataclasses.asdict(FitOptions()) | dataclasses.asdict(FinetuneOptions())
+    defaults |= dataclasses.asdict(LoadOptions()) | {"raters": None}
+    used = {**loaded.options, "raters": loaded.raters, **record.options, **(record.tuning or {})}
     words = []
-    for name, value in {**record.options, **(record.tuning or {})}.items():
-        if name not in defaults or value == defaults[name]:
+    for name, value in used.items():
+        if name not in defaults or value == defaults[name] or (loaded.raters and name == "level"):
             continue
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            words += [word for ours, theirs in value.items() for word in (f"--{flag}", f"{ours}={theirs}")]
         else:
             words += [f"--{flag}", str(value)]
     return words

@@ -88,6 +88,7 @@ def main() -> None:
     """Run the command line. A user's mistake is printed as one sentence on stderr, with exit code 2."""
     _open_missing_streams()
     try:
+        _refuse_empty(sys.argv[1:])
         _run()
     except PluralignError as error:
         _fail(str(error))
@@ -142,6 +143,15 @@ def _drop_stdout() -> None:
     """Send the rest of stdout nowhere."""
     with suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an empty argument. As the name of a file it would mean the current folder."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
+        if equals and not value:
+            place = f"the value of {option}" if option.startswith("-") else "an argument"
+            raise UsageError(f"{place} is empty; check for an unset variable in quotes.")
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -3,13 +3,18 @@
 Those files import nothing heavy: ``pluralign --help`` reads them without numpy or torch.
 """
 
-from collections.abc import Mapping
-from dataclasses import field, fields, replace
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field, fields, replace
 from typing import Any, TypeVar, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
 
+LARGEST_SEED = 2**63 - 1
+
 Options = TypeVar("Options")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def same_option(config: type, name: str) -> Any:
@@ -31,6 +36,14 @@ def check_choices(options: Any, choices: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} cannot be {value!r}; {did_you_mean(value, allowed)}.")
 
 
+def check_seed(seed: int) -> None:
+    """Raise UsageError if a seed is negative or does not fit into 64 bits."""
+    if seed < 0:
+        raise UsageError("seed must not be negative.")
+    if seed > LARGEST_SEED:
+        raise UsageError(f"seed must be at most {LARGEST_SEED}.")
+
+
 def changed_options(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
     return [option.name for option in fields(options) if getattr(options, option.name) != option.default]
@@ -43,3 +56,53 @@ def with_changes(options: Options, changes: Mapping[str, Any]) -> Options:
         if name not in known:
             raise UsageError(f"there is no option {name!r}; {did_you_mean(name, known)}.")
     return replace(options, **changes)  # type: ignore[type-var]
+
+
+def show_options(*configs: type) -> Callable[[Function], Function]:
+    """Show the fields of option classes in the signature and the help of a function that takes them as ``**changes``.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Tea:
+        ...     sugar: int = field(default=1, metadata={"help": "Spoons of sugar."})
+        >>> @show_options(Tea)
+        ... def brew(cups: int, **changes: Any) -> None:
+        ...     "Brew tea."
+        >>> inspect.signature(brew)
+        <Signature (cups: int, *, sugar: int = 1) -> None>
+        >>> print(brew.__doc__)
+        Brew tea.
+        <BLANKLINE>
+        Fields of Tea:
+            sugar: Spoons of sugar. Default: 1.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [part for part in signature.parameters.values() if part.kind is not inspect.Parameter.VAR_KEYWORD]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        options = [
+            inspect.Parameter(option.name, keyword, default=_default(option), annotation=option.type)
+            for config in configs
+            for option in fields(config)
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+        sections = [inspect.getdoc(function) or "", *map(_described, configs)]
+        function.__doc__ = "\n\n".join(sections)
+        return function
+
+    return decorate
+
+
+def _default(option: Any) -> Any:
+    return option.default if option.default is not MISSING else option.default_factory()
+
+
+def _described(config: type) -> str:
+    lines = [f"Fields of {config.__name__}:"]
+    for option in fields(config):
+        default = _default(option)
+        shown = f"{option.name}: {option.metadata['help']}" + ("" if default is None else f" Default: {default!r}.")
+        lines.append(textwrap.fill(shown, 116, initial_indent=" " * 4, subsequent_indent=" " * 8))
+    return "\n".join(lines)

@@ -6,6 +6,8 @@ number give the same random numbers for the same seed; their results are never c
 
 import numpy as np
 
+from pluralign.core.errors import UsageError
+
 # votes
 TOWN_HALL_VOTERS = 13
 
@@ -47,4 +49,6 @@ def random_stream(seed: int, stream: int, *key: int) -> np.random.Generator:
         >>> bool(first.random() == second.random())
         False
     """
+    if seed < 0:
+        raise UsageError("seed must not be negative.")
     return np.random.default_rng([seed, stream, *key])

@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import DataError, UsageError
+from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import atomic_write
 from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.late import late
@@ -30,8 +30,8 @@ from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.prompts import Item
+from pluralign.votes.items import ItemsLike, as_items, pair_texts
+from pluralign.votes.load import VotesLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,13 +86,19 @@ class RewardEnsemble:
         drawing: Figure = late("publishing.figures", "plot_ensemble", extra="report", purpose="a figure")(self)
         return drawing
 
-    def rewards(self, items: Sequence[Item], progress: Progress | None = None) -> FloatArray:
-        """Return the reward of each member for each (prompt, response), ``(n_items, k)``."""
-        if not len(items):
-            return np.empty((0, self.k))
-        return np.asarray(self.members.rewards(self.features(items, progress)), dtype=np.float64)
+    def rewards(self, items: ItemsLike, progress: Progress | None = None) -> FloatArray:
+        """Return the reward of each member for each text, ``(n_items, k)``.
 
-    def scorer(self) -> Callable[[Sequence[Item]], FloatArray]:
+        Args:
+            items: (prompt, response) tuples, dicts or rows with ``prompt`` and ``response``, see ``as_items``.
+            progress: called with the texts encoded and the total.
+        """
+        texts = as_items(items)
+        if not texts:
+            return np.empty((0, self.k))
+        return np.asarray(self.members.rewards(self.features(texts, progress)), dtype=np.float64)
+
+    def scorer(self) -> Callable[[ItemsLike], FloatArray]:
         """Return a function like ``rewards`` for servers: models stay in memory, and vectors are not cached on disk."""
         if isinstance(self.features, FinetunedFeatures):
             encoders: list[Encoder | None] = [*self.features.parts()]
@@ -100,8 +106,9 @@ class RewardEnsemble:
         else:
             encoders, surface = [self.features.load_checked()], self.features.surface
 
-        def rewards(items: Sequence[Item]) -> FloatArray:
-            features = [encode(items, encoder, surface=surface, cache=False) for encoder in encoders]
+        def rewards(items: ItemsLike) -> FloatArray:
+            texts = as_items(items)
+            features = [encode(texts, encoder, surface=surface, cache=False) for encoder in encoders]
             return np.asarray(self.members.rewards(np.hstack(features)), dtype=np.float64)
 
         return rewards
@@ -117,26 +124,32 @@ class RewardEnsemble:
         """
         return member_reward_func(self, member)
 
-    def pair_rewards(
-        self, preferences: PreferenceSet, progress: Progress | None = None
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return the rewards of both responses of each pair, each ``(n_pairs, k)``. Each text is encoded once."""
-        items = preferences.items()
-        rewards = self.rewards(texts_of(preferences), progress)
-        return rewards[items.a], rewards[items.b]
+    def pair_rewards(self, pairs: VotesLike, progress: Progress | None = None) -> tuple[FloatArray, FloatArray]:
+        """Return the rewards of both responses of each pair, each ``(n_pairs, k)``. Each text is encoded once.
 
-    def votes(self, preferences: PreferenceSet) -> FloatArray:
-        """Return the votes 1[reward_a > reward_b], ½ for a tie, ``(n_pairs, k)``."""
-        return calibration.votes_from_rewards(*self.pair_rewards(preferences))
+        Args:
+            pairs: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of dicts. Rows need
+                the columns prompt, response_a and response_b, and no votes; each gives one pair.
+            progress: called with the texts encoded and the total.
+        """
+        texts, a, b = pair_texts(pairs)
+        rewards = self.rewards(texts, progress)
+        return rewards[a], rewards[b]
 
-    def prob_hat(self, preferences: PreferenceSet, level: Level = "vote") -> FloatArray:
-        """Return the predicted share preferring response a, ``(n_pairs,)``.
+    def votes(self, pairs: VotesLike) -> FloatArray:
+        """Return the votes 1[reward_a > reward_b], ½ for a tie, ``(n_pairs, k)``. ``pairs`` as in ``pair_rewards``."""
+        return calibration.votes_from_rewards(*self.pair_rewards(pairs))
+
+    def prob_hat(self, pairs: VotesLike, level: Level = "vote") -> FloatArray:
+        """Return the predicted share preferring response a, ``(n_pairs,)``. ``pairs`` as in ``pair_rewards``.
 
         ``vote``: p̂ = u/2 + (1 − u) Σ_j α_j 1[Δr_j > 0] (Definition 1, with an undecided share u). ``policy``: the
         same with σ(Δr_j / β) for the vote, the probability that a policy drawn from the mixture prefers a (App. A, with
         a reference that favours neither). Its limit for β → 0 is the vote level.
         """
-        reward_a, reward_b = self.pair_rewards(preferences)
+        if level not in get_args(Level):
+            raise UsageError(f"level cannot be {level!r}; {did_you_mean(str(level), get_args(Level))}.")
+        reward_a, reward_b = self.pair_rewards(pairs)
         return self.readings(reward_a - reward_b)[level]
 
     def readings(self, difference: FloatArray) -> dict[Level, FloatArray]:
@@ -298,6 +311,11 @@ def _read_record(folder: Path, facts: Any) -> FitRecord:
 def read_description(folder: Path) -> dict[str, Any]:
     """Return the JSON of an ensemble, after checking its format."""
     path = folder / ENSEMBLE_FILE
+    if folder.is_file():
+        remedy = (
+            f"give its folder, {folder.parent}" if folder.name == ENSEMBLE_FILE else "give a folder of pluralign fit"
+        )
+        raise DataError("it is a file, not the folder of an ensemble", file=str(folder), remedy=remedy)
     if not path.is_file():
         remedy = "give a folder written by pluralign fit" if folder.is_dir() else "check the path"
         raise DataError(f"it has no {ENSEMBLE_FILE}", file=str(folder), remedy=remedy)
@@ -318,3 +336,12 @@ def read_description(folder: Path) -> dict[str, Any]:
     if description["format_version"] > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
     return description
+
+
+def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:
+    """Return an ensemble, loaded if a folder is given. Raises UsageError for anything else."""
+    if isinstance(ensemble, RewardEnsemble):
+        return ensemble
+    if isinstance(ensemble, str | os.PathLike):
+        return RewardEnsemble.load(ensemble)
+    raise UsageError(f"the first argument must be an ensemble or its folder, not a {type(ensemble).__name__}.")

@@ -14,6 +14,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.training_prompts import LeftOut
 from pluralign.theory.intervals import Interval
 from pluralign.theory.reliability import Reliability
+from pluralign.votes.options import Loaded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,6 +200,8 @@ class DataSummary:
     train_prompts: int
     test_pairs: int
     test_prompts: int
+    loaded: Loaded | None = field(default_factory=Loaded)
+    """How the votes were read. None for votes that were made or changed in Python."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 
 from pluralign.core.arrays import Array
 from pluralign.core.errors import UsageError
@@ -19,13 +20,14 @@ from pluralign.evaluation.results import FullEvaluation, PredictorInfo, Rival
 from pluralign.evaluation.sources import Source, find_predictor, load_predictor
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
 from pluralign.votes.raters import RaterVotes
 
 
 def evaluate(
     subject: Source,
-    preferences: PreferenceSet,
+    preferences: VotesLike,
     *,
     against: Sequence[Source] = (),
     groups: Sequence[str] = DEFAULT_GROUPINGS,
@@ -42,8 +44,9 @@ def evaluate(
     Args:
         subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), or a file of scores or
             probabilities.
-        preferences: the votes. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left
-            out; ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
+        preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
+            dicts. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left out;
+            ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
         against: other predictors to compare with, pair by pair.
         groups: groupings of the pairs: ``length``, ``topic``, ``strata``, or a column of the data.
         betas: further strengths of regularisation for the policy level.
@@ -56,6 +59,9 @@ def evaluate(
         seed: of topics, random groups, simulated votes, folds and the raters' choices.
         progress: called with the texts done and the total.
     """
+    if not isinstance(subject, RewardEnsemble | str | PathLike) or isinstance(preferences, RewardEnsemble):
+        raise UsageError("evaluate takes the predictor first, then the votes: evaluate(ensemble, votes).")
+    preferences = as_preferences(preferences)
     if raters is not None and raters.preferences is not preferences:
         raise UsageError("preferences must be raters.preferences: the same votes, counted per pair.")
     for grouping in groups:

@@ -17,9 +17,9 @@ from pluralign.core.text import shortened
 from pluralign.evaluation.predictors import Predictor, reward_predictor
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import Record, read_prompt, read_response
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import Record, read_prompt, read_response
 
 SCORE_NAMES = ("score", "reward", "rewards")
 

@@ -22,6 +22,7 @@ from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_enc
 from pluralign.models.bundled import MINILM_SHA256, minilm_folder, smollm2_folder
 from pluralign.models.identity import PREFIX, earlier_folder_identity, folder_identity
 from pluralign.models.loading import model_folder
+from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item, text_key
 
 HASH_DIMENSION = 1024
@@ -43,7 +44,7 @@ class Encoder(Protocol):
 
 
 def encode(
-    items: Sequence[Item],
+    items: ItemsLike,
     encoder: Encoder | None,
     *,
     surface: bool = True,
@@ -59,9 +60,10 @@ def encode(
         cache: whether to read and write the vector cache on disk.
         progress: called with the number of items done and the total.
     """
-    parts = [] if encoder is None else [_vectors(items, encoder, cache, progress)]
+    texts = as_items(items)
+    parts = [] if encoder is None else [_vectors(texts, encoder, cache, progress)]
     if surface:
-        parts.append(surface_features(response for _, response in items))
+        parts.append(surface_features(response for _, response in texts))
     if not parts:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
     return np.hstack(parts)

@@ -24,6 +24,7 @@ from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.classifier import classifier_rewards
 from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
+from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item
 
 BACKBONE_FOLDER = "backbone"
@@ -52,9 +53,9 @@ class FinetunedFeatures:
     folder: Path = field(default=Path(), compare=False)
     """The folder of the ensemble, which holds the models."""
 
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> Vectors:
+    def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
         """Return ``(n_items, outputs)`` features. Texts that were read before come from the vector cache."""
-        parts = self.parts()
+        parts, texts = self.parts(), as_items(items)
 
         def report(position: int) -> Progress | None:
             if progress is None:
@@ -62,7 +63,7 @@ class FinetunedFeatures:
             return lambda done, total: progress(position * total + done, len(parts) * total)
 
         return np.hstack(
-            [encode(items, part, surface=False, progress=report(position)) for position, part in enumerate(parts)]
+            [encode(texts, part, surface=False, progress=report(position)) for position, part in enumerate(parts)]
         )
 
     def parts(self) -> list["Backbone"]:

@@ -1,6 +1,6 @@
 """Frozen text features of an ensemble: an encoder by name, and surface features."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pluralign.features.precision import in_precision
 from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.models.bundled import MINILM_HUB_ID
 from pluralign.models.identity import PREFIX, hub_source
-from pluralign.votes.prompts import Item
+from pluralign.votes.items import ItemsLike
 
 ENCODER_FOLDER = "encoder"
 """Name of the encoder in an ensemble's JSON if the encoder is a subfolder of the ensemble's folder."""
@@ -106,7 +106,7 @@ class TextFeatures:
             remedy = "copy the model with its times (cp -p, rsync -a), or fit again"
         raise DataError(problem, file=self.encoder, remedy=remedy)
 
-    def __call__(self, items: Sequence[Item], progress: Progress | None = None) -> Vectors:
+    def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
         """Return ``(n_items, dimension)`` features."""
         return encode(items, self.load_checked(), surface=self.surface, progress=progress)
 

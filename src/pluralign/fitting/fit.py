@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.checkpoints import Checkpoints, fingerprint
 from pluralign.core.distributed import this_process
 from pluralign.core.errors import UsageError
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -29,12 +29,13 @@ from pluralign.fitting.rater_fit import rater_options
 from pluralign.fitting.saving import decisive_options, refuse_to_replace, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
 
 
+@show_options(FitOptions, FinetuneOptions)
 def fit(
-    preferences: PreferenceSet | RaterVotes,
+    preferences: VotesLike | RaterVotes,
     options: FitOptions | None = None,
     *,
     finetuning: FinetuneOptions | None = None,
@@ -47,9 +48,10 @@ def fit(
     """Learn an ensemble whose weighted votes match the votes of people.
 
     Args:
-        preferences: the votes. A part of the prompts is held out for testing and not trained on. With ``RaterVotes``
-            all votes of a rater share one posterior over members, and members are fitted for the policy level. Raters
-            are used in the fit only and not saved.
+        preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
+            dicts. A part of the prompts is held out for testing and not trained on. With ``RaterVotes`` all votes of a
+            rater share one posterior over members, and members are fitted for the policy level. Raters are used in the
+            fit only and not saved.
         options: how to learn.
         finetuning: which language model to fine-tune, and how. Without a backbone, features are frozen.
         folder: where unfinished work is kept and resumed from, and where the ensemble is saved at the end, with the
@@ -57,7 +59,7 @@ def fit(
         overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
-        **changes: fields of ``options`` and ``finetuning``, by name.
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``.
 
     Returns:
         The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.
@@ -75,8 +77,9 @@ def fit(
     options = with_changes(options or FitOptions(), changes)
     watcher = watcher or FitWatcher()
     raters = preferences if isinstance(preferences, RaterVotes) else None
-    if isinstance(preferences, RaterVotes):
-        options, preferences = rater_options(options, finetuning), preferences.preferences
+    if raters is not None:
+        options = rater_options(options, finetuning)
+    preferences = as_preferences(preferences)
     settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None:

@@ -95,6 +95,7 @@ def judge(
             train_prompts=len(np.unique(learned_from)),
             test_pairs=len(test_votes),
             test_prompts=len(np.unique(votes.prompt_index[test.rows])),
+            loaded=votes.loaded,
         ),
         versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import changed_options
+from pluralign.core.options import changed_options, check_seed
 
 MAX_CONCURRENCY = 256
 MAX_TIMEOUT = 24 * 3600
@@ -41,8 +41,7 @@ class SamplingOptions:
             raise UsageError(f"top_p must be above 0 and at most 1, not {self.top_p:g}.")
         if self.max_new_tokens < 1:
             raise UsageError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
-        if self.seed < 0:
-            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+        check_seed(self.seed)
 
     def with_defaults(self, *, small: bool) -> "SamplingOptions":
         """Return the options with a temperature and a ``top_p``; options that were given stay as they are.

@@ -21,8 +21,8 @@ from pluralign.policies.samples import (
     sample_responses,
     sample_rewards,
 )
-from pluralign.votes.layouts import read_prompt
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import read_prompt
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import check_choices
+from pluralign.core.options import check_choices, check_seed
 
 PolicyMethod: TypeAlias = Literal["dpo", "grpo"]
 
@@ -51,8 +51,7 @@ class TuneOptions:
             raise UsageError(f"temperature must be above 0 and at most 10, not {self.temperature:g}.")
         if not 0 < self.held_out < 1:
             raise UsageError(f"held_out must be between 0 and 1, not {self.held_out:g}.")
-        if self.seed < 0:
-            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+        check_seed(self.seed)
 
 
 PolicyOptions = TuneOptions

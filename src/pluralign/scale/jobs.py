@@ -13,7 +13,7 @@ from typing import Any
 
 from pluralign.core.errors import UsageError
 from pluralign.core.files import file_sha256
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import read_description
@@ -25,6 +25,7 @@ from pluralign.scale.ray_driver import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
 from pluralign.scale.shards import Source, cut_file, cut_items, existing_shards
 from pluralign.scale.worker import EncodeTask, ScoreTask, ensemble_identity
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 SCORES_FILE = "_scores.json"
@@ -89,8 +90,9 @@ class ScoresFile:
         return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
 
+@show_options(EncodeOptions, EngineOptions)
 def encode(
-    texts: PreferenceSet | str | os.PathLike[str],
+    texts: VotesLike,
     folder: str | os.PathLike[str],
     options: EncodeOptions | None = None,
     engine_options: EngineOptions | None = None,
@@ -101,7 +103,8 @@ def encode(
     """Encode each distinct text once, and store the vectors in a folder that ``fit --features`` reads.
 
     Args:
-        texts: votes, or a folder of Parquet shards with columns prompt and response, which only the workers read.
+        texts: votes (a ``PreferenceSet``, a path, a pandas DataFrame, a list of dicts), or a folder of Parquet shards
+            with columns prompt and response, which only the workers read.
         folder: folder of the features, and of unfinished work, which the same call resumes. With ``ray`` it must be on
             storage that all nodes share.
         options: the encoder; ``changes`` are fields of it and of ``engine_options``, by name.
@@ -126,7 +129,10 @@ def encode(
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
     features = features.with_identity()
-    source = _votes(texts, engine) if isinstance(texts, PreferenceSet) else existing_shards(Path(texts), folder)
+    if isinstance(texts, str | os.PathLike) and Path(texts).is_dir():
+        source = existing_shards(Path(texts), folder)
+    else:
+        source = _votes(as_preferences(texts), engine)
     decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
     made_by = asdict(options) | decided
     settings = {"command": "encode", "texts": source.hash, **made_by, **_cutting(source)}

@@ -8,10 +8,10 @@ import numpy as np
 
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.builder import BadRows, RowError, check_prompt, check_text
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import Record, read_prompt, read_response
-from pluralign.votes.prompts import Item, Prompt, PromptLike
+from pluralign.votes.prompts import Item, PromptLike
+from pluralign.votes.values import Record, read_prompt, read_response
 
 LINES_PER_BATCH = 256
 
@@ -81,8 +81,7 @@ def _read_pair(record: Record) -> list[Item]:
 
 def _prompt(record: Record) -> PromptLike:
     prompt = read_prompt(record.get("prompt"))
-    for text in (turn.content for turn in Prompt(prompt).turns):
-        check_text(text, "prompt")
+    check_prompt(prompt)
     return prompt
 
 

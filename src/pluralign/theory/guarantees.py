@@ -23,6 +23,8 @@ BOLDNESS = 0.9
 errors near 1 are rare."""
 ROUNDING = 1e-12
 """Slack in comparisons of sums of weights."""
+SMALLEST = 1e-300
+"""Smallest ε and δ: 1/ε and 1/δ must be numbers."""
 
 
 # --- Theorem 2: few members suffice -----------------------------------------------------------------------------------
@@ -46,6 +48,8 @@ def sufficient_size(epsilon: float, variance: float = LARGEST_OPINION_VARIANCE) 
     """
     if not 0 < epsilon <= 1:
         raise UsageError(f"epsilon must be above 0 and at most 1, not {epsilon:g}.")
+    if epsilon < SMALLEST:
+        raise UsageError(f"epsilon must be at least {SMALLEST:g}, not {epsilon:g}.")
     return max(1, math.ceil(variance / epsilon - 1e-9))
 
 
@@ -437,4 +441,6 @@ def betting_interval(values: npt.ArrayLike, delta: float, low: float = 0.0, high
 def _checked_delta(delta: float) -> float:
     if not 0 < delta < 1:
         raise UsageError(f"delta must be strictly between 0 and 1, not {delta:g}.")
+    if delta < SMALLEST:
+        raise UsageError(f"delta must be at least {SMALLEST:g}, not {delta:g}.")
     return delta

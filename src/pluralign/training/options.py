@@ -1,10 +1,12 @@
 """Options of ``fit``: the method, and how a backbone is fine-tuned."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.core.options import changed_options, check_choices, same_option
+from pluralign.core.options import changed_options, check_choices, check_seed, same_option
+from pluralign.core.text import shortened
 from pluralign.core.types import Level, Method
 from pluralign.features.options import EncodeOptions, Pooling, Precision
 
@@ -88,12 +90,13 @@ class FitOptions:
     seed: int = field(default=0, metadata={"help": "Seed of the split and of all random choices."})
 
     def __post_init__(self) -> None:
-        if isinstance(self.k, str) and self.k.isdecimal():
+        if isinstance(self.k, str) and re.fullmatch("[0-9]{1,9}", self.k):
             object.__setattr__(self, "k", int(self.k))
         if self.k != "auto" and not (isinstance(self.k, int) and 1 <= self.k <= MAX_MEMBERS):
-            raise UsageError(f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {self.k!r}.")
-        if self.seed < 0:
-            raise UsageError(f"seed must not be negative, but it is {self.seed}.")
+            raise UsageError(
+                f"k must be a whole number from 1 to {MAX_MEMBERS}, or auto, not {shortened(repr(self.k), 20)}."
+            )
+        check_seed(self.seed)
         if not 0 < self.max_disagreement <= 1:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
         if self.folds is not None and self.folds < 2:

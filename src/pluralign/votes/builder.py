@@ -16,6 +16,9 @@ from pluralign.votes.options import LoadOptions, Repeats
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 
+LONGEST_INTEGER = 10_000
+"""Bits. Python does not write longer integers as text."""
+
 logger = logging.getLogger("pluralign")
 
 
@@ -86,6 +89,7 @@ class Comparisons:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
         check_text(response_a, "response_a")
         check_text(response_b, "response_b")
+        self._check_others(annotator, columns or {})
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
         values = (row, self._intern_prompt(prompt), a, b, votes_a, votes_b, ties)
@@ -114,8 +118,12 @@ class Comparisons:
             annotator: the rater, if there is only one.
             columns: further values of the row.
         """
+        if len(responses) < 2:
+            have = "only one response" if responses else "no response"
+            raise RowError("a single response", f"the prompt has {have}", "give at least two responses")
         for text in responses:
             check_text(text, "response")
+        self._check_others(annotator, columns or {})
         ids = np.array([self._responses.setdefault(text, len(self._responses)) for text in responses])
         first, second = np.triu_indices(len(responses), k=1)
         same = ids[first] == ids[second]
@@ -135,9 +143,21 @@ class Comparisons:
             raise RowError("identical responses", "two of the responses are the same text", "give each response once")
 
     def _intern_prompt(self, prompt: PromptLike) -> int:
-        for text in (turn.content for turn in Prompt(prompt).turns):
-            check_text(text, "prompt")
+        check_prompt(prompt)
         return self._prompts.setdefault(prompt, len(self._prompts))
+
+    def _check_others(self, annotator: Any, columns: Mapping[str, Any]) -> None:
+        """Raise a ``RowError`` for an annotator that is no id, and for further columns that cannot be saved."""
+        if not isinstance(annotator, str | int | float | np.integer | np.floating | None):
+            problem = f"the annotator must be a text or a number, not a {type(annotator).__name__}"
+            raise RowError("wrong type", problem, "give one id per vote")
+        for name, value in columns.items():
+            if name not in self._columns:
+                check_text(name, "the name of a column")
+            if isinstance(value, str):
+                check_text(value, name)
+            elif isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+                raise RowError("huge number", f"{name} is an integer of thousands of digits", "write it as a text")
 
     def _keep(self, columns: Mapping[str, Any], n: int) -> None:
         size = len(self._annotators)
@@ -318,16 +338,28 @@ def _repeated_votes(group: IntArray, annotators: list[Any]) -> Mask:
 
 
 def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:
-    """Return a column as bool, int, float (NaN for nulls) or objects (strings and nulls)."""
+    """Return a column as bool, int, float (NaN for nulls) or objects (strings and nulls).
+
+    Integers that such numbers cannot hold exactly become strings.
+    """
     values = values + [None] * (n - len(values))
     kinds = {type(value) for value in values}
-    if kinds == {bool} or kinds == {int}:
+    limit = 2**63 if kinds == {int} else 2**53
+    exact = int not in kinds or all(-limit < value < limit for value in values if type(value) is int)
+    if kinds == {bool} or (kinds == {int} and exact):
         return np.array(values)
-    if kinds <= {int, float, type(None)} and kinds != {type(None)}:
+    if kinds <= {int, float, type(None)} and kinds != {type(None)} and exact:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     result = np.empty(n, dtype=object)
     result[:] = [value if value is None or isinstance(value, str) else str(value) for value in values]
     return result
+
+
+def check_prompt(prompt: PromptLike) -> None:
+    """Raise a ``RowError`` for a prompt with a role or a text that cannot be encoded as UTF-8."""
+    for turn in Prompt(prompt).turns:
+        check_text(turn.content, "prompt")
+        check_text(turn.role, "a role of the prompt")
 
 
 def check_text(text: str, what: str) -> None:

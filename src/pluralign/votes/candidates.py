@@ -3,22 +3,27 @@
 A candidates file is JSON Lines of {prompt, responses}. Repeated responses are dropped and counted.
 """
 
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.votes.builder import BadRows, RowError, check_text
+from pluralign.votes.builder import BadRows, RowError, check_prompt, check_text
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import Record, read_prompt, read_response
+from pluralign.votes.layouts import is_layout, read_comparisons
+from pluralign.votes.load import VotesLike, is_named_set, load_preferences, open_records
+from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.values import Record, Records, read_prompt, read_response
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,45 @@ def load_candidates(source: str | os.PathLike[str] | IO[bytes], progress: Progre
         return _read(stream, str(path), progress)
 
 
+CandidatesLike: TypeAlias = Sequence[Candidates] | VotesLike
+
+
+def as_candidates(source: CandidatesLike) -> list[Candidates]:
+    """Return candidates in any of their forms.
+
+    Args:
+        source: ``Candidates``; a file, a DataFrame or dicts of {prompt, responses}; or votes, whose responses to each
+            prompt become its candidates.
+
+    Example:
+        >>> as_candidates([{"prompt": "Tea?", "responses": ["Yes.", "No."]}])
+        [Candidates(prompt='Tea?', responses=('Yes.', 'No.'), repeats=0)]
+    """
+    if isinstance(source, list | tuple) and all(isinstance(entry, Candidates) for entry in source):
+        return list(source)
+    if isinstance(held := getattr(source, "preferences", source), PreferenceSet):
+        return candidates_of(held)
+    if is_named_set(source):
+        return candidates_of(load_preferences(source))  # type: ignore[arg-type]
+    records, bad = open_records(source, LoadOptions())  # type: ignore[arg-type]
+    bad.can_skip = False
+    first = next(records, None)
+    if first is None:
+        raise DataError("there are no candidates", file=bad.file, remedy="give at least one prompt with its responses")
+    records = itertools.chain([first], records)
+    if is_layout(first[1]) or "responses" not in first[1]:
+        return candidates_of(read_comparisons(records, bad, LoadOptions()))
+    return _merged(records, bad)
+
+
 def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]:
     bad = BadRows(name, can_skip=False)
+    return _merged(read_records(stream, bad, progress, only_json=True), bad)
+
+
+def _merged(records: Records, bad: BadRows) -> list[Candidates]:
     by_prompt: dict[PromptLike, dict[str, int]] = {}
-    for row, record in read_records(stream, bad, progress, only_json=True):
+    for row, record in records:
         try:
             prompt, responses = _read_line(record)
         except RowError as error:
@@ -76,7 +116,7 @@ def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]
         for response in responses:
             counts[response] = counts.get(response, 0) + 1
     if not by_prompt:
-        raise DataError("the file has no candidates", file=name, remedy="give at least one line")
+        raise DataError("the file has no candidates", file=bad.file, remedy="give at least one line")
     return [
         Candidates(prompt, tuple(counts), repeats=sum(counts.values()) - len(counts))
         for prompt, counts in by_prompt.items()
@@ -85,8 +125,7 @@ def _read(stream: Any, name: str, progress: Progress | None) -> list[Candidates]
 
 def _read_line(record: Record) -> tuple[PromptLike, list[str]]:
     prompt = read_prompt(record.get("prompt"))
-    for text in (turn.content for turn in Prompt(prompt).turns):
-        check_text(text, "prompt")
+    check_prompt(prompt)
     given = record.get("responses")
     if not isinstance(given, list) or not given:
         raise RowError("wrong type", "responses must be a list of texts, not empty", 'write it as ["…", "…"]')

@@ -4,13 +4,11 @@ A format is recognised by its content. Rows are counted from 1, and every damage
 """
 
 import csv
-import gzip
 import io
 import itertools
 import json
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
@@ -20,12 +18,16 @@ import pyarrow.parquet as pq
 
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import hub_reason
+from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, RowError
-from pluralign.votes.layouts import Record, parse_cell
+from pluralign.votes.gzip_stream import CHUNK, GzipReader
+from pluralign.votes.options import LoadOptions
+from pluralign.votes.values import Record, parse_cell
 
-CSV_FIELD_LIMIT = 2**27
-"""Long responses exceed the default limit of the csv module, 128 kB."""
+DEFAULTS = LoadOptions()
+PARQUET_BATCH = 4_096
+"""Rows that are read at once."""
 PROGRESS_EVERY = 5_000
 """Lines between two progress reports."""
 _CSV_LOCK = threading.Lock()
@@ -34,7 +36,12 @@ _csv_limit_before = 0
 
 
 def read_records(
-    stream: Any, bad: BadRows, progress: Progress | None = None, *, only_json: bool = False
+    stream: Any,
+    bad: BadRows,
+    progress: Progress | None = None,
+    *,
+    only_json: bool = False,
+    options: LoadOptions = DEFAULTS,
 ) -> Iterator[tuple[int, Record]]:
     """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers.
 
@@ -43,25 +50,27 @@ def read_records(
         bad: where damaged rows are reported.
         progress: called with the bytes or rows read and the total.
         only_json: read any text as JSON Lines.
+        options: the longest line and the largest expansion.
     """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     report = _byte_progress(buffered, progress)
-    if buffered.peek(4)[:4] == b"PAR1":
+    if buffered.peek(2)[:2] == b"\x1f\x8b":
+        buffered = io.BufferedReader(GzipReader(buffered, bad.file, options.max_expansion), CHUNK)
+    try:
+        start = buffered.peek(4096)
+    except EOFError:
+        start = b"{"  # the damage is reported when the first line is read
+    if start[:4] == b"PAR1":
         yield from _parquet_records(buffered, bad, progress)
         return
-    if buffered.peek(2)[:2] == b"\x1f\x8b":
-        buffered = io.BufferedReader(gzip.GzipFile(fileobj=buffered))
-    try:
-        start = buffered.peek(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        start = b"{"  # the damage is reported when the first line is read
-    lines = _lines(buffered, bad, report)
+    start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    lines = _lines(buffered, bad, report, options.max_line_mb * 10**6)
     if start[:1] == b"[":
         raise DataError("the file is one JSON list", file=bad.file, remedy="write one object per line (JSON Lines)")
     if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
-        with _long_csv_fields():
+        with _long_csv_fields(options.max_line_mb * 10**6):
             yield from _csv_records(lines, bad)
 
 
@@ -75,14 +84,21 @@ def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]
     return lambda: progress(stream.tell() if total else 0, total)
 
 
-def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
+def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None], longest: int) -> Iterator[tuple[int, bytes]]:
     row = 0
     try:
-        for row, line in enumerate(stream, 1):
+        while line := stream.readline(longest + 1):
+            row += 1
             if row % PROGRESS_EVERY == 0:
                 report()
-            yield row, line
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+            if len(line) <= longest:
+                yield row, line
+                continue
+            problem, remedy = f"the line is longer than {longest // 10**6} MB", "raise the limit with --max-line-mb"
+            bad.report(row, RowError("long line", problem, remedy))
+            while line and not line.endswith(b"\n"):
+                line = stream.readline(CHUNK)
+    except EOFError:
         remedy = "fetch the file again, or use --skip-bad to read the rows before"
         problem = f"the gzip stream is damaged or ends early, after row {row}"
         bad.report(row + 1, RowError("truncated gzip", problem, remedy))
@@ -160,12 +176,16 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
 
 
 @contextmanager
-def _long_csv_fields() -> Iterator[None]:
-    """Raise the field limit of the csv module, which is global, until the last file that is being read is closed."""
+def _long_csv_fields(longest: int) -> Iterator[None]:
+    """Raise the field limit of the csv module until the last file that is being read is closed.
+
+    The limit is global, and 128 kB by default, which long responses exceed.
+    """
     global _csv_readers, _csv_limit_before
     with _CSV_LOCK:
         if not _csv_readers:
-            _csv_limit_before = csv.field_size_limit(CSV_FIELD_LIMIT)
+            _csv_limit_before = csv.field_size_limit()
+        csv.field_size_limit(max(csv.field_size_limit(), longest))
         _csv_readers += 1
     try:
         yield
@@ -180,17 +200,50 @@ def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> It
     try:
         seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
         file = pq.ParquetFile(seekable)
+        names = file.schema_arrow.names
+        if len(set(names)) != len(names):
+            raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
+        # Times are never votes or texts, and some of them have no Python value.
+        columns = [column.name for column in file.schema_arrow if not pa.types.is_temporal(column.type)]
         row = 0
-        for batch in file.iter_batches(batch_size=4096):
-            for record in batch.to_pylist():
-                row += 1
-                yield row, record
+        for batch in file.iter_batches(batch_size=PARQUET_BATCH):
+            yield from _batch_records(batch.select(columns), row, bad)
+            row += len(batch)
             if progress:
                 progress(row, file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"the Parquet file cannot be read ({error})", file=bad.file, remedy="write or fetch it again"
+            f"the Parquet file cannot be read ({one_line(error)})", file=bad.file, remedy="write or fetch it again"
         ) from None
+
+
+def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator[tuple[int, Record]]:
+    """Yield the rows of a batch that follows ``before`` rows. Rows without a Python value are reported."""
+    try:
+        records = batch.to_pylist()
+    except (ValueError, OverflowError):  # invalid UTF-8 is a ValueError
+        records = None
+    if records is not None:
+        yield from enumerate(records, before + 1)
+        return
+    for position in range(len(batch)):
+        try:
+            yield before + position + 1, _row_of(batch, position)
+        except RowError as error:
+            bad.report(before + position + 1, error)
+
+
+def _row_of(batch: pa.RecordBatch, position: int) -> Record:
+    record = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            record[name] = column[position].as_py()
+        except UnicodeDecodeError:
+            raise RowError("broken UTF-8", f"{name} is not valid UTF-8", "save the texts as UTF-8") from None
+        except (ValueError, OverflowError) as error:
+            problem = f"the value of {name} cannot be read ({one_line(error)})"
+            raise RowError("wrong type", problem, "write it as text or a number") from None
+    return record
 
 
 def hub_records(name: str, progress: Progress | None) -> Iterator[tuple[int, Record]]:

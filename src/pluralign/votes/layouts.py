@@ -6,125 +6,41 @@ data sets are read in ``paper_sets``.
 
 import hashlib
 import itertools
-import json
 import logging
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from pluralign.core.errors import DataError
-from pluralign.core.text import shortened
 from pluralign.votes.builder import BadRows, Comparisons, RowError
+from pluralign.votes.columns import guess_columns, rename_options
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.prompts import PromptLike
+from pluralign.votes.single_votes import VoteReader
 from pluralign.votes.storage import RESERVED_COLUMNS
+from pluralign.votes.values import (
+    RATING_COLUMN,
+    Record,
+    Records,
+    missing,
+    read_count,
+    read_list,
+    read_messages,
+    read_number,
+    read_prompt,
+    read_response,
+    shown,
+)
 
-Record: TypeAlias = Mapping[str, Any]
-Records: TypeAlias = Iterable[tuple[int, Record]]
-"""Records with their row numbers, which start at 1."""
-
-MAX_VOTES = 10_000_000
-"""A larger count is probably an id or a time stamp in the wrong column."""
 SHARE_TOLERANCE = 0.005
 """Largest difference between a given share and a whole number of votes over n: two printed decimals."""
 
-SHOWN_LENGTH = 40
-"""Longest value in an error message."""
-
 logger = logging.getLogger("pluralign")
-
-
-def _missing(name: str) -> RowError:
-    return RowError("missing value", f"there is no value for {name}", "fill it in")
-
-
-def read_count(record: Record, name: str) -> int:
-    """Return a vote count: a whole number from 0 to ``MAX_VOTES``."""
-    value = record.get(name)
-    if type(value) is int and 0 <= value <= MAX_VOTES:
-        return value
-    if value is None:
-        raise _missing(name)
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise RowError("wrong type", f"{name} must be a whole number, not {_shown(value)}", "write it as a number")
-    if math.isnan(value):
-        raise RowError("not a number", f"{name} is NaN", "give the number of people")
-    if value < 0:
-        raise RowError("negative count", f"{name} is {value:g}, below zero", "give the number of people")
-    if value > MAX_VOTES:
-        raise RowError("huge count", f"{name} is {value:g}, above {MAX_VOTES:,}", "check that the column holds counts")
-    if value != int(value):
-        raise RowError(
-            "fractional count", f"{name} is {value:g}, not a whole number", "give counts, or shares as prob_a with n"
-        )
-    return int(value)
-
-
-def read_number(value: Any, name: str) -> float:
-    """Return a finite number, or NaN for a null."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise RowError("wrong type", f"{name} must be a number, not {_shown(value)}", "write it as a number")
-    if not math.isfinite(value):
-        raise RowError("not a number", f"{name} is {value}", "give a finite number, or null for no value")
-    return float(value)
-
-
-def read_prompt(value: Any) -> PromptLike:
-    """Return a prompt: a non-empty text, or a list of role/content messages as a tuple of ``Message``."""
-    if value is None:
-        raise _missing("prompt")
-    prompt = value if isinstance(value, str) else read_messages(value, "prompt")
-    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
-        raise RowError("empty prompt", "the prompt is empty", "give the text that the responses answer")
-    return prompt
-
-
-def read_messages(value: Any, name: str) -> tuple[Message, ...]:
-    """Return the messages of a chat, a list of ``{"role": …, "content": …}``."""
-    try:
-        turns = tuple(Message(turn["role"], turn["content"]) for turn in value)
-        if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
-            return turns
-    except (TypeError, KeyError, IndexError):
-        pass
-    raise RowError(
-        "wrong type",
-        f"{name} must be text or a list of role/content messages, not {_shown(value)}",
-        'write it as "…" or [{"role": "user", "content": "…"}]',
-    )
-
-
-def read_response(value: Any, name: str) -> str:
-    """Return a response: a text, which may be empty, or a list with one assistant message."""
-    if isinstance(value, str):
-        return value
-    if value is None:
-        raise _missing(name)
-    messages = read_messages(value, name)
-    if len(messages) != 1:
-        raise RowError("wrong type", f"{name} has {len(messages)} messages, not one", "give only the last turn")
-    return messages[0].content
-
-
-def _read_list(value: Any, name: str) -> list[Any]:
-    if value is None:
-        raise _missing(name)
-    if isinstance(value, np.ndarray):
-        return list(value)
-    if not isinstance(value, list | tuple):
-        raise RowError("wrong type", f"{name} must be a list, not {_shown(value)}", "write it as a list")
-    return list(value)
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {shortened(repr(value), SHOWN_LENGTH)}"
 
 
 # --- the layouts ------------------------------------------------------------------------------------------------------
@@ -137,7 +53,7 @@ def _read_wide(record: Record) -> tuple[int, int]:
 def _read_share(record: Record) -> tuple[int, int]:
     n, share = read_count(record, "n"), read_number(record.get("prob_a"), "prob_a")
     if math.isnan(share):
-        raise _missing("prob_a")
+        raise missing("prob_a")
     if not 0 <= share <= 1:
         raise RowError(
             "share outside 0 to 1", f"prob_a is {share:g}, not between 0 and 1", "give a share, not a percent"
@@ -152,35 +68,19 @@ def _read_share(record: Record) -> tuple[int, int]:
     return votes_a, n - votes_a
 
 
-_VOTES = {
-    **dict.fromkeys(("a", "response_a", "model_a", "1", "1.0"), (1, 0, 0)),
-    **dict.fromkeys(("b", "response_b", "model_b", "0", "0.0"), (0, 1, 0)),
-    **dict.fromkeys(("tie", "ties", "both", "neither", "0.5", "½", "tie (bothbad)"), (0, 0, 1)),
-}
-
-
-def _read_vote(record: Record) -> tuple[int, int, int]:
-    value = record.get("vote")
-    if value is None:
-        raise _missing("vote")
-    votes = None if isinstance(value, bool) else _VOTES.get(str(value).strip().lower())
-    if votes is None:
-        raise RowError(
-            "unknown vote",
-            f"vote is {_shown(value)}",
-            "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)",
-        )
-    return votes
-
-
 def _wide(record: Record, row: int, into: Comparisons) -> None:
     votes = _read_wide(record) if "votes_a" in record or "votes_b" in record else _read_share(record)
     ties = read_count(record, "ties") if record.get("ties") is not None else 0
     _add_pair(record, row, into, (*votes, ties))
 
 
-def _long(record: Record, row: int, into: Comparisons) -> None:
-    _add_pair(record, row, into, _read_vote(record), annotator=_voter(record))
+def _read_long(records: Records, into: Comparisons, bad: BadRows) -> None:
+    votes = VoteReader(bad)
+
+    def read_row(record: Record, row: int, into: Comparisons) -> None:
+        _add_pair(record, row, into, votes.read(record, row), annotator=_voter(record))
+
+    _each(read_row)(records, into, bad)
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
@@ -214,19 +114,19 @@ def _text_hash(text: str) -> bytes:
 
 def _rankings(record: Record, row: int, into: Comparisons) -> None:
     texts = record.get("responses")
-    named = dict(texts) if isinstance(texts, Mapping) else dict(enumerate(_read_list(texts, "responses")))
+    named = dict(texts) if isinstance(texts, Mapping) else dict(enumerate(read_list(texts, "responses")))
     place = {str(key): position for position, key in enumerate(named)}
-    rankings = [record["ranking"]] if "ranking" in record else _read_list(record.get("rankings"), "rankings")
+    rankings = [record["ranking"]] if "ranking" in record else read_list(record.get("rankings"), "rankings")
     scores = np.empty((len(named), len(rankings)))
     for rater, ranking in enumerate(rankings):
-        order = [place.get(str(key)) for key in _read_list(ranking, "ranking")]
+        order = [place.get(str(key)) for key in read_list(ranking, "ranking")]
         if None in order or sorted(order) != list(range(len(named))):  # type: ignore[type-var]
             raise RowError(
                 "incomplete ranking",
-                f"ranking {rater + 1} is {_shown(ranking)}, but must name each of the {len(named)} responses once",
+                f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once",
                 "list the key of every response (or its index, from 0), best first",
             )
-        scores[np.array(order), rater] = -np.arange(len(order))
+        scores[np.array(order, dtype=np.int64), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
     annotator = _voter(record) if "ranking" in record else None
     prompt = read_prompt(record.get("prompt"))
@@ -234,37 +134,34 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
 
 
 def _score_lists(record: Record, row: int, into: Comparisons) -> None:
-    answers = [read_response(text, "responses") for text in _read_list(record.get("responses"), "responses")]
-    given = [_read_list(of_response, "scores") for of_response in _read_list(record.get("scores"), "scores")]
+    answers = [read_response(text, "responses") for text in read_list(record.get("responses"), "responses")]
+    given = [read_list(of_response, "scores") for of_response in read_list(record.get("scores"), "scores")]
     if len(given) != len(answers) or len({len(of_response) for of_response in given}) > 1:
         raise RowError(
             "uneven scores",
             f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
             "give one list per response with one entry per rater (null for no score)",
         )
-    scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given]).reshape(
-        len(answers), -1
-    )
+    scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
+    scores = scores.reshape(len(answers), len(given[0]) if given else 0)
     into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
 
 
-_NUMBERED = re.compile(r"response_(\d+)")
-_NUMBERED_SCORE = re.compile(r"response_(\d+)_(.+)")
+_NUMBERED = re.compile(r"response_(0|[1-9][0-9]{0,5})")
+_OTHER_DIGITS = re.compile(r"response_\d+")
 
 
 def _score_columns(record: Record, row: int, into: Comparisons) -> None:
     numbers = sorted(int(match[1]) for name in record if (match := _NUMBERED.fullmatch(name)))
-    raters = list(dict.fromkeys(
-        match[2]
-        for name, value in record.items()
-        if (match := _NUMBERED_SCORE.fullmatch(name)) and isinstance(value, int | float) and not isinstance(value, bool)
-    ))  # fmt: skip
-    if not raters:
-        raise _missing("every response_{i}_{rater}")
+    if odd := [name for name in record if _OTHER_DIGITS.fullmatch(name) and not _NUMBERED.fullmatch(name)]:
+        raise RowError("wrong name", f"the column {odd[0]} is not numbered as 1, 2, 3, …", "rename the column")
+    raters = list(dict.fromkeys(match[2] for name in record if (match := RATING_COLUMN.fullmatch(name))))
     answers = [read_response(record[f"response_{i}"], f"response_{i}") for i in numbers]
     scores = np.array(
         [[read_number(record.get(f"response_{i}_{r}"), f"response_{i}_{r}") for r in raters] for i in numbers]
     )
+    if np.isnan(scores).all():
+        raise missing("every response_{i}_{rater}")
     others = {name: value for name, value in _others(record).items() if not name.startswith("response_")}
     into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=others)
 
@@ -295,7 +192,7 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
         try:
             prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
             if "scores" in record:
-                values = _read_list(record["scores"], "scores")
+                values = read_list(record["scores"], "scores")
                 scores = {str(position): read_number(value, "scores") for position, value in enumerate(values)}
             else:
                 scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
@@ -332,7 +229,8 @@ def _voter(record: Record) -> Any:
 
 
 def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in _CONSUMED and name not in also}
+    """Return the further columns. One without a name is an index that pandas wrote."""
+    return {name: value for name, value in record.items() if name and name not in _CONSUMED and name not in also}
 
 
 @dataclass(frozen=True)
@@ -366,7 +264,7 @@ def _has(*names: str) -> Callable[[Collection[str]], bool]:
 
 
 def _has_score_columns(columns: Collection[str]) -> bool:
-    return "response_1" in columns and any(_NUMBERED_SCORE.fullmatch(name) for name in columns)
+    return "response_1" in columns and any(RATING_COLUMN.fullmatch(name) for name in columns)
 
 
 _PAIR = "prompt, response_a, response_b"
@@ -374,7 +272,7 @@ LAYOUTS = (
     Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
     Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
     Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
-    Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _each(_long), merge=True),
+    Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _read_long, merge=True),
     Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
     Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
     Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
@@ -389,6 +287,11 @@ LAYOUTS = (
 """All layouts, in the order in which they are tried."""
 
 
+def is_layout(columns: Collection[str]) -> bool:
+    """Return whether columns form a layout."""
+    return any(layout.matches(columns) for layout in LAYOUTS)
+
+
 def find_layout(columns: Collection[str], file: str) -> Layout:
     """Return the layout with these columns. Raises a ``DataError`` with the missing columns if there is none."""
     for layout in LAYOUTS:
@@ -398,15 +301,26 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     def words(layout: Layout) -> list[str]:
         return [word for word in re.findall(r"\w+", re.sub(r"\[.*\]|\(.*\)", "", layout.needs)) if word.islower()]
 
-    nearest = max(LAYOUTS, key=lambda layout: len(set(words(layout)) & set(columns)) / len(words(layout)))
-    missing = [word for word in words(nearest) if word not in columns]
+    guesses = {layout.name: guess_columns(words(layout), columns) for layout in LAYOUTS}
+    listed = ", ".join(columns) or "(none)"
+    for layout in LAYOUTS:
+        guess = guesses[layout.name]
+        if guess and layout.matches([*guess, *columns]) and set(words(layout)) <= {*guess, *columns}:
+            remedy = f"use {rename_options(guess)}"
+            raise DataError(f"no known layout has the columns {listed}", file=file, row=1, remedy=remedy)
+
+    def covered(layout: Layout) -> float:
+        return len(set(words(layout)) & {*guesses[layout.name], *columns}) / len(words(layout))
+
+    nearest = max(LAYOUTS, key=covered)
+    absent = [word for word in words(nearest) if word not in columns]
+    renames = {word: guesses[nearest.name].get(word, "THEIRS") for word in absent or ["prompt"]}
     raise DataError(
-        f"no known layout has the columns {', '.join(columns) or '(none)'}; the nearest layout, {nearest.needs}, "
-        f"also needs {', '.join(missing)}",
+        f"no known layout has the columns {listed}; the nearest layout, {nearest.needs}, "
+        f"also needs {', '.join(absent)}",
         file=file,
         row=1,
-        remedy=f"rename columns with --rename {missing[0] if missing else 'prompt'}=THEIRS; "
-        "docs/reference/data.md has all layouts",
+        remedy=f"use {rename_options(renames)} (THEIRS: a column of yours); docs/reference/data.md has all layouts",
     )
 
 
@@ -415,7 +329,11 @@ def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layo
     first = next(records, None)
     if first is None:
         raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
-    layout = find_layout(list(first[1]), bad.file)
+    columns = list(first[1])
+    layout = find_layout(columns, bad.file)
+    in_chat = not isinstance(first[1].get("chosen", ""), str)
+    if "prompt" not in columns and not in_chat and (guess := guess_columns(["prompt"], columns)):
+        raise DataError("there is no column prompt", file=bad.file, row=1, remedy=f"use {rename_options(guess)}")
     logger.debug("%s has the layout %r", bad.file, layout.name)
     return layout, itertools.chain([first], records)
 
@@ -426,24 +344,3 @@ def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, option
     comparisons = Comparisons()
     layout.read(records, comparisons, bad)
     return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
-
-
-TEXT_COLUMNS = ("prompt", "response_a", "response_b", "response", "chosen", "rejected")
-"""Columns whose empty cells are empty texts."""
-
-
-def parse_cell(name: str, text: str) -> Any:
-    """Return a CSV cell in the type of its column: counts and scores are numbers, lists are JSON."""
-    if text == "":
-        return None if name not in TEXT_COLUMNS else text
-    try:
-        if name in ("votes_a", "votes_b", "ties", "n", "prob_a") or name.startswith("score_"):
-            return float(text) if any(mark in text.lower() for mark in ".naife") else int(text)
-        if _NUMBERED_SCORE.fullmatch(name) and not name.endswith("_model"):
-            return float(text)
-        is_list = name in ("responses", "rankings", "ranking", "scores")
-        if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")):
-            return json.loads(text)
-    except ValueError:
-        pass
-    return text

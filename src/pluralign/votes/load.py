@@ -4,29 +4,78 @@
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, Literal, Protocol, TypeAlias
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
+from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows
+from pluralign.votes.columns import rename_columns
 from pluralign.votes.formats import dataset_records, hub_records, read_records
-from pluralign.votes.layouts import TEXT_COLUMNS, Record, parse_cell, read_comparisons
-from pluralign.votes.options import LoadOptions
+from pluralign.votes.layouts import is_layout, read_comparisons
+from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import TownHall, town_hall
-
-if TYPE_CHECKING:
-    import datasets
-
-Source: TypeAlias = "str | os.PathLike[str] | IO[bytes] | Iterable[Record] | datasets.Dataset | datasets.DatasetDict"
+from pluralign.votes.values import SHOWN_LENGTH, Record, shown
 
 
+class DataFrameLike(Protocol):
+    """A pandas DataFrame."""
+
+    @property
+    def columns(self) -> Any:
+        """The names of the columns."""
+
+    @property
+    def iloc(self) -> Any:
+        """Rows and columns by position."""
+
+
+class HasPreferences(Protocol):
+    """An object that holds votes: ``RaterVotes``, ``HeldOutVotes`` or ``TownHall``."""
+
+    @property
+    def preferences(self) -> PreferenceSet:
+        """The votes."""
+
+
+Source: TypeAlias = (
+    str | os.PathLike[str] | IO[bytes] | Iterable[Record] | Mapping[str, Iterable[Record]] | DataFrameLike
+)
+"""A source of ``load_preferences``. The mapping is a ``datasets.DatasetDict``."""
+VotesLike: TypeAlias = PreferenceSet | HasPreferences | Source
+"""Votes as Python functions take them: ``as_preferences`` turns them into a ``PreferenceSet``."""
+
+
+def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> PreferenceSet:
+    """Return votes as a ``PreferenceSet``.
+
+    Args:
+        votes: a ``PreferenceSet``, an object with one (``RaterVotes``, ``TownHall``), or a source of
+            ``load_preferences``.
+        options: options for reading.
+
+    Example:
+        >>> row = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No.", "votes_a": 3, "votes_b": 2}
+        >>> len(as_preferences([row]))
+        1
+    """
+    if isinstance(votes, PreferenceSet):
+        return votes
+    if isinstance(held := getattr(votes, "preferences", None), PreferenceSet):
+        return held
+    return load_preferences(votes, options)  # type: ignore[arg-type]
+
+
+@show_options(LoadOptions)
 def load_preferences(
     source: Source, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> PreferenceSet:
@@ -34,9 +83,9 @@ def load_preferences(
 
     Args:
         source: a path (``.jsonl``, ``.csv``, ``.parquet``, each also gzipped), ``-`` for standard input, an open binary
-            file, records as dicts, a ``datasets`` object, ``hf:ID`` or ``hf:ID:CONFIG``, or a known set: ``multipref``,
-            ``personalllm``, ``helpsteer2``, ``helpsteer2-preference``, ``helpsteer3``, ``tldr`` (from the hub, or
-            ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``).
+            file, records as dicts, a pandas DataFrame, a ``datasets`` object, ``hf:ID`` or ``hf:ID:CONFIG``, or a known
+            set: ``multipref``, ``personalllm``, ``helpsteer2``, ``helpsteer2-preference``, ``helpsteer3``, ``tldr``
+            (from the hub, or ``NAME:FOLDER`` from a copy), ``demo`` (``demo:PAIRS``).
         options: options for reading; ``changes`` are its fields by name.
         progress: called regularly with the amount done and the total.
 
@@ -46,30 +95,71 @@ def load_preferences(
         array([0.6])
     """
     options = with_changes(options or LoadOptions(), changes)
+    loaded = None
     if isinstance(source, str | os.PathLike):
+        loaded = Loaded(str(source), options.changed())
         name, _, rest = str(source).partition(":")
-        if (known := KNOWN_SETS.get(name)) and not Path(source).exists():
-            return known(rest, options, progress)
+        if (known := KNOWN_SETS.get(name)) and not exists(source):
+            return replace(known(rest, options, progress), loaded=loaded)
         if is_town_hall(source):
             return load_town_hall(source).preferences
-        if Path(source).is_file() and is_saved_set(source):
-            saved = PreferenceSet.load(source)  # with its own tie rule, unless the options say half
-            return saved.with_ties("half") if options.ties == "half" else saved
+        if exists(source) and Path(source).is_file() and is_saved_set(source):
+            return replace(_load_saved(source, options), loaded=loaded)
     records, bad = open_records(source, options, progress)
-    return read_comparisons(records, bad, options)
+    return replace(read_comparisons(records, bad, options), loaded=loaded)
+
+
+def _load_saved(path: str | os.PathLike[str], options: LoadOptions) -> PreferenceSet:
+    """Return a set that was saved, with its own tie rule unless the options say half."""
+    if options.rename:
+        raise UsageError(f"--rename does not apply to {path}: its columns are known.")
+    saved = PreferenceSet.load(path)
+    saved = saved.with_ties("half") if options.ties == "half" else saved
+    enough = saved.n_votes >= (options.min_votes or 1)
+    if enough.all():
+        return saved
+    if not enough.any():
+        raise DataError("no pair has enough votes", file=str(path), remedy="use a smaller --min-votes")
+    kind = f"pairs with fewer than {options.min_votes} votes"
+    return replace(saved[enough], dropped={**saved.dropped, kind: int((~enough).sum())})
+
+
+def is_table(source: object) -> Literal["pandas", "datasets"] | None:
+    """Return the package of a pandas DataFrame or a ``datasets`` object, without importing it, else None."""
+    package = type(source).__module__.partition(".")[0]
+    if package == "datasets":
+        return "datasets"
+    return "pandas" if package == "pandas" and hasattr(source, "columns") else None
+
+
+def is_named_set(source: object) -> bool:
+    """Return whether a source is a known set, or a file of ``PreferenceSet.save``: votes whatever their columns are."""
+    if not isinstance(source, str | os.PathLike):
+        return False
+    if exists(source):
+        return Path(source).is_file() and is_saved_set(source)
+    return is_town_hall(source) or str(source).partition(":")[0] in KNOWN_SETS
 
 
 def is_town_hall(source: Source) -> bool:
     """Return whether a source is ``demo`` or ``demo:PAIRS``, and no file."""
     is_name = isinstance(source, str | os.PathLike) and str(source).partition(":")[0] == "demo"
-    return is_name and not Path(str(source)).exists()
+    return is_name and not exists(str(source))
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or folder of this name."""
+    try:
+        return Path(path).exists()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def load_town_hall(source: Source) -> TownHall:
     """Return the town hall that ``demo`` or ``demo:PAIRS`` names."""
     size = str(source).partition(":")[2]
-    if size and not size.isdecimal():
-        raise UsageError(f"PAIRS in demo:PAIRS must be a whole number, not {size!r}.")
+    if size and not re.fullmatch("[0-9]{1,9}", size):
+        raise UsageError(f"PAIRS in demo:PAIRS must be a whole number, not {shortened(size, SHOWN_LENGTH)!r}.")
     return town_hall(int(size)) if size else town_hall()
 
 
@@ -77,48 +167,71 @@ def open_records(
     source: Source, options: LoadOptions, progress: Progress | None = None
 ) -> tuple[Iterator[tuple[int, Record]], BadRows]:
     """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
-    records, name = _numbered(source, progress)
+    records, name = _numbered(source, options, progress)
     bad = BadRows(name, skip=options.skip_bad)
     found = records(bad)
-    if options.rename:
-        new_names = {old: new for new, old in options.rename.items()}
-        found = ((row, _renamed(record, new_names)) for row, record in found)
-    return found, bad
-
-
-def _renamed(record: Record, new_names: Mapping[str, str]) -> Record:
-    """Return a record with columns renamed. A CSV file has text in all columns that it names in its own way."""
-    renamed = {}
-    for key, value in record.items():
-        name = new_names.get(key, key)
-        is_text = key not in new_names or not isinstance(value, str) or name in TEXT_COLUMNS
-        renamed[name] = value if is_text else parse_cell(name, value)
-    return renamed
+    return (rename_columns(found, options.rename, bad, is_layout) if options.rename else found), bad
 
 
 def _numbered(
-    source: Source, progress: Progress | None
+    source: Source, options: LoadOptions, progress: Progress | None
 ) -> tuple[Callable[[BadRows], Iterator[tuple[int, Record]]], str]:
     """Return a function that yields the numbered records, and the name of the source."""
     if isinstance(source, str | os.PathLike):
         if str(source).startswith("hf:") and str(source) != "hf:":
             return lambda _: hub_records(str(source)[3:], progress), str(source)
         if str(source) == "-":
-            return lambda bad: read_records(sys.stdin.buffer, bad, progress), "standard input"
-        path = _existing_file(Path(source))
-        return lambda bad: _file_records(path, bad, progress), str(path)
+            return lambda bad: read_records(sys.stdin.buffer, bad, progress, options=options), "standard input"
+        path = _existing_file(source)
+        return lambda bad: _file_records(path, bad, progress, options), str(path)
     if hasattr(source, "read"):
-        return lambda bad: read_records(source, bad, progress), getattr(source, "name", "a stream")
-    if type(source).__module__.partition(".")[0] == "datasets":
+        name = str(getattr(source, "name", "a stream"))
+        return lambda bad: read_records(source, bad, progress, options=options), name
+    if is_table(source) == "datasets":
         return lambda _: dataset_records(source, progress), "the dataset"
-    return lambda _: iter(enumerate(source, 1)), "the records"
+    if is_table(source) == "pandas":
+        return lambda bad: _frame_records(source, bad), "the DataFrame"
+    if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
+        raise UsageError(
+            "votes must be a PreferenceSet, a path, a pandas DataFrame, a datasets object or a list of dicts, "
+            f"not a {type(source).__name__}."
+        )
+    return lambda bad: _dict_records(source, bad), "the records"
 
 
-def _existing_file(path: Path) -> Path:
-    if not path.exists():
+def _frame_records(frame: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
+    """Yield the rows of a pandas DataFrame; its missing values are nulls."""
+    names = [str(name) for name in frame.columns]
+    if len(set(names)) != len(names):
+        raise DataError("two columns have the same name", file=bad.file, remedy="rename one of them")
+    values = []
+    for position in range(len(names)):
+        column = frame.iloc[:, position]
+        cells = zip(column.tolist(), column.isna().tolist(), strict=True)
+        values.append([None if is_missing else value for value, is_missing in cells])
+    for row, of_row in enumerate(zip(*values, strict=True), 1):
+        yield row, dict(zip(names, of_row, strict=True))
+
+
+def _dict_records(records: Iterable[Any], bad: BadRows) -> Iterator[tuple[int, Record]]:
+    for row, record in enumerate(records, 1):
+        if not isinstance(record, Mapping) or not all(isinstance(name, str) for name in record):
+            problem = f"a record must be a dict with column names, not {shown(record)}"
+            raise DataError(problem, file=bad.file, row=row, remedy="give a list of dicts")
+        yield row, record
+
+
+def _existing_file(source: str | os.PathLike[str]) -> Path:
+    path = Path(source)
+    if not str(source):
+        raise DataError("the name of the data is empty", remedy="name a file or a known set")
+    if not exists(path):
         known = ["demo", *KNOWN_SETS]
         remedy = did_you_mean(str(path), known) if not path.suffix and "/" not in str(path) else "check the path"
         raise DataError("there is no such file or known set", file=str(path), remedy=remedy)
+    if (path / "ensemble.json").is_file():
+        remedy = "name the ensemble first, then a file of votes"
+        raise DataError("it is the folder of an ensemble, not votes", file=str(path), remedy=remedy)
     if path.is_dir():
         raise DataError(
             "it is a folder",
@@ -128,6 +241,8 @@ def _existing_file(path: Path) -> Path:
     return path
 
 
-def _file_records(path: Path, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+def _file_records(
+    path: Path, bad: BadRows, progress: Progress | None, options: LoadOptions
+) -> Iterator[tuple[int, Record]]:
     with path.open("rb") as stream:
-        yield from read_records(stream, bad, progress)
+        yield from read_records(stream, bad, progress, options=options)

@@ -20,10 +20,10 @@ from pluralign.core.hub import hub_folder
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.formats import read_records
-from pluralign.votes.layouts import Record, read_number, read_prompt
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.values import Record, read_number, read_prompt
 
 Rows: TypeAlias = Iterable[tuple[Path, int, Record]]
 Reader: TypeAlias = Callable[[Rows, Comparisons, BadRows], None]
@@ -56,7 +56,7 @@ class KnownSet:
         )
         files = [*filter(Path.is_file, map(root.joinpath, self.also.split())), *_find(root, self.hub, self.layouts)]
         bad, comparisons = BadRows(self.name, skip=options.skip_bad), Comparisons()
-        self.read(_rows(files, bad, progress), comparisons, bad)
+        self.read(_rows(files, bad, progress, options), comparisons, bad)
         bad.file = self.name
         return comparisons.finish(bad, options, merge=self.merge, min_votes=self.min_votes, few_votes="drop")
 
@@ -77,14 +77,16 @@ def _download(hub: str, wanted: list[str], local: str, revision: str | None = No
     return hub_folder(hub, "dataset", only=wanted, revision=revision, remedy=remedy)
 
 
-def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[Path, int, Record]]:
+def _rows(
+    files: Sequence[Path], bad: BadRows, progress: Progress | None, options: LoadOptions
+) -> Iterator[tuple[Path, int, Record]]:
     """Yield the records of all files. ``bad.file`` is the current file; progress counts the bytes of all files."""
     sizes = [path.stat().st_size for path in files]
     for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
         bad.file = str(path)
         part = _part(progress, before, size, sum(sizes)) if progress else None
         with path.open("rb") as stream:
-            for row, record in read_records(stream, bad, part):
+            for row, record in read_records(stream, bad, part, options=options):
                 yield path, row, record
 
 
@@ -209,7 +211,8 @@ def _personalllm(path: Path, row: int, record: Record, into: Comparisons, bad: B
     _count_dropped(bad, "pairs with a missing or repeated response", pairs - left)
     _count_dropped(bad, "missing scores", int(np.isnan(scores[kept]).sum()))
     columns = {"split": _split(path), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
-    into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
+    if len(kept) > 1:
+        into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
 
 
 def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
@@ -353,7 +356,7 @@ def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "
     root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
     bad = BadRows("prism")
     prompts: dict[str, None] = {}
-    for _, row, record in _rows(_find(root, hub, layouts), bad, None):
+    for _, row, record in _rows(_find(root, hub, layouts), bad, None, LoadOptions()):
         with _reporting(row, bad):
             if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
                 prompts.setdefault(text)

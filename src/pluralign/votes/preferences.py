@@ -21,7 +21,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.late import late
 from pluralign.votes import storage
-from pluralign.votes.options import TIE_RULES, TieRule
+from pluralign.votes.options import TIE_RULES, Loaded, TieRule
 from pluralign.votes.prompts import Item, Prompt, PromptLike, prompts_to_hold_out
 from pluralign.votes.text_tables import ObjectArray, distinct, number_by_first_appearance, object_array
 
@@ -71,6 +71,8 @@ class PreferenceSet:
     """Number of rows and votes dropped while reading, by kind. Every dropped row or vote is counted here."""
     name: str = ""
     """Source of the votes."""
+    loaded: Loaded | None = None
+    """How these votes were read. None for votes made in Python, also by selecting some pairs of a set."""
 
     @classmethod
     def from_indices(
@@ -228,7 +230,10 @@ class PreferenceSet:
 
     def with_ties(self, tie_rule: TieRule) -> "PreferenceSet":
         """Return the same votes with another tie rule."""
-        return replace(self, tie_rule=tie_rule)._checked()
+        loaded = self.loaded
+        if loaded is not None and tie_rule != self.tie_rule:
+            loaded = replace(loaded, options={**loaded.options, "ties": tie_rule})
+        return replace(self, tie_rule=tie_rule, loaded=loaded)._checked()
 
     def items(self) -> Items:
         """Return the distinct (prompt, response) texts, sorted by prompt, and the positions of each pair's two texts.
@@ -295,7 +300,7 @@ class PreferenceSet:
         """Return the set with the split of a seed as its official split, so that fits with other seeds share it."""
         plain = replace(self, columns={name: column for name, column in self.columns.items() if name != "split"})
         side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
-        return replace(plain, columns={**plain.columns, "split": side})
+        return replace(plain, columns={**plain.columns, "split": side}, loaded=None)
 
     def to_table(self) -> pa.Table:
         """Return a wide Arrow table with one row per pair and dictionary-encoded texts."""
@@ -323,7 +328,10 @@ class PreferenceSet:
         """Read a Parquet file of ``save``, exactly."""
         if not storage.is_saved_set(path):
             raise DataError("not a file written by PreferenceSet.save", file=str(path), remedy="use load_preferences")
-        return cls.from_table(pq.read_table(path))
+        try:
+            return cls.from_table(pq.read_table(path, page_checksum_verification=True))
+        except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError, OverflowError):
+            raise DataError("the file is damaged", file=str(path), remedy="copy it again, or write it again") from None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -345,6 +353,8 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
         >>> concatenate([tea, tea]).votes_a
         array([3, 3])
     """
+    if other := [votes for votes in sets if not isinstance(votes, PreferenceSet)]:
+        raise UsageError(f"concatenate takes PreferenceSets (load_preferences), not a {type(other[0]).__name__}.")
     rules = {preferences.tie_rule for preferences in sets}
     if len(rules) != 1:
         raise UsageError(f"sets to concatenate must have the same tie rule, but there are {len(rules)}.")

@@ -10,6 +10,7 @@ import numpy as np
 
 from pluralign.core.arrays import Mask
 from pluralign.core.errors import UsageError
+from pluralign.core.options import check_seed
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 
@@ -123,6 +124,7 @@ def prompts_to_hold_out(prompts: Iterable[PromptLike], fraction: float | None = 
     """
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(f"test_fraction must be between 0 and 1, not {fraction}.")
+    check_seed(seed)
     hashes = np.array([Prompt(prompt).hash(seed) for prompt in prompts])
     n, share = len(hashes), DEFAULT_TEST_FRACTION if fraction is None else fraction
     enough = 1 if fraction is not None else max(1, min(ENOUGH_CLUSTERS, round(LARGEST_DEFAULT_FRACTION * n)))

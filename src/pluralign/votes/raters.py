@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,18 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.options import with_changes
+from pluralign.core.options import show_options, with_changes
 from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
-from pluralign.votes.layouts import Record, recognise
-from pluralign.votes.load import Source, is_town_hall, load_town_hall, open_records
-from pluralign.votes.options import LoadOptions
+from pluralign.votes.layouts import recognise
+from pluralign.votes.load import Source, exists, is_town_hall, load_town_hall, open_records
+from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
 from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.values import Record
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
 
@@ -60,6 +61,7 @@ class RaterVotes:
         return self.preferences.prompt_index[self.pair]
 
 
+@show_options(LoadOptions)
 def load_rater_votes(
     source: Source, column: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> RaterVotes:
@@ -80,10 +82,12 @@ def load_rater_votes(
         (array([0.5]), array([0, 1], dtype=int32), array([1., 0.]))
     """
     options = with_changes(options or LoadOptions(), changes)
+    loaded = Loaded(str(source), options.changed(), column) if isinstance(source, str | os.PathLike) else None
     if is_town_hall(source):
         if column != "rater":
             raise UsageError(f"the rater column of demo is 'rater', not {column!r}.")
-        return town_hall_votes(load_town_hall(source))
+        drawn = town_hall_votes(load_town_hall(source))
+        return replace(drawn, preferences=replace(drawn.preferences, loaded=loaded))
     _refuse_counts(source)
     records, bad = open_records(source, options, progress)
     layout, records = recognise(_numbered_raters(records, column, bad), bad)
@@ -101,7 +105,7 @@ def load_rater_votes(
     raters = np.array([annotator for annotator in votes.annotator if annotator is not None], dtype=np.int64)
     return _checked(
         RaterVotes(
-            preferences,
+            replace(preferences, loaded=loaded),
             votes.pair[known].astype(np.int32),
             by_first_appearance(raters),
             votes.chose_a[known],
@@ -114,7 +118,7 @@ def load_rater_votes(
 def _refuse_counts(source: Source) -> None:
     if not isinstance(source, str | os.PathLike):
         return
-    is_file = Path(source).is_file()
+    is_file = exists(source) and Path(source).is_file()
     if is_saved_set(source) if is_file else str(source).partition(":")[0] in KNOWN_SETS:
         raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
 

@@ -49,6 +49,7 @@ def save(preferences: "PreferenceSet", path: str | os.PathLike[str]) -> None:
                 # One row group and one dictionary page per column, so that Parquet also stores each text once.
                 row_group_size=max(len(preferences), 1),
                 dictionary_pagesize_limit=2**30,
+                write_page_checksum=True,
             )
             return
         opener = gzip.open if suffix.endswith("gz") else open

@@ -8,7 +8,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.reliability import strata
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.town_hall.townhall import TownHall
 
 HISTOGRAM_BINS = 10
@@ -67,8 +67,11 @@ class Inspection:
     fingerprint: str
 
 
-def inspect(preferences: PreferenceSet) -> Inspection:
+def inspect(votes: VotesLike) -> Inspection:
     """Summarise a set of votes.
+
+    Args:
+        votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of dicts.
 
     Example:
         >>> from pluralign import PreferenceSet
@@ -77,6 +80,7 @@ def inspect(preferences: PreferenceSet) -> Inspection:
         >>> facts.majority_share, facts.floor, facts.constant_half
         (0.875, 0.03125, 0.15625)
     """
+    preferences = as_preferences(votes)
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
     majority = np.maximum(p, 1 - p)
     most = np.maximum(preferences.votes_a, preferences.votes_b)

@@ -10,7 +10,7 @@ features, so a tie has probability zero (below 1e-10 per vote after the rounding
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
+from pluralign.votes.options import Loaded
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall import names, phrases
 from pluralign.votes.town_hall.issues import load_issues
@@ -202,6 +203,9 @@ def town_hall(
         n_votes - votes_a,
         name="demo",
     )
+    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
+    if given == (0, 5, 1000, 6, DEFAULT_PAIRS_PER_PROMPT, 0):
+        preferences = replace(preferences, loaded=Loaded(f"demo:{n_pairs}"))
     return TownHall(preferences, prob, tastes, features, attributes, camps)
 
 

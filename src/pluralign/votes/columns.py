@@ -1,0 +1,202 @@
+"""Columns of other names: guesses for unknown columns, and ``--rename``."""
+
+import difflib
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from pluralign.core.errors import DataError, did_you_mean
+from pluralign.votes.builder import BadRows
+from pluralign.votes.values import TEXT_COLUMNS, Record, parse_cell, shown
+
+SYNONYMS: Mapping[str, Sequence[str]] = {
+    "prompt": (
+        "question", "instruction", "query", "input", "context", "user_prompt", "prompt_text", "input_prompt", "post",
+        "task", "problem", "user_input", "user_message", "messages", "conversation", "topic",
+    ),
+    "vote": (
+        "winner", "preference", "preferred", "label", "choice", "better", "judgment", "judgement", "verdict",
+        "selected", "annotation", "preferred_response", "better_response", "overall_preference",
+    ),
+    "prob_a": ("p_a", "share_a", "prob", "p", "share", "fraction_a", "preference_rate"),
+    "n": ("n_votes", "num_votes", "total_votes", "n_raters", "votes", "total", "count"),
+    "chosen": ("chosen_response", "preferred_response", "winning_response", "accepted", "response_chosen", "better"),
+    "rejected": ("rejected_response", "other_response", "losing_response", "refused", "response_rejected", "worse"),
+    "responses": ("answers", "completions", "candidates", "outputs", "statements", "options", "generations"),
+    "rankings": ("ranks", "orders", "all_rankings"),
+    "ranking": ("rank", "order", "ordering"),
+    "scores": ("ratings", "score", "rating", "all_scores"),
+    "response": ("answer", "completion", "output", "reply", "generation", "text"),
+}  # fmt: skip
+"""Names that data sets use for our columns, the likeliest first."""
+OTHER_COLUMNS = ("ties", "votes_a", "votes_b", "response_a", "response_b", "annotator", "rater", "split")
+"""Further columns with a meaning."""
+_SIDES = (("a", "b"), ("1", "2"), ("0", "1"), ("first", "second"), ("left", "right"), ("one", "two"))
+_TEXT_WORDS = frozenset({
+    "response", "answer", "completion", "output", "reply", "candidate", "summary", "statement", "generation",
+    "continuation", "argument", "option",
+})  # fmt: skip
+_COUNT_WORDS = frozenset({"votes", "vote", "n", "num", "number", "count", "counts", "wins"})
+_FILLERS = frozenset(["model", "text", "of", "for", "the", "assistant", "content", "total"])
+
+
+def guess_columns(needed: Collection[str], columns: Collection[str]) -> dict[str, str]:
+    """Return the columns that probably hold what a layout needs, by the name that it needs.
+
+    Columns that already have the name are left out, and so are names without a guess.
+
+    Example:
+        >>> guess_columns(["prompt", "response_a", "response_b"], ["question", "answer_1", "answer_2", "winner"])
+        {'prompt': 'question', 'response_a': 'answer_1', 'response_b': 'answer_2'}
+    """
+    free = [name for name in columns if name not in needed]
+    normal = {name: _normal(name) for name in free}
+    found: dict[str, str] = {}
+    for kind, words in (("response", _TEXT_WORDS), ("votes", _COUNT_WORDS)):
+        sides = f"{kind}_a", f"{kind}_b"
+        if set(sides) <= set(needed) and not set(sides) & set(columns) and (pair := _two_sides(normal, words)):
+            found |= dict(zip(sides, pair, strict=True))
+    for name in needed:
+        if name in columns or name in found:
+            continue
+        left = [column for column in free if column not in found.values()]
+        for word in (name, *SYNONYMS.get(name, ())):
+            if match := next((column for column in left if normal[column] == word), None):
+                found[name] = match
+                break
+        else:
+            known = [*SYNONYMS, *OTHER_COLUMNS]
+            close = [column for column in left if _closest(normal[column], known) == name]
+            if len(close) == 1:
+                found[name] = close[0]
+    return {name: found[name] for name in needed if name in found}
+
+
+def rename_options(renames: Mapping[str, str]) -> str:
+    """Return the options that rename columns, as typed in a shell.
+
+    Example:
+        >>> rename_options({"prompt": "the question", "vote": "winner"})
+        "--rename 'prompt=the question' --rename vote=winner"
+    """
+    return " ".join(f"--rename {shlex.quote(f'{ours}={theirs}')}" for ours, theirs in renames.items())
+
+
+def _normal(name: str) -> str:
+    """Return a column name in lower case, with underscores between its words and before its number."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[0-9])(?=[A-Za-z])", "_", name)
+    return re.sub(r"[^a-z0-9]+", "_", words.lower()).strip("_")
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), None)
+
+
+def _two_sides(normal: Mapping[str, str], words: Collection[str]) -> tuple[str, str] | None:
+    """Return two columns whose names differ only in the side, such as ``answer_1`` and ``answer_2``."""
+    tokens = {name: tuple(text.split("_")) for name, text in normal.items()}
+    of_tokens = {value: name for name, value in reversed(tokens.items())}
+    for first, second in _SIDES:
+        for name, parts in tokens.items():
+            rest = {part for part in parts if part != first}
+            if parts.count(first) != 1 or not rest & set(words) or not rest <= {*words, *_FILLERS}:
+                continue
+            if other := of_tokens.get(tuple(second if part == first else part for part in parts)):
+                return name, other
+    return None
+
+
+def rename_columns(
+    records: Iterator[tuple[int, Record]],
+    rename: Mapping[str, str],
+    bad: BadRows,
+    is_layout: Callable[[Collection[str]], bool],
+) -> Iterator[tuple[int, Record]]:
+    """Yield records with renamed columns; a vote with the old name of a response becomes ``a`` or ``b``.
+
+    Args:
+        records: numbered records.
+        rename: old names by new name.
+        bad: names the file in errors.
+        is_layout: whether columns form a layout.
+
+    Raises:
+        DataError: a column does not exist, the new name is that of another column, or it is a misspelt one.
+    """
+    new_name = {theirs: ours for ours, theirs in rename.items()}
+    votes = _VoteNames(rename)
+    unseen, first = set(rename.values()), True
+    columns: dict[str, None] = {}
+    for row, record in records:
+        unseen -= record.keys()
+        columns |= dict.fromkeys(record)
+        for theirs, ours in new_name.items():
+            if theirs != ours and ours in record and theirs in record and ours not in new_name:
+                problem = f"--rename {ours}={theirs} is not possible, because both columns exist"
+                raise DataError(
+                    problem, file=bad.file, row=row, remedy="leave the option out, or remove one of the two"
+                )
+        renamed = {new_name.get(name, name): _typed(value, new_name.get(name)) for name, value in record.items()}
+        if first:
+            if unseen and not is_layout(renamed):
+                raise _no_column(rename, unseen, list(columns), bad.file)
+            _check_new_names(rename, renamed, bad.file)
+            first = False
+        if "vote" in renamed:
+            renamed["vote"] = votes.read(renamed["vote"], row, bad)
+        yield row, renamed
+    if unseen and columns:
+        raise _no_column(rename, unseen, list(columns), bad.file)
+
+
+def _typed(value: Any, new_name: str | None) -> Any:
+    """Return a value of a renamed column in the type of its new name: all columns that a CSV file names in its own way
+    are text.
+    """
+    return (
+        parse_cell(new_name, value) if new_name and isinstance(value, str) and new_name not in TEXT_COLUMNS else value
+    )
+
+
+def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequence[str], file: str) -> DataError:
+    ours, theirs = next((ours, theirs) for ours, theirs in rename.items() if theirs in unseen)
+    remedy = did_you_mean(theirs, columns).rstrip("?")
+    if ours in columns:
+        remedy = f"the new name comes first: --rename {shlex.quote(f'{theirs}={ours}')}"
+    elif guess := guess_columns([ours], columns).get(ours):
+        remedy = f"did you mean {rename_options({ours: guess})}"
+    return DataError(f"there is no column {theirs!r} for --rename {ours}={theirs}", file=file, remedy=remedy)
+
+
+def _check_new_names(rename: Mapping[str, str], columns: Collection[str], file: str) -> None:
+    known = [*SYNONYMS, *OTHER_COLUMNS]
+    for ours, theirs in rename.items():
+        close = _closest(ours, known)
+        if ours not in known and close is not None and close not in columns:
+            problem = f"--rename {ours}={theirs} gives the column a name without a meaning"
+            raise DataError(problem, file=file, remedy=f"did you mean {rename_options({close: theirs})}")
+
+
+class _VoteNames:
+    """Reads votes that are the old names of the responses."""
+
+    def __init__(self, rename: Mapping[str, str]) -> None:
+        sides = {side: rename[f"response_{side}"] for side in "ab" if f"response_{side}" in rename}
+        self._side = {_normal(name): side for side, name in sides.items()}
+        self._names = tuple(sides.values())
+        self._from_0 = "b" in sides and "a" in sides and _is_numbered_from_0(sides["a"], sides["b"])
+
+    def read(self, vote: object, row: int, bad: BadRows) -> object:
+        if isinstance(vote, str) and (side := self._side.get(_normal(vote))):
+            return side
+        if self._from_0 and str(vote).strip() in ("0", "1", "0.0", "1.0"):
+            names = " and ".join(self._names)
+            problem = f"vote is {shown(vote)} and the responses were called {names}, so its meaning is unclear"
+            raise DataError(problem, file=bad.file, row=row, remedy=f"write a or b, or {' or '.join(self._names)}")
+        return vote
+
+
+def _is_numbered_from_0(first: str, second: str) -> bool:
+    parts = zip(_normal(first).split("_"), _normal(second).split("_"), strict=False)
+    return ("0", "1") in parts

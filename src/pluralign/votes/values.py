@@ -1,0 +1,167 @@
+"""Values of records: counts, numbers, prompts and responses. A value that cannot be used raises ``RowError``."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pluralign.core.text import shortened
+from pluralign.votes.builder import RowError
+from pluralign.votes.prompts import Message, PromptLike
+
+Record: TypeAlias = Mapping[str, Any]
+Records: TypeAlias = Iterable[tuple[int, Record]]
+"""Records with their row numbers, which start at 1."""
+
+MAX_VOTES = 10_000_000
+"""A larger count is probably an id or a time stamp in the wrong column."""
+SHOWN_LENGTH = 40
+"""Longest value in an error message."""
+RATING_COLUMN = re.compile(r"response_(0|[1-9][0-9]{0,5})_(?!model$)(.+)")
+"""A rater's score of a numbered response. ``response_1_model`` is the name of a model."""
+_WHOLE = re.compile(r"[+-]?[0-9]{1,4000}")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+
+
+def missing(name: str) -> RowError:
+    """Return the error of a value that is not there."""
+    return RowError("missing value", f"there is no value for {name}", "fill it in")
+
+
+def read_count(record: Record, name: str) -> int:
+    """Return a vote count: a whole number from 0 to ``MAX_VOTES``."""
+    value = record.get(name)
+    if type(value) is int and 0 <= value <= MAX_VOTES:
+        return value
+    if value is None:
+        raise missing(name)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise RowError("wrong type", f"{name} must be a whole number, not {shown(value)}", "write it as a number")
+    if value != value:
+        raise RowError("not a number", f"{name} is NaN", "give the number of people")
+    if value < 0:
+        raise RowError("negative count", f"{name} is {_number_text(value)}, below zero", "give the number of people")
+    if value > MAX_VOTES:
+        problem = f"{name} is {_number_text(value)}, above {MAX_VOTES:,}"
+        raise RowError("huge count", problem, "check that the column holds counts")
+    if value != int(value):
+        raise RowError(
+            "fractional count", f"{name} is {value:g}, not a whole number", "give counts, or shares as prob_a with n"
+        )
+    return int(value)
+
+
+def read_number(value: Any, name: str) -> float:
+    """Return a finite number, or NaN for a null."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise RowError("wrong type", f"{name} must be a number, not {shown(value)}", "write it as a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        problem = f"{name} is {_number_text(value)}"
+        raise RowError("not a number", problem, "give a finite number, or null for no value")
+    return number
+
+
+def _number_text(value: Any) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # an integer beyond the range of floats
+        return f"about {'-' if value < 0 else ''}1e+{int(abs(value).bit_length() * math.log10(2))}"
+
+
+def read_prompt(value: Any) -> PromptLike:
+    """Return a prompt: a non-empty text, or a list of role/content messages as a tuple of ``Message``."""
+    if value is None:
+        raise missing("prompt")
+    prompt = value if isinstance(value, str) else read_messages(value, "prompt")
+    if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+        raise RowError("empty prompt", "the prompt is empty", "give the text that the responses answer")
+    return prompt
+
+
+def read_messages(value: Any, name: str) -> tuple[Message, ...]:
+    """Return the messages of a chat, a list of ``{"role": …, "content": …}`` or of ``Message``."""
+    try:
+        turns = tuple(turn if isinstance(turn, Message) else Message(turn["role"], turn["content"]) for turn in value)
+        if all(isinstance(part, str) for turn in turns for part in turn) and not isinstance(value, Mapping | str):
+            return turns
+    except (TypeError, KeyError, IndexError):
+        pass
+    raise RowError(
+        "wrong type",
+        f"{name} must be text or a list of role/content messages, not {shown(value)}",
+        'write it as "…" or [{"role": "user", "content": "…"}]',
+    )
+
+
+def read_response(value: Any, name: str) -> str:
+    """Return a response: a text, which may be empty, or a list with one assistant message."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise missing(name)
+    messages = read_messages(value, name)
+    if len(messages) != 1:
+        raise RowError("wrong type", f"{name} has {len(messages)} messages, not one", "give only the last turn")
+    return messages[0].content
+
+
+def read_list(value: Any, name: str) -> list[Any]:
+    """Return a list, tuple or array as a list."""
+    if value is None:
+        raise missing(name)
+    if isinstance(value, np.ndarray):
+        return list(value)
+    if not isinstance(value, list | tuple):
+        raise RowError("wrong type", f"{name} must be a list, not {shown(value)}", "write it as a list")
+    return list(value)
+
+
+def shown(value: Any) -> str:
+    """Return the type and the start of a value, for error messages."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of thousands of digits
+        return f"a very long {type(value).__name__}"
+    return f"{type(value).__name__} {shortened(text, SHOWN_LENGTH)}"
+
+
+TEXT_COLUMNS = ("prompt", "response_a", "response_b", "response", "chosen", "rejected")
+"""Columns whose empty cells are empty texts."""
+
+
+def parse_cell(name: str, text: str) -> Any:
+    """Return a CSV cell in the type of its column: counts and scores are numbers, lists are JSON.
+
+    Example:
+        >>> parse_cell("votes_a", "3"), parse_cell("votes_a", "1_0"), parse_cell("country", "3")
+        (3, '1_0', '3')
+    """
+    if text == "":
+        return None if name not in TEXT_COLUMNS else text
+    if name in ("votes_a", "votes_b", "ties", "n", "prob_a") or name.startswith("score_"):
+        return _parse_number(text)
+    if RATING_COLUMN.fullmatch(name):
+        return _parse_number(text)
+    is_list = name in ("responses", "rankings", "ranking", "scores")
+    if is_list or (name in ("prompt", "chosen", "rejected") and text.startswith("[{")):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    return text
+
+
+def _parse_number(text: str) -> Any:
+    """Return the number that a text holds in plain ASCII digits, else the text."""
+    if _WHOLE.fullmatch(digits := text.strip()):
+        return int(digits)
+    return float(digits) if _DECIMAL.fullmatch(digits) else text
