@@ -262,3 +262,33 @@ def test_members_without_significant_differences_are_called_by_their_number(work
     names = [card["name"] for card in json_of("profile", work / "ensemble")["members"]]
     assert len(set(names)) == len(names)
     assert all(name.startswith(("Prefers", "Cares less", "Likes", "Member ")) for name in names)
+
+
+def test_engineer_gets_the_exact_rename_line(work: Path) -> None:
+    sentence = run("inspect", work / "votes.csv").stderr
+    for flag in ("prompt=question", "response_a=answer_1", "response_b=answer_2"):
+        assert f"--rename {flag}" in sentence
+
+
+def test_researcher_fits_a_dataframe_and_a_list_of_dicts(fitted: RewardEnsemble) -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    rows = list(prompts_only(80).to_records())
+    for source in (rows, pd.DataFrame(rows)):
+        own = pluralign.fit(source, **FAST_OPTIONS).record.evaluation
+        assert own is not None
+        assert fitted.record.evaluation is not None
+        assert own.test.brier == pytest.approx(fitted.record.evaluation.test.brier)
+
+
+def test_product_engineer_finds_health_and_hears_about_unsupported_fields(served: Client) -> None:
+    assert served.send("/health")[0] == 200
+    body = {
+        "model": "town:consensus",
+        "messages": [{"role": "user", "content": "Trees?"}],
+        "candidates": ["Yes.", "No."],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    }
+    status, _, content = served.send("/v1/chat/completions", body)
+    assert status == 400
+    assert b"tools" in content
