@@ -3,9 +3,9 @@
 Names are loaded when first used, so that ``import pluralign`` costs next to nothing.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from pluralign.core.late import late
 from pluralign.core.version import __version__
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'pluralign' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"pluralign.{_HOMES[name]}"), name)
+    value = late(_HOMES[name], name)
     globals()[name] = value
     return value
 

