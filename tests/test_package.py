@@ -21,3 +21,19 @@ def test_every_public_name_resolves() -> None:
     assert set(pluralign._HOMES) | {"__version__"} == set(pluralign.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = pluralign.nothing
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "package", "extra"),
+    [("server.app", "create_app", "fastapi", "server"), ("publishing.report", "report", "jinja2", "report")],
+)
+def test_a_function_whose_packages_are_missing_names_its_extra(
+    module: str, name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pluralign.core.errors import MissingExtraError
+    from pluralign.core.late import late
+
+    monkeypatch.delitem(sys.modules, f"pluralign.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"pluralign\.{name} needs .*pip install 'pluralign\[{extra}\]'"):
+        late(module, name)

@@ -1,7 +1,7 @@
 """Readable traits of a response: numbers that a person can check by reading it.
 
 This module decides the sixteen traits of member cards, how each is counted, and the words for more and for less of it.
-The word lists are English and written for this library; sentiment is VADER's, and is left out if VADER is not installed.
+The word lists are English and written for this library; sentiment is VADER's, and is left out without its package.
 Traits that exist as surface features are taken from there.
 """
 

