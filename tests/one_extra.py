@@ -1,7 +1,7 @@
 """Runs what an installation with one extra must be able to do: ``python one_extra.py EXTRA``, in an empty folder.
 
-``tests/test_extras.py`` starts it in a process that can import only the packages of that extra; ``tests/real_extras.py``
-starts it in a real environment. It imports the standard library, pluralign and ``tiny``. The first failure ends it.
+``tests/test_extras.py`` starts it in a process that can import only the packages of that extra, and
+``tests/real_extras.py`` in a real environment. It imports pluralign and ``tiny``. The first failure ends it.
 """
 
 import contextlib
