@@ -1,7 +1,7 @@
 """An environment with fewer packages, simulated: imports of all other installed packages fail, as if they were absent.
 
-``python limited_imports.py ALLOWED SCRIPT ARGUMENTS…`` runs a script that can import the standard library, files that no
-distribution owns, and the distributions listed in the file ALLOWED, one name per line. It needs no package itself.
+``python limited_imports.py ALLOWED SCRIPT ARGUMENTS…`` runs a script that can import the standard library, modules that
+no distribution owns, and the distributions listed in the file ALLOWED, one name per line. It needs no package itself.
 """
 
 import importlib.metadata
