@@ -21,6 +21,10 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "recipes/README")),
     *SITE,
 ]
+OWN_PAGES = (
+    r"https://github\.com/pluralign/pluralign/(?:blob|tree)",
+    r"https://raw\.githubusercontent\.com/pluralign/pluralign",
+)
 
 
 def name(page: Path) -> str:
@@ -116,7 +120,7 @@ def test_links_point_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
-        elif found := re.fullmatch(r"https://github\.com/pluralign/pluralign/(?:blob|tree)/main/(.*)", target):
+        elif found := re.fullmatch(rf"(?:{'|'.join(OWN_PAGES)})/main/(.*)", target):
             assert (ROOT / found[1]).exists(), target
 
 

@@ -17,7 +17,8 @@ import pytest
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder, encode, load_encoder
+from pluralign.features.encoder import HashingEncoder, default_encoder, encode, load_encoder
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES, surface_features
 from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.models import bundled
@@ -218,12 +219,23 @@ def test_a_missing_package_raises_an_error_with_the_pip_command(
     with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"):
         encoder.encode(ITEMS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
-    for name in ("minilm", "smollm2"):
-        with pytest.raises(MissingExtraError, match="pip install"):
+    for name in ("minilm", "smollm2", "nobody/nothing"):
+        with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
             load_encoder(name)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[hf\]'"):
-        load_encoder("nobody/nothing")
+
+
+def test_an_encoder_that_is_not_fitted_yet_can_be_replaced_by_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
+        TextFeatures("minilm").with_chosen_layers()
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
+        TextFeatures("minilm", identity="minilm of an ensemble").load()
+
+
+def test_the_default_encoder_is_hashing_if_a_package_of_minilm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_encoder() == "minilm"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    assert default_encoder() == "hashing"
 
 
 def test_none_and_hashing_need_no_model() -> None:

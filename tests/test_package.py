@@ -54,3 +54,19 @@ def test_the_signature_and_the_help_of_fit_show_every_option() -> None:
             assert f"    {option.name}: {option.metadata['help'].split()[0]}" in text
     assert "changes" not in shown
     assert inspect.signature(pluralign.load_preferences).parameters["rename"].default == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "package", "extra"),
+    [("server.app", "create_app", "fastapi", "server"), ("publishing.report", "report", "jinja2", "report")],
+)
+def test_a_function_whose_packages_are_missing_names_its_extra(
+    module: str, name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pluralign.core.errors import MissingExtraError
+    from pluralign.core.late import late
+
+    monkeypatch.delitem(sys.modules, f"pluralign.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtraError, match=rf"pluralign\.{name} needs .*pip install 'pluralign\[{extra}\]'"):
+        late(module, name)

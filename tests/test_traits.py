@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnalyzer
 
+from pluralign import RewardEnsemble
 from pluralign.analysis import traits
+from pluralign.analysis.profiles import member_profiles
 from pluralign.analysis.traits import KEYS, TRAITS, trait_values
-from pluralign.core.errors import MissingExtraError
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.town_hall.townhall import town_hall
 
 PROMPT = "Should the town build a bridge?"
@@ -112,8 +116,42 @@ def test_long_texts_take_linear_time() -> None:
     assert time.process_time() - started < 5  # VADER takes a minute
 
 
-def test_a_missing_package_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_vader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     traits._vader.cache_clear()
     monkeypatch.setitem(sys.modules, "vaderSentiment.vaderSentiment", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[report\]'"):
-        trait_values(["Tea?"], ["Yes."])
+    yield
+    traits._vader.cache_clear()
+
+
+def test_without_vader_only_sentiment_is_missing(request: pytest.FixtureRequest) -> None:
+    texts = ["A wonderful idea.", "You must never do it!"]
+    complete = trait_values([PROMPT] * 2, texts)
+    request.getfixturevalue("without_vader")
+    values = trait_values([PROMPT] * 2, texts)
+    others = [key != "sentiment" for key in KEYS]
+    np.testing.assert_array_equal(values[:, others], complete[:, others])
+    assert np.isnan(values[:, KEYS.index("sentiment")]).all()
+
+
+@pytest.mark.usefixtures("without_vader")
+def test_one_log_message_says_how_to_measure_sentiment(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        trait_values(["Tea?"] * 2, ["Yes.", "No."])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "pip install 'pluralign[report]'" in caplog.text
+
+
+def test_cards_without_vader_differ_only_by_the_tone(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, request: pytest.FixtureRequest
+) -> None:
+    complete = member_profiles(ensemble.weights, held_out)
+    request.getfixturevalue("without_vader")
+    for card, before in zip(member_profiles(ensemble.weights, held_out), complete, strict=True):
+        tone = card.leans[KEYS.index("sentiment")]
+        assert (tone.pairs, tone.claim) == (0, "")
+        assert before.leans[KEYS.index("sentiment")].pairs > 0
+        named = not any(lean.claim for lean in before.leans if lean.trait == "sentiment")
+        assert named, "choose votes whose cards do not mention the tone"
+        leans = tuple(before.leans[p] if key == "sentiment" else card.leans[p] for p, key in enumerate(KEYS))
+        assert replace(card, leans=leans) == before

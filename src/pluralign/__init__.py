@@ -9,6 +9,7 @@ import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from pluralign.core.late import late
 from pluralign.core.version import __version__
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def __getattr__(name: str) -> Any:
         problem = f"module 'pluralign' has no attribute {name!r}"
         close = [] if name.startswith("_") else difflib.get_close_matches(name, [*__all__, *_ROOMS], n=1)
         raise AttributeError(f"{problem}; did you mean {close[0]!r}?" if close else problem)
-    value = getattr(importlib.import_module(f"pluralign.{_HOMES[name]}"), name)
+    value = late(_HOMES[name], name)
     globals()[name] = value
     return value
 

@@ -130,7 +130,7 @@ def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
     responses = [str(votes.responses[r]) for r in items.response_index]
     values = trait_values([prompts[p] for p in items.prompt_index], responses)
     difference = values[items.a] - values[items.b]
-    signs = np.sign(difference)
+    signs = np.nan_to_num(np.sign(difference))  # an unmeasured trait does not differ in any pair
     length = difference[:, KEYS.index("length")]
     norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
     return Contrasts(

@@ -1,10 +1,12 @@
 """Readable traits of a response: numbers that a person can check by reading it.
 
 This module decides the sixteen traits of member cards, how each is counted, and the words for more and for less of it.
-The word lists are English and written for this library; sentiment is VADER's. Traits that exist as surface features are
-taken from there.
+The word lists are English and written for this library; sentiment is VADER's, and is left out without its package.
+Traits that exist as surface features are taken from there.
 """
 
+import logging
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import MissingExtraError
 from pluralign.features.surface import NAMES, surface_features
+
+logger = logging.getLogger("pluralign")
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,9 @@ def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray
         prompts: prompt of each response, ``(n_responses,)``.
         responses: texts, ``(n_responses,)``.
 
+    Returns:
+        The values. Sentiment is NaN if the package vaderSentiment is not installed; a log message says so once.
+
     Example:
         >>> values = trait_values(["Tea?"] * 2, ["Perhaps. It may depend on you.", "No! Never."])
         >>> [bool(more) for more in values[0] > values[1]]
@@ -177,7 +183,7 @@ def _count(prompt: str, response: str) -> dict[str, float]:
         "hedging": rate["hedging"],
         "certainty": rate["certainty"],
         "directives": rate["directives"] + commands / n,
-        "sentiment": _vader().polarity_scores(response)["compound"],
+        "sentiment": vader.polarity_scores(response)["compound"] if (vader := _vader()) else math.nan,
         "formality": rate["formal"]
         - rate["informal"]
         - (len(_CONTRACTION.findall(response)) + response.count("!")) / n,
@@ -204,10 +210,15 @@ def _syllables(word: str) -> int:
 
 @cache
 def _vader() -> Any:
+    """Return the sentiment analyzer; None if its package is not installed."""
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError:
-        raise MissingExtraError("vaderSentiment", "report", "measuring the sentiment of responses") from None
+        logger.warning(
+            "member cards leave out the tone of responses: the package vaderSentiment is not installed (run  "
+            "pip install 'pluralign[report]')."
+        )
+        return None
 
     class LinearTimeAnalyzer(SentimentIntensityAnalyzer):  # type: ignore[misc]
         """VADER with the same results in linear instead of quadratic time.

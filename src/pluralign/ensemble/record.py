@@ -169,7 +169,7 @@ class Evaluation:
         Raises:
             MissingExtraError: matplotlib is not installed.
         """
-        drawing: Figure = late("publishing.figures", "plot_evaluation", extra="report", purpose="a figure")(self)
+        drawing: Figure = late("publishing.figures", "plot_evaluation", purpose="a figure")(self)
         return drawing
 
     def to_json(self) -> dict[str, Any]:

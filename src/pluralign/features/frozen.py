@@ -7,7 +7,7 @@ from typing import Any
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import ALONE, Processes
-from pluralign.core.errors import DataError
+from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import HUB_ID
 from pluralign.core.types import Progress
 from pluralign.features.encoder import Encoder, earlier_identity, encode, load_encoder
@@ -76,7 +76,10 @@ class TextFeatures:
 
     def with_chosen_layers(self) -> "TextFeatures":
         """Return these features with the numbers of the layers in place of ``auto``."""
-        encoder = self._encoder()
+        try:
+            encoder = self._encoder()
+        except MissingExtraError as missing:  # the encoder is still to be chosen, so name one that needs no package
+            raise MissingExtraError(missing.package, missing.extra, missing.purpose, "--encoder hashing") from None
         if self.layers is None or not isinstance(encoder, ModelEncoder):
             return self
         return replace(self, layers=layers_text(encoder.layers))

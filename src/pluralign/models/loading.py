@@ -1,5 +1,6 @@
 """Pretrained models: finding their folders, and loading them with transformers."""
 
+import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ def model_folder(
     if Path(name).is_absolute() or name.count("/") > 1:
         advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
         raise DataError("there is no such model folder", file=name, remedy=advice)
+    if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
+        raise MissingExtraError("transformers", "encoders", f"the model {name}")
     without = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "openvino/*"]
     return hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
 

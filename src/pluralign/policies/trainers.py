@@ -57,7 +57,7 @@ def check_packages() -> None:
         try:
             importlib.import_module(package)
         except ImportError:
-            raise MissingExtraError(package, "finetune", "tuned policies") from None
+            raise MissingExtraError(package, "finetune", "tuning a policy") from None
     import torch
 
     if launched_process().count > 1 or torch.cuda.device_count() > 1:

