@@ -7,6 +7,7 @@ from typing import Any
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError
+from pluralign.core.json_values import from_json
 from pluralign.core.types import Progress
 from pluralign.features.encoder import Encoder, encode, load_encoder
 from pluralign.features.layers import AUTO, layers_text
@@ -85,5 +86,5 @@ class TextFeatures:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TextFeatures":
-        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead."""
-        return cls(**{"layers": None, **values})
+        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead. May raise TypeError."""
+        return from_json(cls, {"layers": None, **values})

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,7 @@ def fit_finetuned(
         save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
         checkpoints.finish()
     checkpoints.processes.wait()
-    return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
+    return replace(ensemble, features=RewardEnsemble.load(folder).features)
 
 
 def _check_options(options: FitOptions) -> int:

@@ -24,7 +24,7 @@ from pluralign.core.hub import HUB_ID, check_upload, upload_model
 from pluralign.core.json_values import without_nan
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
+from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.features.finetuned import FinetunedFeatures, load_finetuned, model_folders
 from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, classifier_head, classifier_tokens
 from pluralign.models.loading import quiet_transformers
@@ -146,9 +146,9 @@ def export(
 
 def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
     """Return the name of each member on its card, or its number if there are no held-out votes."""
-    if not (Path(folder) / REWARDS_FILE).is_file():
+    if not has_held_out(folder):
         return [f"member {j}" for j in range(ensemble.k)]
-    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
+    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
 
 
 def base_id(base: str) -> str | None:

@@ -16,7 +16,7 @@ from pluralign.core.files import file_sha256
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import read_description
+from pluralign.ensemble.folder import read_description
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import EncodeOptions
 from pluralign.features.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, item_keys
