@@ -93,10 +93,10 @@ def score_held_out(
 def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str, bytes]:
     """Return the contents of the files to save with an ensemble, by name. The rewards carry its hash."""
     rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
-    metadata = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
+    of = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
     return {
         VOTES_FILE: parquet_bytes(held_out.preferences),
-        REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata=metadata),
+        REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata={"of": json.dumps(of)}),
     }
 
 
@@ -163,6 +163,9 @@ def _damage_of(path: Path) -> Iterator[None]:
 
 
 def _metadata(data: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors file: of the JSON header after its length in 8 bytes."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return dict(header.get("__metadata__", {}))
+    """Return the metadata of a safetensors file, in the JSON header after its length in 8 bytes.
+
+    It is one entry: safetensors writes several in random order. Version 0.1 has the entry ``votes`` alone.
+    """
+    metadata = dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"])
+    return dict(json.loads(metadata["of"])) if "of" in metadata else metadata

@@ -7,7 +7,7 @@ memory. ``scale`` writes the shards.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
+from pluralign.core.json_values import from_json
 from pluralign.features.cache import vector_key
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Pooling, Precision
@@ -28,7 +29,8 @@ Keys: TypeAlias = npt.NDArray[np.bytes_]
 FEATURES_FILE = "features.json"
 VECTORS_FOLDER = "vectors"
 FORMAT = "pluralign-features"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 has other keys: in version 1 two texts with a certain control character could share one."""
 KEY_BYTES = 16
 SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 """Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
@@ -68,8 +70,8 @@ class FeaturesFile:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
-        """Read the JSON object of the file. Raises TypeError if a value is missing."""
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+        """Read the JSON object of the file. Raises TypeError if a value is missing or has the wrong type."""
+        return from_json(cls, values)
 
 
 def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
@@ -84,12 +86,15 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
     )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise unknown from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise unknown
-    if values["format_version"] > FORMAT_VERSION:
+    version = values.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    if version != FORMAT_VERSION:
+        raise DataError("it was written by an older Pluralign", file=str(path), remedy="run pluralign encode again")
     try:
         return FeaturesFile.from_json(values)
     except TypeError:

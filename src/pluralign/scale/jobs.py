@@ -19,7 +19,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.folder import read_description
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import EncodeOptions
-from pluralign.features.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, item_keys
+from pluralign.features.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray_driver import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
@@ -129,7 +129,7 @@ def encode(
     source = _votes(texts, engine) if isinstance(texts, PreferenceSet) else existing_shards(Path(texts), folder)
     decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
     made_by = asdict(options) | decided
-    settings = {"command": "encode", "texts": source.hash, **made_by, **_cutting(source)}
+    settings = {"command": "encode", "keys": FORMAT_VERSION, "texts": source.hash, **made_by, **_cutting(source)}
     job = Job(
         folder=folder,
         results=folder / VECTORS_FOLDER,
