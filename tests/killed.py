@@ -1,7 +1,7 @@
 """Commands that are killed at a chosen step of their work on files.
 
 A step is one change of the file system below a folder: a file opened for writing, renamed or removed, or a folder
-created or removed, as Python's audit events report it before it happens. So every moment of a save can be tried, without
+created or removed. Python's audit events report it before it happens. So every moment of a save can be tried, without
 waiting. Processes are forked from a server that has imported the package.
 """
 

@@ -14,6 +14,7 @@ from test_ensemble import some_ensemble
 
 from pluralign import town_hall
 from pluralign.core.errors import DataError
+from pluralign.ensemble import ensemble as ensemble_module
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import (
     ENSEMBLE_FILE,
@@ -26,7 +27,8 @@ from pluralign.ensemble.folder import (
     write_file,
 )
 from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
-from pluralign.ensemble.members import LinearMembers
+from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.features.finetuned import FinetunedFeatures
 
 VOTES = town_hall(60).preferences
 OLD = Path(__file__).with_name("data") / "ensemble-0.1"
@@ -265,3 +267,53 @@ def test_features_of_another_dimension_are_refused() -> None:
         DataError, match=r"texts have 3 features, but the ensemble was fitted with \d+; use the encoder"
     ):
         ensemble.members.rewards(np.ones((2, 3), dtype=np.float32))
+
+
+# --- fine-tuned models ------------------------------------------------------------------------------------------------
+
+
+def tuned_ensemble(folder: Path, content: str) -> RewardEnsemble:
+    """Return an ensemble whose model is a folder that nothing loads."""
+    (folder / "backbone").mkdir(parents=True)
+    (folder / "backbone" / "config.json").write_text(content)
+    features = FinetunedFeatures("base", "joint", lora=False, outputs=3, max_length=8, folder=folder)
+    theta = np.eye(3)[:, :2]
+    return RewardEnsemble(LinearMembers(identity_map(3), theta), np.array([0.5, 0.5]), features.with_current_hashes())
+
+
+def models_in(folder: Path) -> list[str]:
+    return [path.read_text() for path in folder.glob("backbone*/config.json")]
+
+
+def test_models_of_the_old_ensemble_stay_until_the_new_one_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (tuned_ensemble(tmp_path / name, name) for name in ("first", "second"))
+    target = tmp_path / "target"
+    first.save(target)
+    assert (target / "backbone" / "config.json").read_text() == "first"
+
+    def crash(*_: Any) -> None:
+        assert sorted(models_in(target)) == ["first", "second"]
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+        patch.setattr(ensemble_module, "write_description", crash)
+        second.save(target)
+    assert models_in(target) == ["first"]
+    assert RewardEnsemble.load(target).features == first.features
+    for _ in range(2):
+        second.save(target)
+        assert models_in(target) == ["second"]
+    loaded = RewardEnsemble.load(target).features
+    assert isinstance(loaded, FinetunedFeatures)
+    assert loaded.with_current_hashes() == loaded
+    RewardEnsemble.load(target).save(target)
+    assert models_in(target) == ["second"], "saving in the same folder keeps the models"
+
+
+def test_a_description_cannot_name_models_elsewhere(tmp_path: Path) -> None:
+    tuned_ensemble(tmp_path / "first", "first").save(tmp_path / "x")
+    change(tmp_path / "x", lambda description: description["features"].update(models="../first/backbone"))
+    with pytest.raises(DataError, match="its description of the features cannot be read"):
+        RewardEnsemble.load(tmp_path / "x")

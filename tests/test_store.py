@@ -134,6 +134,16 @@ def test_the_description_survives_a_round_trip_through_json(folder: Path) -> Non
     assert store.FeaturesFile.from_json(described.to_json()) == described
 
 
+def test_features_of_version_1_are_read_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "item_keys", lambda items: store.old_keys(items, tmp_path))
+        folder = write_features(tmp_path / "features", TEXTS, format_version=1)
+    expected = encode(TEXTS, HashingEncoder(), cache=False)
+    np.testing.assert_array_equal(stored_features(folder, TEXTS, HASHING), expected)
+    with pytest.raises(DataError, match="cannot hold texts with control characters; run pluralign encode into another"):
+        stored_features(folder, [("a\x1fb", "c")], HASHING)
+
+
 def test_features_of_a_newer_version_raise_data_error(tmp_path: Path) -> None:
     folder = write_features(tmp_path / "features", TEXTS, format_version=3)
     with pytest.raises(DataError, match="newer Pluralign; upgrade pluralign"):

@@ -90,8 +90,9 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
         return "No verdict: there is no baseline to compare with."
     corrected = not math.isnan(rival.brier_corrected)
     words = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
-    score, ratio = rival.brier_corrected if corrected else rival.brier, evaluation.test.brier / rival.brier
-    return f"{words[place]} {name} ({score:.4f}; ratio of Brier scores {ratio:.3f})."
+    score = rival.brier_corrected if corrected else rival.brier
+    ratio = f"; ratio of Brier scores {evaluation.test.brier / rival.brier:.3f}" if rival.brier else ""
+    return f"{words[place]} {name} ({score:.4f}{ratio})."
 
 
 def _next_step(

@@ -136,7 +136,7 @@ def page(
         data=data,
         on_held_out_votes=record is ensemble.record,
         sections=[(anchor, title) for anchor, title in SECTIONS.items() if anchor not in empty],
-        ratio=evaluation.test.brier / soft_bt.brier if soft_bt else None,
+        ratio=evaluation.test.brier / soft_bt.brier if soft_bt and soft_bt.brier else None,
         worst=max(card.disagreement for card in data.profiles if card.weight > NEGLIGIBLE_WEIGHT),
         verdicts=list(_verdicts(data)),
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
