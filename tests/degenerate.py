@@ -25,9 +25,9 @@ def _texts(i: int) -> tuple[str, str]:
 
 
 def _all_ties() -> PreferenceSet:
-    columns = zip(*[(p, *_texts(i)) for i, p in enumerate(PROMPTS)], strict=True)
+    a, b = zip(*map(_texts, range(len(PROMPTS))), strict=True)
     none = [0] * len(PROMPTS)
-    return PreferenceSet.from_columns(*columns, none, none, ties=[3] * len(PROMPTS), tie_rule="half")
+    return PreferenceSet.from_columns(PROMPTS, a, b, none, none, ties=[3] * len(PROMPTS), tie_rule="half")
 
 
 def _contradictory() -> PreferenceSet:

@@ -38,7 +38,7 @@ def check(ensemble: RewardEnsemble, votes: PreferenceSet) -> None:
     """Check that an ensemble is valid, with finite predictions and valid JSON."""
     json.dumps(ensemble.record.to_json(), allow_nan=False)
     for level in ("vote", "policy"):
-        share = ensemble.prob_hat(votes, level)  # type: ignore[arg-type]
+        share = ensemble.prob_hat(votes, level)
         assert np.isfinite(share).all()
         assert ((share >= 0) & (share <= 1)).all()
 
@@ -88,13 +88,14 @@ def test_a_note_says_why_nothing_was_learned(name: str, note: str, tmp_path: Pat
 def test_commands_work_on_such_ensembles(name: str, tmp_path: Path) -> None:
     fit_case(name, OPTIONS["joint"], tmp_path / "x")
     CASES[name].save(tmp_path / "votes.parquet")
-    for command in (
+    commands: list[list[str | Path]] = [
         ["evaluate", tmp_path / "x", tmp_path / "votes.parquet"],
         ["certify", tmp_path / "x"],
         ["profile", tmp_path / "x"],
         ["prune", tmp_path / "x", "-o", tmp_path / "p", "--overwrite"],
         ["report", tmp_path / "x", "-o", tmp_path / "report.html"],
-    ):
+    ]
+    for command in commands:
         for options in ([], ["--json"]):
             done = run(*command, *options)
             assert done.returncode == 0, (command, done.stderr)

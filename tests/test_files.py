@@ -190,7 +190,7 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
 
 def test_a_lock_lets_one_process_in_at_a_time(tmp_path: Path) -> None:
     script = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    command = [sys.executable, "-c", script, tmp_path / "new"]
+    command = [sys.executable, "-c", script, str(tmp_path / "new")]
     with locked(tmp_path / "new"):
         assert b"BlockingIOError" in subprocess.run(command, check=False, capture_output=True).stderr
     assert subprocess.run(command, check=False).returncode == 0

@@ -30,6 +30,7 @@ from pluralign.fitting.rater_fit import fit_raters, training_votes
 from pluralign.fitting.stagewise_fit import fit_stagewise
 from pluralign.fitting.task import FitTask, FitWatcher, Members
 from pluralign.theory import calibration
+from pluralign.training.bradley_terry import scores
 from pluralign.training.hidden_layer import fit_hidden_layer
 from pluralign.training.leading import LEADING, WIDE, leading_axes
 from pluralign.training.options import FitOptions
@@ -156,7 +157,7 @@ def _limits_of(train: Pairs) -> list[str]:
     notes = []
     if (train.prob_a == CHANCE).all():
         notes.append("all training votes are split evenly, so there is nothing to learn and the ensemble predicts ½")
-    elif np.abs(train.difference @ direction).max() < INDISTINGUISHABLE:
+    elif np.abs(scores(train.difference, direction)).max() < INDISTINGUISHABLE:
         notes.append("the features of the two responses are equal in every training pair, so the ensemble predicts ½")
     elif len(np.unique(train.a)) == 1:
         notes.append("there is only one training pair, so the ensemble repeats its votes")
