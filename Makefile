@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint docs bench clean
+.PHONY: setup demo test fuzz lint docs bench clean
 
 setup: $(READY)
 
@@ -29,6 +29,10 @@ lint: $(READY)
 # The tests build the documentation too (tests/test_docs.py).
 test: $(READY) lint
 	$(BIN)/python -m pytest -q -n 2
+
+# Seeded fuzz tests with many cases (tests/fuzz); a failure names its case. CASES sets their number.
+fuzz: $(READY)
+	PLURALIGN_FUZZ_CASES=$${CASES:-5000} $(BIN)/python -m pytest -q -n 2 tests/fuzz
 
 # The documentation site in site/, with warnings as errors and without network.
 docs: $(READY)

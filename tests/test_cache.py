@@ -1,19 +1,23 @@
 """Vector cache: exact, separate per encoder, consistent after a kill, shared by processes."""
 
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pluralign.core.errors import DataError
 from pluralign.core.files import cache_folder
-from pluralign.features.cache import VectorCache
+from pluralign.features.cache import VectorCache, vector_key
+from pluralign.features.encoder import HashingEncoder, encode
+from pluralign.votes.prompts import Item, Message, Prompt, text_key
 
 # The vector of text i of batch b is 384 times the number 1000 b + i. Each batch is printed after it is stored.
 WRITER = """
@@ -131,9 +135,50 @@ def test_a_killed_writer_leaves_complete_batches_and_a_working_cache() -> None:
     assert VectorCache("writer").get(["after"])[0] is not None
 
 
-def test_the_error_names_a_damaged_cache_file() -> None:
+def test_a_damaged_file_is_replaced_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
     cache = VectorCache("e")
-    cache.put(["x"], np.ones((1, 1), dtype=np.float32))
-    cache.path.write_bytes(b"this is not a database" * 100)
-    with pytest.raises(DataError, match="vectors-"):
-        cache.get(["x"])
+    for damaged in (b"this is not a database" * 100, b""):
+        cache.put(["x"], np.ones((1, 1), dtype=np.float32))
+        cache.path.write_bytes(damaged)
+        assert cache.get(["x"]) == [None]
+        cache.put(["x"], np.ones((1, 1), dtype=np.float32))
+        assert cache.get(["x"]) == [np.float32(1)]
+    assert re.findall(r"the vector cache .* cannot be used \(.*\): texts are encoded again\.", caplog.text)
+    assert len(caplog.records) == 1, "one note per file"
+
+
+def test_a_damaged_vector_is_encoded_again() -> None:
+    cache = VectorCache("e")
+    for damage in ("X'00000000'", "X''", "NULL", "substr(vector, 2)", "'text'", "X'00' || substr(vector, 2)"):
+        cache.put(["x", "y"], np.ones((2, 3), dtype=np.float32))
+        with closing(sqlite3.connect(cache.path)) as connection, connection:
+            connection.execute(f"UPDATE vectors SET vector = {damage} WHERE key = ?", [vector_key("x")])
+        first, second = cache.get(["x", "y"])
+        assert first is None
+        assert second is not None
+    cache.put(["x"], np.ones((1, 3), dtype=np.float32))
+    assert cache.get(["x"])[0] is not None
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [("Tea?", "Yes."), ("Tea?", "No.")]
+    expected = encode(items, HashingEncoder(8), cache=False)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        monkeypatch.setenv("PLURALIGN_CACHE", str(place))
+        np.testing.assert_array_equal(encode(items, HashingEncoder(8)), expected)
+    assert len(caplog.records) == 3
+    assert "texts are encoded again" in caplog.text
+
+
+def test_no_two_items_share_a_vector() -> None:
+    chat = (Message("user", "Tea?"),)
+    items: list[Item] = [
+        *(("a\x1fb", "c"), ("a", "b\x1fc"), ("", "a\x1fb\x1fc"), ("a 1 b", "c"), ("a", " 1 bc"), ("", "x"), ("x", "")),
+        *((chat, "c"), (Prompt(chat).key, "c"), ("\x1e" + Prompt(chat).key, "c"), ("1", "0 a"), ("10", " a")),
+    ]
+    assert len({text_key(*item) for item in items}) == len(items)
+    vectors = encode(items, HashingEncoder(64), surface=False)
+    np.testing.assert_array_equal(vectors, encode(items, HashingEncoder(64), surface=False, cache=False))

@@ -1,5 +1,6 @@
 """Finished steps are stored and read back, also after a kill; each run has its own checkpoints."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,22 @@ def test_a_partial_file_of_a_killed_writer_is_ignored(tmp_path: Path) -> None:
     compute = Counted(x=np.ones(1))
     assert Checkpoints(tmp_path, INPUTS).arrays("second", compute)["x"].tolist() == [1]
     assert compute.times == 1
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[:-9] + b"x" + data[-8:]]
+)
+def test_a_damaged_step_is_computed_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    compute, number = example(), 123456789.5
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    Checkpoints(tmp_path, INPUTS).value("second", lambda: number)
+    for path in (*tmp_path.rglob("first.*"), *tmp_path.rglob("second.*")):
+        path.write_bytes(damage(path.read_bytes()))
+    again = Checkpoints(tmp_path, INPUTS)
+    np.testing.assert_array_equal(again.arrays("first", compute)["theta"], compute.arrays["theta"])
+    assert again.value("second", lambda: number) == number
+    assert compute.times == 2
+    assert Checkpoints(tmp_path, INPUTS).value("second", lambda: pytest.fail("the value is stored")) == number
 
 
 # --- values and folders -----------------------------------------------------------------------------------------------

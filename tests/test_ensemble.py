@@ -17,8 +17,9 @@ import pluralign
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Level
-from pluralign.ensemble import ensemble as ensemble_module
-from pluralign.ensemble.ensemble import RewardEnsemble, read_description
+from pluralign.ensemble import folder as folder_module
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import read_description, sealed
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.features.frozen import TextFeatures
@@ -238,11 +239,11 @@ def test_a_crash_between_the_two_files_leaves_the_old_ensemble(
 
         return crash() if Path(path).name == "ensemble.json" else atomic_write(path)
 
-    monkeypatch.setattr(ensemble_module, "atomic_write", power_cut)
+    monkeypatch.setattr(folder_module, "atomic_write", power_cut)
     with pytest.raises(OSError, match="power cut"):
         new.save(tmp_path)
     monkeypatch.undo()
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2, "both are there, and the JSON names the old one"
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1, "the arrays of the failed save are removed"
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).prob_hat(votes), old.prob_hat(votes))
     new.save(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
@@ -304,6 +305,7 @@ def test_arrays_are_read_only_from_the_same_folder(tmp_path: Path) -> None:
     (arrays,) = (tmp_path / "one").glob("*.safetensors")
     arrays.rename(tmp_path / arrays.name)
     description["arrays"]["file"] = f"../{arrays.name}"
-    (tmp_path / "one" / "ensemble.json").write_text(json.dumps(description))
+    del description["sha256"]
+    (tmp_path / "one" / "ensemble.json").write_text(json.dumps(sealed(description)))
     with pytest.raises(DataError, match="is missing"):
         RewardEnsemble.load(tmp_path / "one")

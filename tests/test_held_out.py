@@ -1,5 +1,6 @@
 """Held-out votes kept beside an ensemble."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ from conftest import run
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import REWARDS_FILE, VOTES_FILE, load_held_out, save_held_out, score_held_out
+from pluralign.ensemble.folder import REWARDS_FILE, VOTES_FILE
+from pluralign.ensemble.held_out import load_held_out, score_held_out
 from pluralign.votes.preferences import texts_of
 
 VOTES = town_hall(400).preferences
+OLD = Path(__file__).with_name("data") / "ensemble-0.1"
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +62,22 @@ def test_indexing_keeps_the_rewards_of_each_pair(folder: Path) -> None:
 def test_held_out_votes_are_optional(tmp_path: Path) -> None:
     fit(VOTES, k=2, encoder="none", folder=tmp_path)
     fit(VOTES, k=2, encoder="none", folder=tmp_path, keep_held_out=False)
-    assert not {VOTES_FILE, REWARDS_FILE} & {path.name for path in tmp_path.iterdir()}
+    assert not list(tmp_path.glob("held_out*"))
     with pytest.raises(DataError, match=r"it has no held-out votes.*give votes that it was not trained on"):
         load_held_out(tmp_path)
 
 
-def test_mismatched_files_are_rejected(folder: Path, tmp_path: Path) -> None:
-    save_held_out(load_held_out(folder), tmp_path)
+def test_mismatched_files_of_version_0_1_are_rejected(tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
     VOTES[:50].save(tmp_path / VOTES_FILE)
     with pytest.raises(DataError, match="do not belong together"):
         load_held_out(tmp_path)
 
 
-def test_a_damaged_file_raises_data_error(folder: Path, tmp_path: Path) -> None:
-    save_held_out(load_held_out(folder), tmp_path)
-    (tmp_path / REWARDS_FILE).write_bytes(b"nonsense")
+@pytest.mark.parametrize("name", [VOTES_FILE, REWARDS_FILE])
+def test_a_damaged_file_of_version_0_1_raises_data_error(name: str, tmp_path: Path) -> None:
+    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_bytes(b"nonsense")
     with pytest.raises(DataError, match="it is damaged"):
         load_held_out(tmp_path)
 

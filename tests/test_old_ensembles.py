@@ -9,7 +9,7 @@ import pytest
 from conftest import run
 
 from pluralign import RewardEnsemble
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE
+from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import load_held_out
 
 DATA = Path(__file__).with_name("data")

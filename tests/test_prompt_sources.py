@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from conftest import WriteLines, wide
 
+from pluralign import fit
 from pluralign.answering.prompt_sources import load_prompts
 from pluralign.core.errors import DataError
+from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.experiments.rehearsal import write_prism
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
@@ -34,11 +36,12 @@ def test_prompts_are_read_from_prompts_candidates_and_votes(write_jsonl: WriteLi
 
 
 def test_an_ensembles_folder_gives_its_held_out_prompts(tmp_path: Path) -> None:
-    (tmp_path / "ensemble.json").write_text("{}")
+    votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes"] * 2, ["no"] * 2, [1, 3], [2, 1])
+    ensemble = fit(votes, k=1, encoder="none", folder=tmp_path, keep_held_out=False)
     with pytest.raises(DataError, match="the ensemble has no held-out votes"):
         load_prompts(tmp_path)
-    PreferenceSet.from_columns(["tea ?"], ["yes"], ["no"], [1], [2]).save(tmp_path / "held_out.parquet")
-    assert load_prompts(tmp_path) == (["tea ?"], [])
+    save_held_out(score_held_out(ensemble, votes), tmp_path)
+    assert load_prompts(tmp_path) == ([prompt for prompt in votes.prompts if prompt in votes.split()[1].prompts], [])
 
 
 def test_rows_without_a_prompt_are_failures_and_the_others_are_read() -> None:

@@ -13,12 +13,12 @@ from conftest import WriteLines, run
 from town_raters import town_raters, town_representation
 
 from pluralign import DataError, RewardEnsemble, UsageError, evaluate, town_hall
+from pluralign.ensemble.folder import REPRESENTATION_FILE
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.training_prompts import hash_prompts
 from pluralign.evaluation.rater_predictions import ALL, MIN_VOTES, Predictors, qualified_raters, score_raters
 from pluralign.evaluation.representation import (
     MIN_RATERS,
-    REPRESENTATION_FILE,
     Representation,
     chosen_variances,
     load_representation,

@@ -17,6 +17,7 @@ from conftest import run
 
 from pluralign.cli.main import app
 from pluralign.core.errors import DataError, UsageError
+from pluralign.ensemble.held_out import load_held_out
 from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.costs import LLAMA_3_8B, Architecture
@@ -442,6 +443,6 @@ def test_every_recipe_can_be_rehearsed(name: str, tmp_path: Path) -> None:
     assert len(done.history) == 2
     assert done.candidates.lines == 4
     assert Path(done.report).is_file()
-    held_out = set(PreferenceSet.load(tmp_path / "ensemble" / "held_out.parquet").prompts)
+    held_out = set(load_held_out(tmp_path / "ensemble").preferences.prompts)
     asked = {json.loads(line)["prompt"] for line in (tmp_path / "candidates.jsonl").read_text().splitlines()}
     assert (asked <= held_out) == (name == "tldr")

@@ -17,8 +17,9 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble, as_ensemble
-from pluralign.ensemble.held_out import HeldOutVotes, save_held_out, score_held_out
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_files, score_held_out
 from pluralign.ensemble.record import HistoryRow, PruneRecord
 from pluralign.evaluation.measure import evaluate_features
 from pluralign.theory import calibration, guarantees
@@ -87,11 +88,11 @@ class Pruning:
         Replace another ensemble in the folder only with ``overwrite``.
         """
         refuse_to_replace(folder, source, overwrite=overwrite)
-        save_held_out(self.held_out, folder)
         record = self.ensemble.record
         if record.pruned is not None:
             record = replace(record, pruned=replace(record.pruned, source=str(source)))
-        replace(self.ensemble, record=record).save(folder)
+        ensemble = replace(self.ensemble, record=record)
+        ensemble.save(folder, held_out_files(ensemble, self.held_out))
 
 
 def prune(

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE
-from pluralign.ensemble.held_out import VOTES_FILE
+from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.votes.builder import BadRows, RowError, check_prompt
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
-from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
 from pluralign.votes.values import read_prompt
 
@@ -85,10 +84,10 @@ def _read_source(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Promp
     name, _, rest = str(source).partition(":")
     path = Path(source)
     if path.is_dir() and (path / ENSEMBLE_FILE).is_file():
-        if not (path / VOTES_FILE).is_file():
+        if not has_held_out(path):
             remedy = "name a file of prompts, or fit again"
             raise DataError("the ensemble has no held-out votes", file=str(path), remedy=remedy)
-        return list(PreferenceSet.load(path / VOTES_FILE).prompts), []
+        return list(load_held_out(path).preferences.prompts), []
     if name == "prism" and not path.exists():
         return list(prism_prompts(rest)), []
     if name in ("hf", "demo", *KNOWN_SETS) and not path.exists():

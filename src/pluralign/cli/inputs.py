@@ -59,7 +59,7 @@ def load_held_out_votes(
     if data is None:
         if all_prompts:
             raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
-        return load_held_out(folder)
+        return load_held_out(folder, ensemble)
     preferences = load_votes(data, options)
     with progress_bar("Encoding texts") as progress:
         held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
@@ -83,9 +83,9 @@ def note_left_out(left_out: "LeftOut") -> None:
 
 def saved_held_out_votes(folder: Path) -> "HeldOutVotes | None":
     """Return the held-out votes that fit saved in a folder, or None if it saved none."""
-    from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
+    from pluralign.ensemble.held_out import has_held_out, load_held_out
 
-    return load_held_out(folder) if (folder / REWARDS_FILE).is_file() else None
+    return load_held_out(folder) if has_held_out(folder) else None
 
 
 @contextmanager

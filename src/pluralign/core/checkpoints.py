@@ -24,6 +24,8 @@ from pluralign.core.files import atomic_folder, atomic_write
 
 UNFINISHED = ".unfinished-"
 """Prefix of the folders that hold the checkpoints of unfinished runs."""
+DIGEST_BYTES = 32
+"""The file of a step starts with the SHA-256 of the rest."""
 INPUTS_FILE = "inputs.json"
 """Inputs of a run, stored beside its checkpoints."""
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -99,7 +101,10 @@ class Checkpoints:
         return None if self.root is None else self.root / f"{UNFINISHED}{fingerprint(self.inputs)}"
 
     def arrays(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays of a step: as stored if the step was finished, else computed and stored."""
+        """Return the arrays of a step: as stored if the step was finished, else computed and stored.
+
+        A damaged file counts as missing.
+        """
 
         def computed() -> dict[str, npt.NDArray[Any]]:
             if self.root is None:
@@ -186,13 +191,14 @@ class Checkpoints:
         if self.path is None:
             return compute()
         path = self.path / file
-        stored = self.processes.agreed(lambda: path.read_bytes() if path.is_file() else None)
+        stored = self.processes.agreed(lambda: _read_step(path))
         if stored is not None:
             return decode(stored)
         value = compute()
         if self.processes.first:
+            data = encode(value)
             with atomic_write(path) as partial:
-                partial.write_bytes(encode(value))
+                partial.write_bytes(hashlib.sha256(data).digest() + data)
             self._store_inputs()
         return value
 
@@ -200,6 +206,13 @@ class Checkpoints:
         if self.path is not None and self.processes.first and not (self.path / INPUTS_FILE).is_file():
             with atomic_write(self.path / INPUTS_FILE) as partial:
                 partial.write_text(_canonical(self.inputs), encoding="utf-8")
+
+
+def _read_step(path: Path) -> bytes | None:
+    """Return the contents of a step without its hash; None if the file is missing or damaged: then it is computed."""
+    stored = path.read_bytes() if path.is_file() else b""
+    digest, data = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def _read_inputs(path: Path) -> dict[str, Any]:

@@ -1,20 +1,37 @@
-"""Atomic writes: readers see the old file or folder or the new one, never a part of it."""
+"""Atomic writes: readers see the old file or folder or the new one, never a part of it.
+
+New contents are written into a ``.partial`` file or folder beside the target, and renamed. A killed process leaves it
+behind; the next write of the same target takes it over. A lock shows whether its writer is alive.
+"""
 
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from pluralign.core.errors import UsageError
+
+if sys.platform != "win32":
+    import fcntl
+
+LONGEST_STEM = 180
+"""Names with more bytes are hashed in the name of a partial file, so that it fits wherever the target does."""
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``. Rename it to ``path`` if the block succeeds, else remove it.
 
-    The folder of ``path`` is created if it is missing. A killed process leaves a ``.partial`` file behind.
+    The folder of ``path`` is created if it is missing. Symbolic links are followed: the file they name is replaced.
+
+    Raises:
+        UsageError: ``path`` exists and is not a regular file.
 
     Example:
         >>> import tempfile, pathlib
@@ -24,16 +41,16 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         >>> target.read_text()
         '[]'
     """
-    path = Path(path)
+    path = writable_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
-    # The kernel applies the umask to 0o666; tempfile would create a file that only its owner can read.
-    os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with _partial(path, _create_file, lambda partial: os.truncate(partial, 0)) as partial:
+        try:
+            yield partial
+            _flush(partial)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -41,7 +58,10 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty folder beside ``path``. It replaces ``path`` if the block succeeds, else it is removed.
 
     A folder cannot be replaced in one step: a process killed between the two renames leaves the old and the new folder
-    in a ``.partial`` folder beside ``path``. No file is lost.
+    in a ``.partial`` folder beside ``path``. The next call for the same path puts the old one back.
+
+    Raises:
+        UsageError: ``path`` exists and is not a folder.
 
     Example:
         >>> import tempfile, pathlib
@@ -51,20 +71,147 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         >>> [file.name for file in target.iterdir()]
         ['config.json']
     """
-    path = Path(path).absolute()
+    if Path(path).exists() and not Path(path).is_dir():
+        raise UsageError(f"{path} is not a folder: name another one.")
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"))
-    new, old = partial / "new", partial / "old"
-    new.mkdir()  # with the usual permissions; the temporary folder is private to its owner
-    try:
-        yield new
-    except BaseException:
+
+    def take_over(partial: Path) -> None:
+        if not partial.is_dir():
+            raise NotADirectoryError(partial)
+        if (partial / "old").is_dir() and not path.exists():
+            (partial / "old").rename(path)
+        for part in ("old", "new"):
+            if (partial / part).is_dir():
+                shutil.rmtree(partial / part)
+
+    with _partial(path, lambda partial: partial.mkdir(0o700), take_over) as partial:
+        new, old = partial / "new", partial / "old"
+        try:
+            new.mkdir()  # with the usual permissions; the temporary folder is private to its owner
+            yield new
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        if path.exists():
+            path.rename(old)
+        new.rename(path)  # if this fails, the old and the new folder stay in the temporary one
         shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if path.exists():
-        path.rename(old)
-    new.rename(path)  # if this fails, the old and the new folder stay in the temporary one
-    shutil.rmtree(partial, ignore_errors=True)
+
+
+def writable_file(path: str | os.PathLike[str]) -> Path:
+    """Return the file that a path names, through symbolic links. It may be missing.
+
+    Raises:
+        UsageError: there is something else: a folder, a device, a pipe or a socket, which must not be replaced.
+    """
+    try:
+        mode = Path(path).stat().st_mode  # before the link is followed by name: /dev/stdout leads to no path
+    except FileNotFoundError:
+        return Path(os.path.realpath(path))
+    if stat.S_ISREG(mode):
+        return Path(os.path.realpath(path))
+    kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+    raise UsageError(f"{path} is {kind}: name another file.")
+
+
+@contextmanager
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Let one process at a time run the block for this folder. The folder is created if it is missing.
+
+    The lock ends with the process. File systems without locks are used without one.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- partial files ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _partial(target: Path, create: Callable[[Path], None], take_over: Callable[[Path], None]) -> Iterator[Path]:
+    """Yield a new partial file or folder, or that of a killed process, emptied by ``take_over``. It stays locked.
+
+    It has a random name if another writer of the same target is alive.
+    """
+    stem = target.name if len(os.fsencode(target.name)) <= LONGEST_STEM else _name_hash(target.name)
+    for attempt in itertools.count():
+        unique = f".{secrets.token_hex(4)}" if attempt or sys.platform == "win32" else ""
+        partial = target.parent / f".{stem}{unique}.partial"
+        try:
+            create(partial)
+            is_new = True
+        except FileExistsError:
+            is_new = False
+        with _lock(partial, is_new) as is_locked:
+            if is_locked and (is_new or _emptied(partial, take_over)):
+                yield partial
+                return
+
+
+@contextmanager
+def _lock(path: Path, is_new: bool) -> Iterator[bool]:
+    """Lock a file or folder. Yield False if another writer has locked, renamed or removed it."""
+    if sys.platform == "win32":
+        yield is_new
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
+        if is_new and path.exists():
+            raise
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(descriptor), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        except OSError:  # a file system without locks
+            is_ours = is_new
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+def _emptied(partial: Path, take_over: Callable[[Path], None]) -> bool:
+    """Empty what a killed process left; False if that is not allowed, because it belongs to another user."""
+    try:
+        take_over(partial)
+    except OSError:
+        return False
+    return True
+
+
+def _create_file(path: Path) -> None:
+    # The kernel applies the umask to 0o666; tempfile would create a file that only its owner can read.
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+
+
+def _flush(path: Path) -> None:
+    """Return when the contents are on the disk, so that a power cut after the rename leaves no empty file."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _name_hash(name: str) -> str:
+    return hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+
+
+# --- other ------------------------------------------------------------------------------------------------------------
 
 
 def cache_folder() -> Path:

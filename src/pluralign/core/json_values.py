@@ -4,9 +4,11 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Value = TypeVar("Value")
+LARGEST = 1e300
+"""Whole numbers above it are no floats."""
 
 
 def without_nan(value: Any) -> Any:
@@ -53,6 +55,9 @@ def from_json(kind: type[Value], value: Any) -> Value:
 
     Fields that the JSON lacks keep their defaults, other keys are ignored, and null for a float becomes NaN.
 
+    Raises:
+        TypeError: a value has the wrong type, or one is missing.
+
     Example:
         >>> @dataclasses.dataclass(frozen=True)
         ... class Score:
@@ -68,20 +73,37 @@ def from_json(kind: type[Value], value: Any) -> Value:
 
 def _build(hint: Any, value: Any) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
         choices = [choice for choice in arguments if choice is not type(None)]
-        return _build(choices[0], value) if len(choices) == 1 else value
+        return _build(choices[0], value) if len(choices) == 1 else _checked(value, type(value) in choices)
+    if origin is Literal:
+        return _checked(value, value in arguments)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return from_json(hint, value)
+        return from_json(hint, _checked(value, isinstance(value, Mapping)))
     if hint is float:
-        return math.nan if value is None else float(value)
-    if origin is tuple and isinstance(value, list):
+        return (
+            math.nan
+            if value is None
+            else float(_checked(value, type(value) is float or (type(value) is int and abs(value) < LARGEST)))
+        )
+    if origin is tuple:
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
-    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        return {key: _build(arguments[1], item) for key, item in value.items()}
-    if isinstance(origin, type) and issubclass(origin, Sequence) and isinstance(value, list):
-        return [_build(arguments[0], item) for item in value]
+        return tuple(_build(kind, item) for kind, item in zip(kinds, _checked(value, type(value) is list), strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {key: _build(arguments[1], item) for key, item in _checked(value, isinstance(value, Mapping)).items()}
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return [_build(arguments[0], item) for item in _checked(value, type(value) is list)]
+    if hint in (int, str, bool):
+        return _checked(value, type(value) is hint)
+    numbers = isinstance(value, list) and all(item is None or type(item) in (int, float) for item in value)
+    return _checked(value, numbers)  # an array
+
+
+def _checked(value: Any, is_valid: bool) -> Any:
+    if not is_valid:
+        raise TypeError(f"{value!r:.80} has the wrong type")
     return value

@@ -1,27 +1,37 @@
 """``RewardEnsemble``: k reward models, their weights, and the two readings of their votes.
 
-An ensemble is a value: fitting and pruning return new ones. On disk it is one JSON file and one safetensors file whose
-hash is checked. How it is learned is in ``fitting``.
+An ensemble is a value: fitting and pruning return new ones. Its files are in ``folder``, and how it is learned is in
+``fitting``.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+import safetensors
 import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
+from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.files import atomic_write
+from pluralign.core.files import locked
 from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.late import late
 from pluralign.core.types import Level, Progress
+from pluralign.ensemble.folder import (
+    ENSEMBLE_FILE,
+    REMEDY,
+    read_consistently,
+    read_file,
+    remove_unused,
+    write_description,
+    write_file,
+)
 from pluralign.ensemble.members import LinearMembers
 from pluralign.ensemble.record import FitRecord
 from pluralign.ensemble.reward_func import RewardFunc, member_reward_func
@@ -36,10 +46,7 @@ from pluralign.votes.load import VotesLike
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENSEMBLE_FILE = "ensemble.json"
-FORMAT = "pluralign-ensemble"
-FORMAT_VERSION = 2
-"""Version 2 added ``undecided``."""
+ARRAYS_FILE = "ensemble.safetensors"
 TRAINING_PROMPTS = "training_prompts"
 """Name of the array with the hashes of the training prompts."""
 
@@ -222,8 +229,20 @@ class RewardEnsemble:
         """
         return str(late("publishing.sharing", "push_ensemble")(self, name, private=private, names=names))
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the ensemble into a folder. The JSON is written last: readers see the old ensemble or the new one."""
+    @cached_property
+    def identity(self) -> str:
+        """Hash of all that its predictions depend on. Held-out rewards carry it."""
+        arrays = {**self.members.arrays(), "theta": np.asarray(self.members.theta, dtype=np.float64)}
+        parts = [np.asarray(self.weights, dtype=np.float64), float(self.temperature), float(self.undecided)]
+        return fingerprint([arrays, *parts, self.features.identity])
+
+    def save(self, folder: str | os.PathLike[str], files: Mapping[str, bytes] | None = None) -> None:
+        """Write the ensemble into a folder, in place of an earlier one. Readers see the old ensemble or the new one.
+
+        Args:
+            folder: is created if it is missing. Files that are not of an ensemble stay.
+            files: contents of other files that belong to it, by name, such as its held-out votes.
+        """
         folder = Path(folder)
         arrays: dict[str, npt.NDArray[Any]]
         arrays = {f"members/{name}": array for name, array in self.members.arrays().items()}
@@ -231,45 +250,39 @@ class RewardEnsemble:
             arrays |= {f"baselines/{name}/{part}": array for part, array in baseline.items()}
         if self.trained_on is not None:
             arrays[TRAINING_PROMPTS] = self.trained_on
+        if problem := self._problem():
+            raise DataError(f"an ensemble cannot be saved: {problem}")
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
-        digest = hashlib.sha256(data).hexdigest()
-        weights_file = f"ensemble-{digest[:16]}.safetensors"
-        with atomic_write(folder / weights_file) as partial:
-            partial.write_bytes(data)
-        if isinstance(self.features, FinetunedFeatures):
-            self.features.save(folder)
-        description = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "arrays": {"file": weights_file, "sha256": digest},
-            "features": self.features.to_json(),
-            "weights": self.weights.tolist(),
-            "temperature": self.temperature,
-            "undecided": self.undecided,
-            "facts": self.record.to_json(),
-        }
-        with atomic_write(folder / ENSEMBLE_FILE) as partial:
-            partial.write_text(json.dumps(description, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-        for stale in folder.glob("ensemble-*.safetensors"):
-            if stale.name != weights_file:
-                stale.unlink()
+        with locked(folder):
+            try:
+                features = self.features
+                if isinstance(features, FinetunedFeatures):
+                    features = features.save(folder)
+                description = {
+                    "arrays": write_file(folder, ARRAYS_FILE, data),
+                    "files": {name: write_file(folder, name, content) for name, content in (files or {}).items()},
+                    "features": features.to_json(),
+                    "weights": self.weights.tolist(),
+                    "temperature": self.temperature,
+                    "undecided": self.undecided,
+                    "facts": self.record.to_json(),
+                }
+                write_description(folder, description)
+            finally:
+                remove_unused(folder)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "RewardEnsemble":
-        """Read an ensemble and check the hash of its arrays."""
-        folder = Path(folder)
-        description = read_description(folder)
-        expected = description["arrays"]
-        path = folder / Path(expected["file"]).name
-        if not path.is_file():
-            raise DataError(f"{path.name} is missing", file=str(folder), remedy="copy the whole folder again")
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
-            remedy = "copy the folder again, or fit again"
-            raise DataError(f"{path.name} was changed after saving: its hash differs", file=str(folder), remedy=remedy)
-        arrays = safetensors.numpy.load(data)
-        described = description["features"]
-        tuned = described.get("kind") == KIND
+        """Read an ensemble. Raises DataError if a file is missing, was changed, or holds impossible values."""
+        return read_consistently(Path(folder), lambda description: cls._read(Path(folder), description))
+
+    @classmethod
+    def _read(cls, folder: Path, description: Mapping[str, Any]) -> "RewardEnsemble":
+        data, file = read_file(folder, description["arrays"]), str(folder / description["arrays"]["file"])
+        try:
+            arrays = safetensors.numpy.load(data)
+        except (safetensors.SafetensorError, KeyError, ValueError):
+            raise DataError("it is damaged", file=file, remedy=REMEDY) from None
         baselines: dict[str, dict[str, npt.NDArray[Any]]] = {}
         for name, array in arrays.items():
             kind, _, rest = name.partition("/")
@@ -277,18 +290,35 @@ class RewardEnsemble:
                 baseline, _, part = rest.partition("/")
                 baselines.setdefault(baseline, {})[part] = array
         own = {name.removeprefix("members/"): array for name, array in arrays.items() if name.startswith("members/")}
-        return cls(
-            members=LinearMembers.from_arrays(own),
+        try:
+            members = LinearMembers.from_arrays(own)
+        except (KeyError, TypeError, ValueError):
+            raise DataError("it does not hold members", file=file, remedy=REMEDY) from None
+        ensemble = cls(
+            members=members,
             weights=np.array(description["weights"], dtype=np.float64),
-            features=FinetunedFeatures.from_json(described, folder)
-            if tuned
-            else TextFeatures.from_json(described, folder),
+            features=_read_features(folder, description["features"]),
             temperature=float(description["temperature"]),
             undecided=float(description.get("undecided", 0.0)),
-            record=_read_record(folder, description["facts"]),
+            record=read_record(folder, description),
             baselines=baselines,
             trained_on=arrays.get(TRAINING_PROMPTS),
         )
+        if problem := ensemble._problem():
+            raise DataError(problem, file=file, remedy=REMEDY)
+        return ensemble
+
+    def _problem(self) -> str | None:
+        """Return what is wrong with the arrays, None if nothing is."""
+        if problem := self.members.problem():
+            return problem
+        if self.members.n_members != len(self.weights):
+            return f"it has {self.members.n_members} members and {len(self.weights)} weights"
+        if not all(np.isfinite(array).all() for parts in self.baselines.values() for array in parts.values()):
+            return "arrays of baselines must be finite"
+        if self.trained_on is not None and (self.trained_on.ndim != 1 or self.trained_on.dtype != np.uint64):
+            return f"{TRAINING_PROMPTS} must be a list of 64-bit hashes"
+        return None
 
 
 def ensemble_folder(name: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -300,42 +330,13 @@ def ensemble_folder(name: str | os.PathLike[str], revision: str | None = None) -
     return hub_folder(str(name), "model", revision=revision, remedy="check the name and the network, or give a folder")
 
 
-def _read_record(folder: Path, facts: Any) -> FitRecord:
+def read_record(folder: Path, description: Mapping[str, Any]) -> FitRecord:
+    """Return the record of the fit in the JSON of an ensemble."""
     try:
-        return FitRecord.from_json(facts)
+        return FitRecord.from_json(description["facts"])
     except (AttributeError, KeyError, TypeError, ValueError):
-        file, remedy = str(folder / ENSEMBLE_FILE), "copy the folder again, or fit again"
-        raise DataError("its record of the fit cannot be read", file=file, remedy=remedy) from None
-
-
-def read_description(folder: Path) -> dict[str, Any]:
-    """Return the JSON of an ensemble, after checking its format."""
-    path = folder / ENSEMBLE_FILE
-    if folder.is_file():
-        remedy = (
-            f"give its folder, {folder.parent}" if folder.name == ENSEMBLE_FILE else "give a folder of pluralign fit"
-        )
-        raise DataError("it is a file, not the folder of an ensemble", file=str(folder), remedy=remedy)
-    if not path.is_file():
-        remedy = "give a folder written by pluralign fit" if folder.is_dir() else "check the path"
-        raise DataError(f"it has no {ENSEMBLE_FILE}", file=str(folder), remedy=remedy)
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise DataError("it is not JSON", file=str(path), remedy="copy the folder again, or fit again") from None
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise DataError(
-            "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
-        )
-    parts = ("format_version", "arrays", "features", "weights", "temperature", "facts")
-    if description.get("format_version", 0) <= FORMAT_VERSION and (
-        missing := [n for n in parts if n not in description]
-    ):
-        remedy = "copy the folder again, or fit again"
-        raise DataError(f"it lacks {', '.join(missing)}", file=str(path), remedy=remedy)
-    if description["format_version"] > FORMAT_VERSION:
-        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
-    return description
+        file = str(folder / ENSEMBLE_FILE)
+        raise DataError("its record of the fit cannot be read", file=file, remedy=REMEDY) from None
 
 
 def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:
@@ -345,3 +346,13 @@ def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnse
     if isinstance(ensemble, str | os.PathLike):
         return RewardEnsemble.load(ensemble)
     raise UsageError(f"the first argument must be an ensemble or its folder, not a {type(ensemble).__name__}.")
+
+
+def _read_features(folder: Path, described: Mapping[str, Any]) -> TextFeatures | FinetunedFeatures:
+    try:
+        if described.get("kind") == KIND:
+            return FinetunedFeatures.from_json(described, folder)
+        return TextFeatures.from_json(described, folder)
+    except (KeyError, TypeError, ValueError):
+        file = str(folder / ENSEMBLE_FILE)
+        raise DataError("its description of the features cannot be read", file=file, remedy=REMEDY) from None

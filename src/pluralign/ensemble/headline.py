@@ -119,8 +119,8 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
         return f"No verdict: {few}, and an interval needs at least {ENOUGH_CLUSTERS}."
     if rival is None or place == "unknown":
         return "No verdict: there is no baseline to compare with."
-    ratio = evaluation.test.brier / rival.brier
-    return f"{_WORDS[place]} {name} ({_score(rival):z.4f}; ratio of Brier scores {ratio:.3f})."
+    ratio = f"; ratio of Brier scores {evaluation.test.brier / rival.brier:.3f}" if rival.brier else ""
+    return f"{_WORDS[place]} {name} ({_score(rival):z.4f}{ratio})."
 
 
 def _single_as_good(evaluation: Evaluation) -> str | None:

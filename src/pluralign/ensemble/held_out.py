@@ -4,10 +4,14 @@
 about an ensemble later is measured on prompts it was not trained on, and no text has to be encoded again.
 """
 
+import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +20,21 @@ import safetensors.numpy
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
-from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import (
+    REMEDY,
+    REWARDS_FILE,
+    VOTES_FILE,
+    find_file,
+    read_consistently,
+    read_description,
+    read_file,
+)
 from pluralign.ensemble.training_prompts import LeftOut, without_training_prompts
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
-
-VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
+from pluralign.votes.storage import parquet_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,35 +90,82 @@ def score_held_out(
     return HeldOutVotes(measured, ensemble.rewards(texts_of(measured), progress), left_out)
 
 
-def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
-    """Write held-out votes and rewards into the folder of an ensemble."""
-    folder = Path(folder)
-    held_out.preferences.save(folder / VOTES_FILE)
+def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str, bytes]:
+    """Return the contents of the files to save with an ensemble, by name. The rewards carry its hash."""
     rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
-    with atomic_write(folder / REWARDS_FILE) as partial:
-        metadata = {"votes": held_out.preferences.fingerprint}
-        partial.write_bytes(safetensors.numpy.save({"rewards": rewards}, metadata=metadata))
+    of = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
+    return {
+        VOTES_FILE: parquet_bytes(held_out.preferences),
+        REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata={"of": json.dumps(of)}),
+    }
 
 
-def remove_held_out(folder: str | os.PathLike[str]) -> None:
-    """Remove the held-out votes of an earlier fit from a folder."""
-    for name in (VOTES_FILE, REWARDS_FILE):
-        (Path(folder) / name).unlink(missing_ok=True)
+def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
+    """Add held-out votes and rewards to an ensemble that was saved in a folder."""
+    ensemble = RewardEnsemble.load(folder)
+    ensemble.save(folder, held_out_files(ensemble, held_out))
 
 
-def load_held_out(folder: str | os.PathLike[str]) -> HeldOutVotes:
-    """Read the held-out votes that ``fit`` saved in the folder of an ensemble."""
+def has_held_out(folder: str | os.PathLike[str]) -> bool:
+    """Return whether the folder of an ensemble holds held-out votes."""
     folder = Path(folder)
-    remedy = "give votes that it was not trained on, or fit again"
+    return find_file(folder, read_description(folder), REWARDS_FILE) is not None
+
+
+def load_held_out(folder: str | os.PathLike[str], ensemble: RewardEnsemble | None = None) -> HeldOutVotes:
+    """Read the held-out votes that ``fit`` saved in the folder of an ensemble.
+
+    Args:
+        folder: the folder of the ensemble.
+        ensemble: the ensemble, if it was read already.
+
+    Raises:
+        DataError: there are none, a file is damaged, or they are of another ensemble.
+    """
+    folder = Path(folder)
+
+    def read(description: Mapping[str, Any]) -> HeldOutVotes:
+        return _read_held_out(folder, description, ensemble or RewardEnsemble.load(folder))
+
+    return read_consistently(folder, read)
+
+
+def _read_held_out(folder: Path, description: Mapping[str, Any], ensemble: RewardEnsemble) -> HeldOutVotes:
+    contents, paths = {}, {}
     for name in (VOTES_FILE, REWARDS_FILE):
-        if not (folder / name).is_file():
+        entry = find_file(folder, description, name)
+        if entry is None:
+            remedy = "give votes that it was not trained on, or fit again"
             raise DataError(f"it has no held-out votes ({name} is missing)", file=str(folder), remedy=remedy)
-    preferences = PreferenceSet.load(folder / VOTES_FILE)
-    try:
-        with safetensors.safe_open(folder / REWARDS_FILE, framework="numpy") as file:
-            fingerprint, rewards = (file.metadata() or {}).get("votes"), file.get_tensor("rewards")
-    except safetensors.SafetensorError:
-        raise DataError("it is damaged", file=str(folder / REWARDS_FILE), remedy=remedy) from None
-    if fingerprint != preferences.fingerprint or len(rewards) != len(preferences.items().prompt_index):
-        raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=remedy)
+        contents[name], paths[name] = read_file(folder, entry), folder / entry["file"]
+    with _damage_of(paths[VOTES_FILE]):
+        preferences = PreferenceSet.load(paths[VOTES_FILE])
+    with _damage_of(paths[REWARDS_FILE]):
+        metadata = _metadata(contents[REWARDS_FILE])
+        rewards = safetensors.numpy.load(contents[REWARDS_FILE])["rewards"]
+    belongs = metadata.get("votes") == preferences.fingerprint
+    if not belongs or rewards.shape[:1] != preferences.items().prompt_index.shape:
+        raise DataError(f"{VOTES_FILE} and {REWARDS_FILE} do not belong together", file=str(folder), remedy=REMEDY)
+    if metadata.get("ensemble", ensemble.identity) != ensemble.identity or rewards.shape[1:] != (ensemble.k,):
+        raise DataError("its held-out rewards are those of another ensemble", file=str(folder), remedy=REMEDY)
+    if not np.isfinite(rewards).all():
+        raise DataError("rewards must be finite", file=str(paths[REWARDS_FILE]), remedy=REMEDY)
     return HeldOutVotes(preferences, np.asarray(rewards, dtype=np.float64))
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Raise DataError for the errors of pyarrow, safetensors and votes: damage of old files, which have no hash."""
+    try:
+        yield
+    except (safetensors.SafetensorError, LookupError, OSError, TypeError, ValueError, NotImplementedError):
+        raise DataError("it is damaged", file=str(path), remedy=REMEDY) from None
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file, in the JSON header after its length in 8 bytes.
+
+    It is one entry: safetensors writes several in random order. Version 0.1 has the entry ``votes`` alone.
+    """
+    metadata = dict(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"])
+    return dict(json.loads(metadata["of"])) if "of" in metadata else metadata

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.distributed import ALONE, Processes, blocks
+from pluralign.core.errors import DataError
 
 CLIP = 6.0
 """Features are clipped at this many standard deviations, so that one outlier text cannot dominate."""
@@ -51,8 +52,29 @@ class FeatureMap:
         """D, the number of inputs per text."""
         return self.linear_dimension + (0 if self.bias is None else len(self.bias))
 
+    def problem(self) -> str | None:
+        """Return what is wrong with shapes and values, None if nothing is."""
+        d, m = self.mean.shape[:1], (self.linear_dimension,) if self.axes is None or self.axes.ndim == 2 else ()
+        hidden = None if self.bias is None else (*m, *self.bias.shape[:1])
+        shapes = {"mean": d, "spread": d, "gain": d, "clip": (), "axes": (*d, *m), "hidden": hidden}
+        arrays = {name: array for name, array in vars(self).items() if array is not None}
+        if (self.hidden is None) != (self.bias is None) or len(d) != 1:
+            return "arrays of features are missing"
+        if wrong := [name for name, array in arrays.items() if name in shapes and array.shape != shapes[name]]:
+            return f"{wrong[0]} has the wrong shape"
+        if bad := [name for name, array in arrays.items() if name != "clip" and not np.isfinite(array).all()]:
+            return f"{bad[0]} must be finite"
+        return None if (self.spread > 0).all() and self.clip > 0 else "spread and clip must be above 0"
+
     def __call__(self, features: Array, out: Array | None = None) -> Array:
-        """Return the ``(n, D)`` inputs of ``(n, d)`` raw features as float32. ``out`` may be memory-mapped."""
+        """Return the ``(n, D)`` inputs of ``(n, d)`` raw features as float32. ``out`` may be memory-mapped.
+
+        Raises:
+            DataError: the features have another dimension.
+        """
+        if features.shape[1] != len(self.mean):
+            problem = f"texts have {features.shape[1]:,} features, but the ensemble was fitted with {len(self.mean):,}"
+            raise DataError(problem, remedy="use the encoder it was fitted with, or fit again")
         out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
         d = self.linear_dimension
         for rows in blocks(slice(0, len(features))):
@@ -131,6 +153,14 @@ class LinearMembers:
     def take(self, indices: Sequence[int]) -> "LinearMembers":
         """Return some of the members, in the given order."""
         return replace(self, theta=self.theta[:, list(indices)])
+
+    def problem(self) -> str | None:
+        """Return what is wrong with shapes and values, None if nothing is."""
+        if problem := self.inputs.problem():
+            return problem
+        if self.theta.ndim != 2 or len(self.theta) != self.inputs.dimension:
+            return "theta has the wrong shape"
+        return None if np.isfinite(self.theta).all() else "theta must be finite"
 
     def arrays(self) -> Mapping[str, Array]:
         """Return the arrays to save."""

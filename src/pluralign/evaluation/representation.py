@@ -4,7 +4,6 @@ Each rater counts once: scores are means over a rater's votes, then over raters.
 figures are saved, never a rater's id or scores.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -21,7 +20,15 @@ from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.random_streams import RATER_CHOICES, random_stream
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import RewardEnsemble, read_description
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import (
+    REPRESENTATION_FILE,
+    description_hash,
+    is_intact,
+    parse_json,
+    read_description,
+    sealed,
+)
 from pluralign.ensemble.training_prompts import PromptHashes, are_trained
 from pluralign.evaluation.measure import baselines_of
 from pluralign.evaluation.rater_predictions import (
@@ -38,7 +45,6 @@ from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.training.pairs import Differences
 from pluralign.votes.raters import RaterVotes
 
-REPRESENTATION_FILE = "representation.json"
 MIN_RATERS = 10
 """With fewer raters no interval is given: a bootstrap of so few is too narrow."""
 PREDICTORS = {
@@ -220,17 +226,10 @@ def over_raters(values: FloatArray) -> Interval:
 # --- on disk ----------------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(folder: Path) -> str:
-    """Return a hash of what the figures depend on: members, weights, temperature and undecided share."""
-    described = read_description(folder)
-    parts = (described["arrays"]["sha256"], described["weights"], described["temperature"], described.get("undecided"))
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
 def save_representation(found: Representation, folder: str | os.PathLike[str]) -> Path:
     """Write the figures into the folder of their ensemble, for reports and the page."""
     path = Path(folder) / REPRESENTATION_FILE
-    value = {"ensemble": _fingerprint(Path(folder)), **found.to_json()}
+    value = sealed({"ensemble": description_hash(read_description(Path(folder))), **found.to_json()})
     with atomic_write(path) as partial:
         partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
     return path
@@ -242,8 +241,12 @@ def load_representation(folder: str | os.PathLike[str]) -> Representation | None
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return from_json(Representation, value) if value["ensemble"] == _fingerprint(Path(folder)) else None
+        value = parse_json(path.read_bytes())
+        if value["ensemble"] != description_hash(read_description(Path(folder))):
+            return None
+        if "sha256" in value and not is_intact(value):
+            raise ValueError("its hash differs")
+        return from_json(Representation, value)
     except (AttributeError, KeyError, TypeError, ValueError):
         remedy = "run pluralign evaluate --raters again, or delete the file"
         raise DataError("it cannot be read", file=str(path), remedy=remedy) from None

@@ -11,7 +11,8 @@ import numpy as np
 from pluralign.core.arrays import Mask
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor, reward_predictor
 from pluralign.evaluation.score_files import read_score_file
 from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, model_rewards, reward_model_config

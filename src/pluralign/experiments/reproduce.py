@@ -24,7 +24,8 @@ from pluralign.core.files import atomic_write
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.record import HistoryRow
 from pluralign.experiments.plan import (

@@ -19,6 +19,7 @@ import numpy as np
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import atomic_folder, file_sha256
+from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
@@ -50,8 +51,10 @@ class FinetunedFeatures:
     """Hash of each model's files. Other files in their place are rejected."""
     revision: str = ""
     """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
+    models: str = BACKBONE_FOLDER
+    """Name of the folder of the models."""
     folder: Path = field(default=Path(), compare=False)
-    """The folder of the ensemble, which holds the models."""
+    """The folder of the ensemble, which holds the folder of the models."""
 
     def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
         """Return ``(n_items, outputs)`` features. Texts that were read before come from the vector cache."""
@@ -86,27 +89,41 @@ class FinetunedFeatures:
         Args:
             values: the JSON object, as ``to_json`` returns it.
             folder: the folder of the ensemble, which holds the models.
+
+        Raises:
+            TypeError, ValueError: the JSON does not describe such features.
         """
-        known = {one.name for one in fields(cls)}
-        own = {name: value for name, value in values.items() if name in known}
-        return cls(**{**own, "identity": tuple(values["identity"]), "folder": folder})
+        read = from_json(cls, {name: value for name, value in values.items() if name != "folder"})
+        if Path(read.models).name != read.models or len(read.identity) != len(model_folders(read)):
+            raise ValueError("these features name no models")
+        return replace(read, folder=folder)
 
     def with_current_hashes(self) -> "FinetunedFeatures":
         """Return these features with the hashes of their current files."""
         return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
 
-    def save(self, folder: Path) -> None:
-        """Put the models into another ensemble's folder, all of them or none. Files are hard-linked if possible."""
-        source, target = self.folder / BACKBONE_FOLDER, folder / BACKBONE_FOLDER
-        if source.resolve() == target.resolve():
-            return
-        with atomic_folder(target) as partial:
-            shutil.copytree(source, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
+    def save(self, folder: Path) -> "FinetunedFeatures":
+        """Put the models into another ensemble's folder, all of them or none, and return the features there.
+
+        Files are hard-linked if possible. Other models in the folder stay: they are of an ensemble that is still saved.
+        """
+        if self.folder.resolve() == folder.resolve():
+            return self
+        own = hashlib.sha256("".join(self.identity).encode()).hexdigest()[:16]
+        for name in (BACKBONE_FOLDER, f"{BACKBONE_FOLDER}-{own}"):
+            saved = replace(self, folder=folder, models=name)
+            if not (folder / name).exists():
+                break
+            if saved.with_current_hashes().identity == self.identity:
+                return saved
+        with atomic_folder(folder / saved.models) as partial:
+            shutil.copytree(self.folder / self.models, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
+        return saved
 
 
 def model_folders(features: FinetunedFeatures) -> list[Path]:
     """Return the folder of each model."""
-    place = features.folder / BACKBONE_FOLDER
+    place = features.folder / features.models
     if features.method == "joint":
         return [place]
     return [place / f"member-{j}" for j in range(features.outputs)]

@@ -9,6 +9,7 @@ from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.hub import HUB_ID
+from pluralign.core.json_values import from_json
 from pluralign.core.types import Progress
 from pluralign.features.encoder import Encoder, earlier_identity, encode, load_encoder
 from pluralign.features.layers import AUTO, layers_text
@@ -121,7 +122,7 @@ class TextFeatures:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], folder: Path | None = None) -> "TextFeatures":
-        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead.
+        """Read the JSON of ``to_json``. Versions before ``layers`` wrote ``layer`` instead. May raise TypeError.
 
         Args:
             values: the JSON object.
@@ -130,4 +131,4 @@ class TextFeatures:
         beside = {}
         if folder and values.get("encoder") == ENCODER_FOLDER and (folder / ENCODER_FOLDER).is_dir():
             beside = {"encoder": str(folder / ENCODER_FOLDER)}
-        return cls(**{"layers": None, **values, **beside})
+        return from_json(cls, {"layers": None, **values, **beside})

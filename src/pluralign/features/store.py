@@ -7,7 +7,7 @@ memory. ``scale`` writes the shards.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,18 +18,22 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
+from pluralign.core.json_values import from_json
 from pluralign.features.cache import vector_key
 from pluralign.features.encoder import earlier_identity
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import Pooling, Precision
-from pluralign.votes.prompts import Item, text_key
+from pluralign.votes.prompts import Item, Prompt, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
 
 FEATURES_FILE = "features.json"
 VECTORS_FOLDER = "vectors"
 FORMAT = "pluralign-features"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 2 has other keys: in version 1 two texts with a separator of the keys in them could share one."""
+OLD_SEPARATORS = ("\x1e", "\x1f")
+"""Separators of the keys of version 1."""
 KEY_BYTES = 16
 SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 """Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
@@ -54,6 +58,7 @@ class FeaturesFile:
     """Files of earlier versions have none; their vectors are in float32."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the job that wrote the features: see ``scale.run.Job``."""
+    format_version: int = FORMAT_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
@@ -69,8 +74,8 @@ class FeaturesFile:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
-        """Read the JSON object of the file. Raises TypeError if a value is missing."""
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+        """Read the JSON object of the file. Raises TypeError if a value is missing or has the wrong type."""
+        return from_json(cls, values)
 
 
 def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
@@ -85,11 +90,12 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
     )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise unknown from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise unknown
-    if values["format_version"] > FORMAT_VERSION:
+    version = values.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
     try:
         return FeaturesFile.from_json(values)
@@ -103,6 +109,18 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
 def item_keys(items: Iterable[Item]) -> Keys:
     """Return the key of each text, ``(n_items,)``: the same 16 bytes as in the vector cache."""
     return np.frombuffer(b"".join(vector_key(text_key(*item)) for item in items), dtype=f"S{KEY_BYTES}")
+
+
+def old_keys(items: Iterable[Item], folder: Path) -> Keys:
+    """Return the keys of version 1. Raises DataError for texts whose key could be that of another text."""
+    keys = []
+    for prompt, response in items:
+        read = Prompt(prompt)
+        if any(separator in text for separator in OLD_SEPARATORS for text in (read.key, response)):
+            problem = "it was written by an older Pluralign and cannot hold texts with control characters"
+            raise DataError(problem, file=str(folder), remedy="run pluralign encode into another folder")
+        keys.append(vector_key(f"{OLD_SEPARATORS[0] if read.is_chat else ''}{read.key}{OLD_SEPARATORS[1]}{response}"))
+    return np.frombuffer(b"".join(keys), dtype=f"S{KEY_BYTES}")
 
 
 def shard_table(items: Sequence[Item], vectors: Vectors) -> pa.Table:
@@ -163,7 +181,8 @@ def stored_features(
         scratch.parent.mkdir(parents=True, exist_ok=True)
         features = np.memmap(scratch, dtype=np.float32, mode="w+", shape=shape)
     first, last, _ = only.indices(len(items))
-    wanted = item_keys(items[first:last])
+    needed = items[first:last]
+    wanted = old_keys(needed, folder) if stored.format_version < FORMAT_VERSION else item_keys(needed)
     order = np.argsort(wanted, kind="stable")
     ordered = wanted[order]
     missing = np.ones(len(wanted), dtype=bool)

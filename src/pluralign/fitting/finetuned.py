@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ def fit_finetuned(
         save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
         checkpoints.finish()
     checkpoints.processes.wait()
-    return replace(ensemble, features=replace(tuned.features, folder=Path(folder)))
+    return replace(ensemble, features=RewardEnsemble.load(folder).features)
 
 
 def _check_options(options: FitOptions) -> int:

@@ -5,6 +5,7 @@ The order of the work: hold out test prompts, make features, choose on validatio
 (``frozen``), or those of a fine-tuned model (``finetuned``).
 """
 
+import logging
 import os
 import time
 from dataclasses import fields, replace
@@ -31,6 +32,8 @@ from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
+
+logger = logging.getLogger("pluralign")
 
 
 @show_options(FitOptions, FinetuneOptions)
@@ -119,6 +122,8 @@ def fit(
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)
+    for note in (record.notes or []) if processes.first else []:
+        logger.warning("%s.", note)
     processes.wait()
     if folder is not None and processes.first:
         save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)

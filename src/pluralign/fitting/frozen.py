@@ -15,11 +15,12 @@ import numpy as np
 from pluralign.core.arrays import Array, Mask, Vectors
 from pluralign.core.checkpoints import UNFINISHED, Checkpoints
 from pluralign.core.distributed import Processes
+from pluralign.core.random_streams import DIRECTION, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
-from pluralign.ensemble.record import HistoryRow
+from pluralign.ensemble.record import CHANCE, HistoryRow
 from pluralign.features import surface
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
@@ -29,12 +30,16 @@ from pluralign.fitting.rater_fit import fit_raters, training_votes
 from pluralign.fitting.stagewise_fit import fit_stagewise
 from pluralign.fitting.task import FitTask, FitWatcher, Members
 from pluralign.theory import calibration
+from pluralign.training.bradley_terry import scores
 from pluralign.training.hidden_layer import fit_hidden_layer
 from pluralign.training.leading import LEADING, WIDE, leading_axes
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes
+
+INDISTINGUISHABLE = 1e-4
+"""Differences of features below it, along a random direction, are rounding errors."""
 
 
 def learn(
@@ -79,6 +84,7 @@ def learn(
     if len(train_rows) == 1:
         train_rows = np.repeat(train_rows, 2)  # one for training and one for validation
     train, test = pairs[train_rows], TestPairs(preferences, test_rows, pairs[test_rows])
+    notes = _limits_of(train)
     watcher.floor(calibration.floor(test.pairs.prob_a))
 
     history: list[HistoryRow] = []
@@ -89,7 +95,8 @@ def learn(
 
     task = FitTask.start(train, options, checkpoints, watcher)
     if raters is not None:
-        rater_votes = training_votes(raters, ~test_rows)
+        positions = np.cumsum(~test_rows)[train_rows] - 1
+        rater_votes = training_votes(raters, ~test_rows)[positions]
         fitted = fit_raters(task, rater_votes, record)
     else:
         fitted = (fit_stagewise if options.method == "stagewise" else fit_joint)(task, record)
@@ -101,7 +108,9 @@ def learn(
     )
     ensemble, held_out = judge(ensemble, test, features, options, fitted.baselines, history, processes)
     n_raters = None if raters is None else int(np.count_nonzero(rater_votes.per_rater))
-    record_of_fit = replace(ensemble.record, target=fitted.target, vote_share=fitted.vote_share, raters=n_raters)
+    record_of_fit = replace(
+        ensemble.record, target=fitted.target, vote_share=fitted.vote_share, raters=n_raters, notes=notes or None
+    )
     if fitted.unbounded is not None and record_of_fit.evaluation is not None:
         cost = bound_cost(
             record_of_fit.evaluation, fitted.unbounded, test.pairs, options.max_disagreement, options.level
@@ -140,6 +149,19 @@ def encoded_texts(
     with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as scratch:
         own = _texts_read(preferences, processes)
         yield stored_features(options.features, texts, text_features, Path(scratch) / "features", own)
+
+
+def _limits_of(train: Pairs) -> list[str]:
+    """Return why little or nothing can be learned from training pairs."""
+    direction = random_stream(0, DIRECTION).standard_normal(train.inputs.shape[1])
+    notes = []
+    if (train.prob_a == CHANCE).all():
+        notes.append("all training votes are split evenly, so there is nothing to learn and the ensemble predicts ½")
+    elif np.abs(scores(train.difference, direction)).max() < INDISTINGUISHABLE:
+        notes.append("the features of the two responses are equal in every training pair, so the ensemble predicts ½")
+    elif len(np.unique(train.a)) == 1:
+        notes.append("there is only one training pair, so the ensemble repeats its votes")
+    return notes
 
 
 def _texts_read(preferences: PreferenceSet, processes: Processes) -> slice:

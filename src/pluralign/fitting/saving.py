@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes, remove_held_out, save_held_out
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet
 
@@ -60,8 +61,4 @@ def save_fit(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, folder: str | os.PathLike[str], *, keep_held_out: bool
 ) -> None:
     """Write an ensemble into a folder, with its held-out votes or without."""
-    if keep_held_out:
-        save_held_out(held_out, folder)
-    else:
-        remove_held_out(folder)
-    ensemble.save(folder)
+    ensemble.save(folder, held_out_files(ensemble, held_out) if keep_held_out else None)

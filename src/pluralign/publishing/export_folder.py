@@ -15,7 +15,7 @@ from pluralign.core.text import counted
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation, standing
-from pluralign.ensemble.held_out import REWARDS_FILE, load_held_out
+from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.ensemble.record import FitRecord
 from pluralign.models.bundled import MINILM_HUB_ID
 from pluralign.models.identity import hub_source
@@ -51,9 +51,9 @@ class Export:
 
 def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
     """Return the name of each member on its card, or its number if there are no held-out votes."""
-    if not (Path(folder) / REWARDS_FILE).is_file():
+    if not has_held_out(folder):
         return numbered_names(ensemble)
-    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder))]
+    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
 
 
 def numbered_names(ensemble: RewardEnsemble) -> list[str]:

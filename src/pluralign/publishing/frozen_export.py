@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.ensemble import ENSEMBLE_FILE, RewardEnsemble
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.record import FitRecord
 from pluralign.features.encoder import HashingEncoder
 from pluralign.features.frozen import BUNDLED, ENCODER_FOLDER, TextFeatures

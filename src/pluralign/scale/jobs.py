@@ -16,10 +16,10 @@ from pluralign.core.files import file_sha256
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.ensemble import read_description
+from pluralign.ensemble.folder import read_description
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.options import EncodeOptions
-from pluralign.features.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, item_keys
+from pluralign.features.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray_driver import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
@@ -135,7 +135,7 @@ def encode(
         source = _votes(as_preferences(texts), engine)
     decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
     made_by = asdict(options) | decided
-    settings = {"command": "encode", "texts": source.hash, **made_by, **_cutting(source)}
+    settings = {"command": "encode", "keys": FORMAT_VERSION, "texts": source.hash, **made_by, **_cutting(source)}
     job = Job(
         folder=folder,
         results=folder / VECTORS_FOLDER,

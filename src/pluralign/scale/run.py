@@ -127,6 +127,7 @@ def run_job(job: Job[D], cut: Cut, engine: Engine, options: EngineOptions, progr
     if job.description.is_file():
         described = _read(job.description, job.read)
         _check_settings(job, described.settings)
+        _remove_leftovers(job)
         return Run(described, described.shards, time.perf_counter() - started)
     plan = _read_or_make_plan(job, cut)
     names = [shard_name(number) for number in range(len(plan.shards))]
@@ -148,10 +149,15 @@ def run_job(job: Job[D], cut: Cut, engine: Engine, options: EngineOptions, progr
                 progress(done, len(plan.shards))
     described = job.describe(_shape([job.results / name for name in names]))
     _write(job.description, described.to_json())
-    shutil.rmtree(job.plan.parent, ignore_errors=True)
-    for leftover in job.results.glob(".part-*.partial"):  # of killed workers
-        leftover.unlink(missing_ok=True)
+    _remove_leftovers(job)
     return Run(described, resumed, time.perf_counter() - started)
+
+
+def _remove_leftovers(job: Job[Any]) -> None:
+    """Remove the plan of a finished job, and the files of killed workers."""
+    shutil.rmtree(job.plan.parent, ignore_errors=True)
+    for leftover in job.results.glob(".part-*.partial"):
+        leftover.unlink(missing_ok=True)
 
 
 def run_here(worker: Worker, shards: Sequence[Shard], _: EngineOptions) -> Generator[Outcome]:

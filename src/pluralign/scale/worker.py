@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, PluralignError
 from pluralign.core.files import atomic_write
-from pluralign.ensemble.ensemble import RewardEnsemble, read_description
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import read_description
 from pluralign.features import encoder as encoders
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import SHARD_FORMAT, shard_table

@@ -62,8 +62,8 @@ class VotesByRater:
         sides = (chose_a, 1.0 - chose_a)
         return cls(*(sparse.csr_matrix((side, (rater, pair)), shape=shape) for side in sides))
 
-    def __getitem__(self, pairs: Mask) -> "VotesByRater":
-        """Return the votes on some pairs. Raters keep their rows."""
+    def __getitem__(self, pairs: Mask | npt.NDArray[np.int64]) -> "VotesByRater":
+        """Return the votes on some pairs (a mask or indices). Raters keep their rows."""
         return VotesByRater(self.for_a[:, pairs], self.for_b[:, pairs])
 
     @property

@@ -137,12 +137,16 @@ def prompts_to_hold_out(prompts: Iterable[PromptLike], fraction: float | None = 
 
 
 def text_key(prompt: PromptLike, response: str) -> str:
-    """Return the cache key of a prompt and a response.
+    """Return the cache key of a prompt and a response. No two items share one, whatever characters are in them.
 
-    The key of a chat starts with a control character, because the JSON of a chat could also be a text prompt.
+    It starts with the kind of prompt, because the JSON of a chat could also be a text prompt, and with its length.
+
+    Example:
+        >>> text_key("Tea?", "Yes.")
+        'text 4 Tea?Yes.'
     """
     read = Prompt(prompt)
-    return f"{chr(30) if read.is_chat else ''}{read.key}\x1f{response}"
+    return f"{'chat' if read.is_chat else 'text'} {len(read.key)} {read.key}{response}"
 
 
 def chat_messages(prompt: PromptLike, response: str) -> list[dict[str, Any]]:

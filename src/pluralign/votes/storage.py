@@ -1,6 +1,7 @@
 """Files of votes: the Parquet form, which is read back exactly, and JSON Lines in the wide layout."""
 
 import gzip
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -42,20 +43,31 @@ def save(preferences: "PreferenceSet", path: str | os.PathLike[str]) -> None:
         raise UsageError(f"{path} must end in one of {', '.join('.' + known for known in SAVED_FORMATS)}.")
     with atomic_write(path) as partial:
         if suffix == "parquet":
-            pq.write_table(
-                to_table(preferences),
-                partial,
-                compression="zstd",
-                # One row group and one dictionary page per column, so that Parquet also stores each text once.
-                row_group_size=max(len(preferences), 1),
-                dictionary_pagesize_limit=2**30,
-                write_page_checksum=True,
-            )
+            _write_parquet(preferences, partial)
             return
         opener = gzip.open if suffix.endswith("gz") else open
         with opener(partial, "wt", encoding="utf-8", newline="\n") as stream:
             for record in to_records(preferences):
                 stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def parquet_bytes(preferences: "PreferenceSet") -> bytes:
+    """Return the contents of a Parquet file of ``save``."""
+    sink = io.BytesIO()
+    _write_parquet(preferences, sink)
+    return sink.getvalue()
+
+
+def _write_parquet(preferences: "PreferenceSet", target: Path | io.BytesIO) -> None:
+    pq.write_table(
+        to_table(preferences),
+        target,
+        compression="zstd",
+        # One row group and one dictionary page per column, so that Parquet also stores each text once.
+        row_group_size=max(len(preferences), 1),
+        dictionary_pagesize_limit=2**30,
+        write_page_checksum=True,
+    )
 
 
 def to_records(preferences: "PreferenceSet") -> Iterator[dict[str, Any]]:

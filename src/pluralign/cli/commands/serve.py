@@ -97,11 +97,11 @@ def export(
         pluralign export stagewise-ensemble -o members --all
         pluralign export ensemble -o reward-models --push-to-hub my-org/reward-models
     """
-    from pluralign.ensemble.ensemble import read_description
-    from pluralign.ensemble.record import FitRecord
+    from pluralign.ensemble.ensemble import read_record
+    from pluralign.ensemble.folder import read_description
     from pluralign.publishing.transformers_export import export as export_ensemble
 
-    record = FitRecord.from_json(read_description(ensemble)["facts"])
+    record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
         exported = export_ensemble(
             ensemble,

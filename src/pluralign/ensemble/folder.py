@@ -1,0 +1,229 @@
+"""The folder of a saved ensemble. ``ensemble.json`` names every other file with its hash, and is written last.
+
+Other files are named by their hashes, so a new ensemble overwrites no file of the old one: readers see the old ensemble
+or the new one, at every moment. Decided here: names, hashes, the schema of the JSON, and which files are removed. What
+the files hold is in ``ensemble`` and ``held_out``.
+"""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pluralign.core.errors import DataError
+from pluralign.core.files import atomic_write
+from pluralign.core.json_values import LARGEST
+from pluralign.features.finetuned import BACKBONE_FOLDER, KIND
+
+ENSEMBLE_FILE = "ensemble.json"
+REPRESENTATION_FILE = "representation.json"
+VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
+FORMAT = "pluralign-ensemble"
+FORMAT_VERSION = 3
+"""Version 2 added ``undecided``; version 3 ``files`` and ``sha256``, so that every file and the JSON have a hash."""
+REMEDY = "copy the folder again, or fit again"
+PARTS = ("format_version", "arrays", "features", "weights", "temperature", "facts")
+"""What every version has."""
+_OWN_FILES = re.compile(r"(ensemble|held_out)-[0-9a-f]{16}\.(safetensors|parquet)")
+_OWN_FOLDERS = re.compile(rf"{BACKBONE_FOLDER}(-[0-9a-f]{{16}})?")
+
+Value = TypeVar("Value")
+
+
+# --- hashes -----------------------------------------------------------------------------------------------------------
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with the hash of its other values, whatever their order and layout.
+
+    Example:
+        >>> is_intact(sealed({"weights": [0.5, 0.5]})), is_intact(sealed({"k": 2}) | {"k": 3}), is_intact({"k": 2})
+        (True, False, False)
+    """
+    return {**values, "sha256": _digest(values)}
+
+
+def is_intact(values: Mapping[str, Any]) -> bool:
+    """Return whether a JSON object has the hash of its other values."""
+    return values.get("sha256") == _digest({name: value for name, value in values.items() if name != "sha256"})
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError for everything else, NaN and too deep nesting included."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_file(folder: Path, name: str, data: bytes) -> dict[str, str]:
+    """Write a file whose name has a part of its hash, and return the entry that ``ensemble.json`` has for it."""
+    digest = hashlib.sha256(data).hexdigest()
+    file = f"{Path(name).stem}-{digest[:16]}{Path(name).suffix}"
+    with atomic_write(folder / file) as partial:
+        partial.write_bytes(data)
+    return {"file": file, "sha256": digest}
+
+
+def write_description(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write ``ensemble.json``: from now on readers see the new ensemble.
+
+    Raises:
+        DataError: the values are no ensemble that could be read back.
+    """
+    description = {"format": FORMAT, "format_version": FORMAT_VERSION, **values}
+    if problem := problem_of(description):
+        raise DataError(f"an ensemble cannot be saved: {problem}")
+    text = json.dumps(sealed(description), indent=1, ensure_ascii=False, allow_nan=False)
+    with atomic_write(folder / ENSEMBLE_FILE) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the files of earlier ensembles, and of saves that were interrupted. Other people's files stay."""
+    try:
+        description = read_description(folder) if (folder / ENSEMBLE_FILE).exists() else {}
+    except (DataError, OSError):
+        return  # it is not known which files belong to it
+    used = {entry["file"] for entry in (description.get("arrays"), *description.get("files", {}).values()) if entry}
+    if description and description["format_version"] < 3:
+        used |= {VOTES_FILE, REWARDS_FILE}
+    if description.get("features", {}).get("kind") == KIND:
+        used.add(description["features"].get("models", BACKBONE_FOLDER))
+    for path in folder.iterdir():
+        if path.name in used:
+            continue
+        if path.is_file() and (_OWN_FILES.fullmatch(path.name) or path.name in (VOTES_FILE, REWARDS_FILE)):
+            path.unlink()
+        elif path.is_dir() and _OWN_FOLDERS.fullmatch(path.name) and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name == REPRESENTATION_FILE and description and not _is_of(path, description):
+            path.unlink()
+
+
+def _is_of(representation: Path, description: Mapping[str, Any]) -> bool:
+    try:
+        return bool(parse_json(representation.read_bytes())["ensemble"] == description_hash(description))
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def description_hash(description: Mapping[str, Any]) -> str:
+    """Return a hash of what predictions depend on: members, weights, temperature and undecided share."""
+    parts = [description[name] for name in ("weights", "temperature")]
+    text = json.dumps((description["arrays"]["sha256"], *parts, description.get("undecided")))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> Value:
+    """Return what ``read`` reads with a description; again if another process replaces the ensemble meanwhile."""
+    while True:
+        description = read_description(folder)
+        try:
+            return read(description)
+        except DataError:
+            if read_description(folder) == description:
+                raise
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the JSON of an ensemble, after checking its format, its hash and its values."""
+    path = folder / ENSEMBLE_FILE
+    if folder.is_file():
+        own = folder.name == ENSEMBLE_FILE
+        remedy = f"give its folder, {folder.parent}" if own else "give a folder of pluralign fit"
+        raise DataError("it is a file, not the folder of an ensemble", file=str(folder), remedy=remedy)
+    if not path.is_file():
+        remedy = "give a folder written by pluralign fit" if folder.is_dir() else "check the path"
+        raise DataError(f"it has no {ENSEMBLE_FILE}", file=str(folder), remedy=remedy)
+    try:
+        description = parse_json(path.read_bytes())
+    except ValueError:
+        raise DataError("it is not JSON", file=str(path), remedy=REMEDY) from None
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataError(
+            "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
+        )
+    version = description.get("format_version", 0)
+    if _is_number(version) and version > FORMAT_VERSION:
+        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    if problem := problem_of(description):
+        raise DataError(problem, file=str(path), remedy=REMEDY)
+    if (version >= 3 or "sha256" in description) and not is_intact(description):
+        raise DataError("it was changed after saving: its hash differs", file=str(path), remedy=REMEDY)
+    return description
+
+
+def read_file(folder: Path, entry: Mapping[str, Any]) -> bytes:
+    """Return the contents of a file that ``ensemble.json`` names, after checking its hash if there is one."""
+    path = folder / Path(entry["file"]).name
+    if not path.is_file():
+        raise DataError(f"{path.name} is missing", file=str(folder), remedy="copy the whole folder again")
+    data = path.read_bytes()
+    if entry["sha256"] is not None and hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise DataError(f"{path.name} was changed after saving: its hash differs", file=str(folder), remedy=REMEDY)
+    return data
+
+
+def find_file(folder: Path, description: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the entry of a file that was saved with an ensemble, None if it was not. Old versions stored no hash."""
+    if description["format_version"] < 3:
+        return {"file": name, "sha256": None} if (folder / name).is_file() else None
+    entry: Mapping[str, Any] | None = description["files"].get(name)
+    return entry
+
+
+# --- the schema -------------------------------------------------------------------------------------------------------
+
+
+def problem_of(description: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the values of a description, None if nothing is."""
+    version = description.get("format_version")
+    if missing := [name for name in PARTS if name not in description]:
+        return f"it lacks {', '.join(missing)}"
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        return "format_version must be a whole number above 0"
+    if not _is_entry(description["arrays"]):
+        return "arrays must name a file and its hash"
+    files = description.get("files", {} if version < 3 else None)
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        return "files must be an object of files with their hashes"
+    if not isinstance(description["features"], dict) or not isinstance(description["facts"], dict):
+        return "features and facts must be objects"
+    weights = description["weights"]
+    if not isinstance(weights, list) or not weights or not all(_is_number(w) and w >= 0 for w in weights):
+        return "weights must be a list of numbers, none below 0"
+    if not abs(math.fsum(weights) - 1) < 1e-6:
+        return f"weights must sum to 1, not {math.fsum(weights):g}"
+    if not (_is_number(description["temperature"]) and description["temperature"] > 0):
+        return "temperature must be a number above 0"
+    undecided = description.get("undecided", 0.0)
+    if not (_is_number(undecided) and 0 <= undecided < 1):
+        return "undecided must be a number from 0 to below 1"
+    return None
+
+
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("file"), str) and isinstance(value.get("sha256"), str)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST

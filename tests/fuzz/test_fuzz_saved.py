@@ -1,0 +1,131 @@
+"""Saved ensembles with one damaged file: every command works, or says in one sentence what is wrong."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+from town_raters import town_raters, town_representation
+
+from fuzz import cases, keeps_contract, random_of
+from pluralign import RewardEnsemble, town_hall
+from pluralign.ensemble.folder import ENSEMBLE_FILE, sealed
+from pluralign.evaluation.representation import load_representation, save_representation
+
+DATA = Path(__file__).parent.parent / "data"
+LINE = json.dumps({"prompt": "Tea?", "response": "Yes.", "response_a": "Yes.", "response_b": "No, thank you."})
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 0.5, -0.5, 1e-320, 1e308, 10**400, float("nan"), float("inf")),
+    *("", "x", "../..", "0.5", "é\u0000", [], [0.5, 0.5], [1.0], ["x"], {}, {"x": 1}, [[[]]]),
+)
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("votes") / "votes.jsonl"
+    town_hall(40, seed=9).preferences.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(town_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    new = tmp_path_factory.mktemp("saved") / "new"
+    shutil.copytree(town_folder, new)
+    save_representation(town_representation(RewardEnsemble.load(new), town_raters()), new)
+    return {"new": new, "0.1": DATA / "ensemble-0.1", "0.1 pruned": DATA / "pruned-0.1"}
+
+
+def commands(folder: Path, votes: Path, output: Path) -> dict[str, list[str | Path]]:
+    return {
+        "certify": ["certify", folder],
+        "profile": ["profile", folder],
+        "diversity": ["diversity", folder],
+        "prune": ["prune", folder, "-o", output / "pruned"],
+        "score": ["score", folder, "-"],
+        "compare": ["compare", folder, "-"],
+        "evaluate": ["evaluate", folder, votes],
+        "export": ["export", folder, "-o", output / "exported"],
+        "report": ["report", folder, "-o", output / "report.html"],
+    }
+
+
+def damage_bytes(path: Path, random: np.random.Generator) -> str:
+    """Change, cut, extend, empty or remove a file."""
+    data, kind = path.read_bytes(), str(random.choice(["flip", "cut", "extend", "zero", "empty", "remove", "swap"]))
+    at = int(random.integers(len(data)))
+    if kind == "remove":
+        path.unlink()
+        return f"{path.name} removed"
+    changed = {
+        "flip": data[:at] + bytes([data[at] ^ int(random.integers(1, 256))]) + data[at + 1 :],
+        "cut": data[:at],
+        "extend": data + bytes(random.integers(0, 256, 20, dtype=np.uint8)),
+        "zero": data[:at] + bytes(len(data) - at),
+        "empty": b"",
+        "swap": data[at:] + data[:at],
+    }[kind]
+    path.write_bytes(changed)
+    return f"{path.name} {kind} at {at}" if changed != data else ""
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value in a JSON value, without the value itself."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*path, key)
+            yield from places(item, (*path, key))
+
+
+def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str:
+    """Replace or remove one value of a JSON file; with ``reseal`` its hash is right all the same."""
+    value = json.loads(path.read_bytes())
+    chosen = list(places(value))[int(random.integers(len(list(places(value)))))]
+    if len(chosen) > 1 and random.random() < 0.3:  # long parts hide the short ones
+        chosen = chosen[: int(random.integers(1, len(chosen)))]
+    inside = value
+    for key in chosen[:-1]:
+        inside = inside[key]
+    new = VALUES[int(random.integers(len(VALUES)))]
+    if random.random() < 0.15:
+        del inside[chosen[-1]]
+    else:
+        inside[chosen[-1]] = new
+    if reseal:
+        value.pop("sha256", None)
+        value = sealed(value)
+    path.write_text(json.dumps(value))
+    return f"{path.name} {chosen} = {new!r}"
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_damaged_ensemble_is_used_as_a_whole_or_refused(
+    case: int, folders: dict[str, Path], votes: Path, tmp_path: Path
+) -> None:
+    random = random_of(case, "saved")
+    version = str(random.choice(["new", "new", "0.1", "0.1 pruned"]))
+    folder = tmp_path / "ensemble"
+    shutil.copytree(folders[version], folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    path = sorted(folder.iterdir())[int(random.integers(len(before)))]
+    kind = str(random.choice(["bytes", "json", "resealed"])) if path.suffix == ".json" else "bytes"
+    what = damage_bytes(path, random) if kind == "bytes" else damage_json(path, random, reseal=kind == "resealed")
+    known = commands(folder, votes, tmp_path)
+    names = sorted(name for name in known if name != "report" or case % 10 == 0)
+    for name in [names[i] for i in random.permutation(len(names))[:2]]:
+        done = run(*known[name], "--json", stdin=LINE)
+        keeps_contract(done, (version, what))
+        essential = path.name == ENSEMBLE_FILE or path.name.startswith("ensemble-")
+        if version == "new" and essential and kind != "resealed" and what:
+            assert done.returncode == 2, (what, done.stdout)
+
+
+def test_an_undamaged_folder_is_used_by_every_command(folders: dict[str, Path], votes: Path, tmp_path: Path) -> None:
+    assert load_representation(folders["new"]) is not None
+    for version, folder in folders.items():
+        for name, command in commands(folder, votes, tmp_path / version).items():
+            done = run(*command, "--json", stdin=LINE)
+            assert done.returncode == (2 if name == "export" else 0), (version, name, done.stderr)
