@@ -1,5 +1,6 @@
 """The folder of a saved ensemble: one ensemble at every moment, hashes of every file, and a schema."""
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -55,12 +56,15 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], Any], *, reseal: bool 
 
 
 def test_saving_again_leaves_the_files_of_one_ensemble_and_those_of_others(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "ensemble-mine.safetensors").write_text("mine")
+    (tmp_path / "backbone").mkdir()
+    for name in ("notes.txt", "ensemble-mine.safetensors", VOTES_FILE, "backbone/config.json"):
+        (tmp_path / name).write_text("mine")
     for seed in (0, 1):
         ensemble = save(tmp_path, seed)
     files = sorted(path.name.rpartition("-")[0] or path.name for path in tmp_path.iterdir())
-    assert files == ["ensemble", "ensemble", "ensemble.json", "held_out", "held_out", "notes.txt"]
+    mine = ["backbone", "ensemble", "held_out.parquet", "notes.txt"]
+    assert files == sorted([*mine, "ensemble", "ensemble.json", "held_out", "held_out"])
+    assert (tmp_path / "backbone" / "config.json").read_text() == "mine"
     np.testing.assert_array_equal(load_held_out(tmp_path).rewards, score_held_out(ensemble, VOTES).rewards)
 
 
@@ -72,6 +76,26 @@ def test_leftovers_of_a_killed_save_are_removed_by_the_next_one(tmp_path: Path) 
     (tmp_path / "backbone-0123456789abcdef").mkdir()
     save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == whole
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_full_disk_leaves_the_earlier_ensemble(step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 0)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    full, write = iter([False] * step + [True] * 9), Path.write_bytes
+
+    def write_half(path: Path, data: bytes) -> int:
+        if next(full):
+            write(path, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write_half)
+        patch.setattr(Path, "write_text", lambda path, text, encoding: write_half(path, text.encode(encoding)))
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, 1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_reader_that_is_overtaken_by_a_save_reads_the_new_ensemble(

@@ -29,6 +29,7 @@ from pluralign.ensemble.folder import (
     read_consistently,
     read_file,
     remove_unused,
+    used_names,
     write_description,
     write_file,
 )
@@ -255,6 +256,10 @@ class RewardEnsemble:
         data = safetensors.numpy.save({name: np.asarray(array, order="C") for name, array in arrays.items()})
         with locked(folder):
             try:
+                before = used_names(folder)
+            except DataError:
+                before = set()
+            try:
                 features = self.features
                 if isinstance(features, FinetunedFeatures):
                     features = features.save(folder)
@@ -269,7 +274,7 @@ class RewardEnsemble:
                 }
                 write_description(folder, description)
             finally:
-                remove_unused(folder)
+                remove_unused(folder, before)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "RewardEnsemble":

@@ -29,7 +29,7 @@ REMEDY = "copy the folder again, or fit again"
 PARTS = ("format_version", "arrays", "features", "weights", "temperature", "facts")
 """What every version has."""
 _OWN_FILES = re.compile(r"(ensemble|held_out)-[0-9a-f]{16}\.(safetensors|parquet)")
-_OWN_FOLDERS = re.compile(rf"{BACKBONE_FOLDER}(-[0-9a-f]{{16}})?")
+_OWN_FOLDERS = re.compile(rf"{BACKBONE_FOLDER}-[0-9a-f]{{16}}")
 
 Value = TypeVar("Value")
 
@@ -94,26 +94,41 @@ def write_description(folder: Path, values: Mapping[str, Any]) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def remove_unused(folder: Path) -> None:
-    """Remove the files of earlier ensembles, and of saves that were interrupted. Other people's files stay."""
+def used_names(folder: Path) -> set[str]:
+    """Return the names of the files and folders that belong to the ensemble in a folder; none if it has no ensemble.
+
+    Raises:
+        DataError: it cannot be read, so its files are not known.
+    """
+    if not (folder / ENSEMBLE_FILE).exists():
+        return set()
+    description = read_description(folder)
+    names = {entry["file"] for entry in (description["arrays"], *description.get("files", {}).values())}
+    names |= {name for name in (VOTES_FILE, REWARDS_FILE) if description["format_version"] < 3}
+    if description["features"].get("kind") == KIND:
+        names.add(description["features"].get("models", BACKBONE_FOLDER))
+    path = folder / REPRESENTATION_FILE
+    return names | {path.name} if path.is_file() and _is_of(path, description) else names
+
+
+def remove_unused(folder: Path, before: set[str]) -> None:
+    """Remove the files of an earlier ensemble, and of saves that were interrupted. Other people's files stay.
+
+    Args:
+        folder: of the ensemble.
+        before: names that belonged to the earlier ensemble. Interrupted saves leave names with hashes.
+    """
     try:
-        description = read_description(folder) if (folder / ENSEMBLE_FILE).exists() else {}
+        used = used_names(folder)
     except (DataError, OSError):
-        return  # it is not known which files belong to it
-    used = {entry["file"] for entry in (description.get("arrays"), *description.get("files", {}).values()) if entry}
-    if description and description["format_version"] < 3:
-        used |= {VOTES_FILE, REWARDS_FILE}
-    if description.get("features", {}).get("kind") == KIND:
-        used.add(description["features"].get("models", BACKBONE_FOLDER))
+        return
     for path in folder.iterdir():
-        if path.name in used:
+        if path.name in used or path.is_symlink():
             continue
-        if path.is_file() and (_OWN_FILES.fullmatch(path.name) or path.name in (VOTES_FILE, REWARDS_FILE)):
+        if path.is_file() and (path.name in before or _OWN_FILES.fullmatch(path.name)):
             path.unlink()
-        elif path.is_dir() and _OWN_FOLDERS.fullmatch(path.name) and not path.is_symlink():
+        elif path.is_dir() and (path.name in before or _OWN_FOLDERS.fullmatch(path.name)):
             shutil.rmtree(path)
-        elif path.name == REPRESENTATION_FILE and description and not _is_of(path, description):
-            path.unlink()
 
 
 def _is_of(representation: Path, description: Mapping[str, Any]) -> bool:
