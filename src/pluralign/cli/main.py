@@ -155,5 +155,5 @@ def _refuse_empty(arguments: Sequence[str]) -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    say(f"pluralign: {sentence}")
+    say(f"pluralign: {' '.join(sentence.splitlines())}")  # names of columns and files may hold line ends
     sys.exit(2)

@@ -211,7 +211,7 @@ def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> It
             row += len(batch)
             if progress:
                 progress(row, file.metadata.num_rows)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, EOFError) as error:  # EOFError: damaged gzip data
         raise DataError(
             f"the Parquet file cannot be read ({one_line(error)})", file=bad.file, remedy="write or fetch it again"
         ) from None

@@ -1,0 +1,75 @@
+"""Hostile values for every option and argument of every command: one sentence, or a result; never a traceback."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from conftest import run
+
+from fuzz import cases, random_of
+from pluralign import town_hall
+from pluralign.cli.main import app
+
+VALUES = (
+    *("", " ", "0", "-1", "1", "2", "1e308", "1e-320", "nan", "inf", "-inf", "9" * 400, "-" + "9" * 30, "1_0", "١"),
+    *("x", "\x1b]0;t\x07", "../..", "/", ".", "-", "a=b", "=", "a" * 300, "null", "True", "½", "no/such/file", "auto"),
+)
+SLOW = {"serve", "demo", "generate", "tune", "reproduce", "encode", "fit"}
+"""Commands that would run long, or for ever, with valid arguments: their arguments are hostile too."""
+COMMANDS: dict[str, Any] = dict(sorted(typer.main.get_command(app).commands.items()))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    town_hall(40, seed=9).preferences.save(folder / "votes.jsonl")
+    (folder / "pairs.jsonl").write_text('{"prompt": "Tea?", "response": "Y", "response_a": "Y", "response_b": "N"}\n')
+    (folder / "shares.csv").write_text("tea,coffee\n0.5,0.6\n0.4,0.5\n")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+def arguments(command: str, town_folder: Path, files: dict[str, Path], output: Path) -> list[str | Path]:
+    """Return valid arguments of a command that is fast."""
+    votes, pairs = files["votes"], files["pairs"]
+    known: dict[str, list[str | Path]] = {
+        "inspect": [votes],
+        "rankings": [files["shares"]],
+        "evaluate": [town_folder, votes],
+        "score": [town_folder, pairs],
+        "compare": [town_folder, pairs],
+        "answer": [town_folder, "Tea?"],
+        "prune": [town_folder, "-o", output / "pruned"],
+        "report": [town_folder, "-o", output / "report.html"],
+        "export": [town_folder, "-o", output / "exported"],
+    }
+    return known.get(command, [town_folder])
+
+
+def hostile(random: np.random.Generator) -> str:
+    return VALUES[int(random.integers(len(VALUES)))]
+
+
+@pytest.mark.parametrize("case", cases(share=0.75))
+def test_hostile_options_are_used_or_explained(
+    case: int, town_folder: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    random = random_of(case, "options")
+    command = list(COMMANDS)[case % len(COMMANDS)]
+    options = [parameter for parameter in COMMANDS[command].params if parameter.param_type_name == "option"]
+    words: list[str | Path] = (
+        [f"no-such-{case}"] if command in SLOW else arguments(command, town_folder, files, tmp_path)
+    )
+    for _ in range(int(random.integers(1, 3))):
+        option = options[int(random.integers(len(options)))]
+        flag = str(random.choice([name for name in option.opts if name not in ("--help", "-h")] or ["--json"]))
+        words += [flag] if option.is_flag else [flag, hostile(random)]
+    done = run(command, *words)
+    shown = (command, words, done.returncode, done.stdout[-300:], done.stderr[-2000:])
+    assert done.returncode in (0, 2), shown
+    assert "Traceback" not in done.stderr, shown
+    assert done.returncode == 0 or done.stderr.strip(), shown
+    assert "\x1b]" not in done.stdout + done.stderr, shown
