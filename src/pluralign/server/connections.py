@@ -74,7 +74,7 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         self._update()
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text is not used
         """Answer bytes that are not HTTP, in the shape of all errors."""
         message = "the request is not valid HTTP; check its first line, its headers and the length of its body."
         self._refuse(ApiError(400, message, code="not_http"))
