@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--requests 50000] [--json]
 
 `pluralign serve` runs in its own process with a fitted ensemble (hashing features), and this process sends requests
-over loopback; every text is new. A fake server of OpenAI's API in this process writes the candidates of chats, or fails.
-Latencies are ratios to the steady phase. The exit status is 1 if a promise is broken.
+over loopback; every text is new. A fake server of OpenAI's API in this process writes the candidates of chats, or
+fails. Latencies are ratios to the steady phase. The exit status is 1 if a promise is broken.
 """
 
 import argparse
@@ -179,10 +179,8 @@ async def soak(folder: Path, n: int) -> Found:
                 found.megabytes[found.sent] = server.megabytes
 
         # What is allocated once per kind of load belongs to the warm-up.
-        await asyncio.gather(
-            run("warm-up", 0.1, OVERLOAD_CLIENTS, (200, 503)),
-            fault_chats(server, len(FAULTS) + len(FINE), found.phase("warm-up, chats")),
-        )
+        await run("warm-up", 0.1, OVERLOAD_CLIENTS, (200, 503))
+        await fault_chats(server, 4 * (len(FAULTS) + len(FINE)), found.phase("warm-up, chats"))
         steady = found.steady = await run("steady", 0.4, CLIENTS)
         half = server.megabytes
 

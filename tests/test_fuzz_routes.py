@@ -145,6 +145,7 @@ def mutated(value: Json, random: Random) -> Json:
         old = value
         for key in path:
             old = old[key]
+        new: Json
         if isinstance(old, dict) and old and random.random() < 0.3:
             new = {name: one for name, one in old.items() if name != random.choice(list(old))}
         elif isinstance(old, dict) and random.random() < 0.5:
