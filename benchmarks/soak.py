@@ -178,10 +178,11 @@ async def soak(folder: Path, n: int) -> Found:
             if found.sent % every == 0:
                 found.megabytes[found.sent] = server.megabytes
 
-        # What is allocated once per kind of load belongs to the warm-up.
-        await run("warm-up", 0.1, OVERLOAD_CLIENTS, (200, 503))
-        await fault_chats(server, 4 * (len(FAULTS) + len(FINE)), found.phase("warm-up, chats"))
-        steady = found.steady = await run("steady", 0.4, CLIENTS)
+        # As much of every kind of load as later: threads and connections keep the memory of their first use.
+        n_chats = max(n // 250, len(FAULTS) + len(FINE))
+        await run("warm-up", 0.15, OVERLOAD_CLIENTS, (200, 503))
+        await fault_chats(server, n_chats, found.phase("warm-up, chats"))
+        steady = found.steady = await run("steady", 0.35, CLIENTS)
         half = server.megabytes
 
         health = asyncio.create_task(watch_health(server))
@@ -195,7 +196,7 @@ async def soak(folder: Path, n: int) -> Found:
         slowdown = float(beside.quantiles[0] / steady.quantiles[0])
         found.promises.append(Promise("beside slow clients: median latency / steady", slowdown, MAX_SLOWDOWN))
 
-        chats = asyncio.create_task(fault_chats(server, max(n // 250, len(FAULTS)), found.phase("chats, faults")))
+        chats = asyncio.create_task(fault_chats(server, n_chats, found.phase("chats, faults")))
         await run("beside upstream faults", 0.1, CLIENTS)
         found.promises.append(Promise("upstream faults not answered with 502, 503 or 504", await chats))
 
@@ -468,7 +469,7 @@ class Upstream:
             self.server.close()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
                 length = re.search(r"content-length: (\d+)", head)
