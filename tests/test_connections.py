@@ -102,6 +102,22 @@ def test_a_running_request_is_never_replaced(ensemble: RewardEnsemble, monkeypat
         assert first.result()["results"]
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nBad Name: a\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nx",
+    ],
+)
+def test_bytes_that_are_not_http_get_an_error_as_json(ensemble: RewardEnsemble, sent: bytes) -> None:
+    with running(ensemble) as client, connected(client, sent + b"\r\n") as connection:
+        head, _, body = b"".join(iter(lambda: connection.recv(4096), b"")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert json.loads(body)["error"]["code"] == "not_http"
+        assert client.json("/healthz") == {"status": "ok"}
+
+
 def test_limits_stay_below_the_number_of_files() -> None:
     for files in (64, 256, 1024, 100_000):
         limits = Limits().within_files(files)

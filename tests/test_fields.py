@@ -115,7 +115,7 @@ def test_hostile_field_names_are_escaped_and_limited(client: Client) -> None:
     assert status == 200
     assert "set-cookie" not in headers
     names = headers["pluralign-ignored"].split(", ")
-    assert names[:2] == [r"line\r\nSet-Cookie: a", r"gr\xf6\xdfe"]
+    assert names[:2] == [r"line\r\nSet-Cookie:\x20a", r"gr\xf6\xdfe"]
     assert len(names) == NAMES_SHOWN + 1
     assert max(map(len, names)) <= 60
 
@@ -130,6 +130,12 @@ def test_stop_cuts_candidates_before_members_choose(ensemble: RewardEnsemble, st
         assert {entry["text"] for entry in entries} <= {"Yes", "No", "Perhaps."}
         assert reply.choices[0].finish_reason == "stop"
         assert ". " not in reply.choices[0].message.content.partition("\n\n")[2].split("\n\n")[0]
+
+
+@pytest.mark.parametrize("name", [" ", " a", "a ", "b" * 59 + " c"])
+def test_spaces_in_field_names_do_not_break_the_response(client: Client, name: str) -> None:
+    status, headers, _ = client.send("/v1/compare", {"pairs": [pair()], name: 1})
+    assert (status, headers["pluralign-ignored"]) == (200, name.replace(" ", "\\x20")[:60])
 
 
 def test_stop_that_leaves_nothing_gets_a_400(client: Client) -> None:

@@ -140,6 +140,7 @@ def test_an_api_key_protects_everything_but_the_page_and_health(ensemble: Reward
                 {"Authorization": "Bearer wrong"},
                 {"Authorization": SECRET},
                 {"Authorization": "Basic !"},
+                {"Authorization": "Basic \xff"},
             ):
                 assert client.error(path, **header)[:2] == (401, "invalid_api_key"), path
         assert client.send("/metrics", Authorization=f"Bearer {SECRET}")[0] == 200

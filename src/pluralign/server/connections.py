@@ -10,6 +10,7 @@ import errno
 import logging
 import sys
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -62,8 +63,8 @@ class GuardedProtocol(H11Protocol):
         if len(self.connections) > self.guard.limits.connections:
             oldest = next(iter(self.guard.waiting))
             if oldest is self:  # all others have a running request
-                transport.write(_busy_response())
-                transport.close()
+                busy = "the server has too many connections; try again later."
+                self._refuse(ApiError(503, busy, code="busy", retry_after=1))
             else:
                 oldest._stop_waiting()
                 oldest.transport.abort()
@@ -72,6 +73,11 @@ class GuardedProtocol(H11Protocol):
         """Handle bytes of a client."""
         super().data_received(data)
         self._update()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text is not used
+        """Answer bytes that are not HTTP, in the shape of all errors."""
+        message = "the request is not valid HTTP; check its first line, its headers and the length of its body."
+        self._refuse(ApiError(400, message, code="not_http"))
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -97,17 +103,19 @@ class GuardedProtocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close."""
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(error.content)), **error.headers}
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + error.content)
+        self.transport.close()
+
     def _close(self) -> None:
         self._stop_waiting()
         self.transport.close()
         # A client that does not read its last response would keep the connection open.
         self.loop.call_later(self.guard.limits.header_seconds, self.transport.abort)
-
-
-def _busy_response() -> bytes:
-    error = ApiError(503, "the server has too many connections; try again later.", code="busy", retry_after=1)
-    head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Length: {len(error.content)}\r\nRetry-After: 1\r\n"
-    return f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + error.content
 
 
 @dataclass

@@ -98,8 +98,8 @@ def name_ignored(body: Body, headers: MutableHeaders) -> list[str]:
 def _unsupported(part: Body, path: str) -> Iterator[str]:
     refused = REFUSED.get(type(part), {})
     for name, value in (part.model_extra or {}).items():
-        # Names come from the client: escaped, they fit into a header and into UTF-8.
-        full = path + name.encode("unicode_escape").decode()[:NAME_LENGTH]
+        # Names come from the client: escaped, they fit into UTF-8 and into a header, which may not end with a space.
+        full = path + name.encode("unicode_escape").decode().replace(" ", "\\x20")[:NAME_LENGTH]
         rule = refused.get(name)
         if rule is None:
             if value:

@@ -8,7 +8,6 @@ set.
 
 import asyncio
 import base64
-import binascii
 import hmac
 import logging
 import re
@@ -232,7 +231,7 @@ def _has_key(header: str, key: str) -> bool:
     if scheme.lower() == "basic":
         try:
             given = base64.b64decode(given, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not Base64, or not UTF-8
             return False
     elif scheme.lower() != "bearer":
         return False

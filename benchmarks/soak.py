@@ -1,0 +1,509 @@
+"""Soak the server: many requests, overload, slow clients, upstream faults, and SIGTERM while requests are running.
+
+    python benchmarks/soak.py [--requests 50000] [--json]
+
+`pluralign serve` runs in its own process with a fitted ensemble (hashing features), and this process sends requests
+over loopback; every text is new. A fake server of OpenAI's API in this process writes the candidates of chats, or
+fails. Every kind of load comes in two rounds; memory must not grow in the second. Latencies are ratios to the first
+phase. The exit status is 1 if a promise is broken.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pluralign import fit, town_hall
+
+CLIENTS = 32
+MAX_REQUESTS = 96
+OVERLOAD_CLIENTS = 256
+HALF_OPEN = 200
+SLOW_BODIES = 48
+"""With the other clients, fewer than ``MAX_REQUESTS``."""
+MAX_SECONDS = 4
+"""The server's limit for candidates."""
+MAX_GROWTH = 5.0
+"""Megabytes of resident memory, in the second round."""
+MAX_SLOWDOWN = 3.0
+"""Median latency beside slow clients, to that of the steady phase."""
+FINE = ("fine", "surrogate")
+FAULTS = ("500", "429", "400", "404", "401", "page", "cut", "empty", "types", "deep", "long", "drop", "silent")
+LINE = re.compile(r"POST (?:/v1/compare|/v1/score|/v1/chat/completions) (\d+) \d+ ms")
+"""The line of a request in the server's log."""
+GONE = "499"
+
+Request = tuple[str, dict[str, Any]]
+
+
+def main() -> None:
+    """Run the soak and print its table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=50_000, help="requests of all phases, without chats")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["PLURALIGN_CACHE"] = str(Path(folder) / "cache")
+        fit(town_hall(400).preferences, k=4, encoder="hashing", folder=Path(folder) / "ensemble")
+        found = asyncio.run(soak(Path(folder), arguments.requests))
+    kept = all(promise.kept for promise in found.promises)
+    if arguments.json:
+        promises = [vars(promise) | {"kept": promise.kept} for promise in found.promises]
+        phases = [phase.figures(found.steady) for phase in found.phases]
+        print(json.dumps({"kept": kept, "promises": promises, "phases": phases, "megabytes": found.megabytes}))
+    else:
+        for table in tables(found):
+            Console(width=120).print(table)
+    sys.exit(0 if kept else 1)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Phase:
+    """Requests of one phase, and their answers."""
+
+    name: str
+    statuses: Counter[int] = field(default_factory=Counter)
+    waits: list[float] = field(default_factory=list)
+    """Seconds of the requests that were answered with 200."""
+    lost: int = 0
+    """Requests without a complete answer."""
+    wrong: int = 0
+    """Answers 200 with another content than requested, and 503 without Retry-After."""
+
+    def figures(self, steady: "Phase | None") -> dict[str, Any]:
+        """Return the numbers of the phase."""
+        p50, p99 = self.quantiles / (steady or self).quantiles
+        counts = {str(status): n for status, n in sorted(self.statuses.items())}
+        return {"phase": self.name, "statuses": counts, "lost": self.lost, "p50_ratio": p50, "p99_ratio": p99}
+
+    @property
+    def quantiles(self) -> Any:
+        """Median and 99th percentile of the latency."""
+        return np.quantile(self.waits or [np.nan], [0.5, 0.99])
+
+
+@dataclass
+class Promise:
+    """A promise, and what was measured."""
+
+    text: str
+    measured: float
+    most: float = 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether the measured value is within the promise."""
+        return bool(self.measured <= self.most)
+
+
+@dataclass
+class Found:
+    """Results of a soak."""
+
+    phases: list[Phase] = field(default_factory=list)
+    steady: Phase | None = None
+    """The phase with which latencies are compared."""
+    promises: list[Promise] = field(default_factory=list)
+    megabytes: dict[int, float] = field(default_factory=dict)
+    """The server's resident memory by number of requests."""
+    sent: int = 0
+
+    def phase(self, name: str) -> Phase:
+        """Start a phase."""
+        self.phases.append(Phase(name))
+        return self.phases[-1]
+
+
+def tables(found: Found) -> Iterator[Table]:
+    """Yield the tables of phases, memory and promises."""
+    phases = Table("phase", box=box.SIMPLE_HEAD, title=f"{found.sent:,} requests with distinct texts")
+    for heading in ("requests", "statuses", "lost", "p50 / first", "p99 / first"):
+        phases.add_column(heading, justify="right")
+    for phase in found.phases:
+        figures = phase.figures(found.steady)
+        statuses = ", ".join(f"{status}: {n:,}" for status, n in figures["statuses"].items())
+        ratios = (f"{figures[name]:.3g}" for name in ("p50_ratio", "p99_ratio"))
+        phases.add_row(phase.name, f"{phase.statuses.total() + phase.lost:,}", statuses, str(phase.lost), *ratios)
+    yield phases
+    memory = Table("requests", "resident memory, MB", box=box.SIMPLE_HEAD)
+    for sent, megabytes in found.megabytes.items():
+        memory.add_row(f"{sent:,}", f"{megabytes:.1f}")
+    yield memory
+    promises = Table("promise", "measured", "at most", "kept", box=box.SIMPLE_HEAD)
+    for promise in found.promises:
+        promises.add_row(
+            promise.text, f"{promise.measured:,.4g}", f"{promise.most:g}", "yes" if promise.kept else "[red]no[/]"
+        )
+    yield promises
+
+
+# --- the soak ---------------------------------------------------------------------------------------------------------
+
+
+async def soak(folder: Path, n: int) -> Found:
+    """Run all phases against one server."""
+    found, requests, upstream = Found(), fresh_requests(), Upstream()
+    server = await Server.start(folder, await upstream.start())
+    try:
+        every = max(n // 10, 1)
+
+        async def run(name: str, share: float, clients: int, allowed: tuple[int, ...] = (200,)) -> Phase:
+            phase = found.phase(name)
+            await load(server, itertools.islice(requests, round(share * n)), clients, phase, counted)
+            found.promises.append(Promise(f"{name}: answers other than {allowed}", others(phase, allowed)))
+            return phase
+
+        def counted() -> None:
+            found.sent += 1
+            if found.sent % every == 0:
+                found.megabytes[found.sent] = server.megabytes
+
+        half = 0.0
+        for number in (1, 2):  # the first round is the warm-up of memory: caches, threads and connections
+            steady = await run(f"{number}: steady", 0.2, CLIENTS)
+            found.steady = found.steady or steady
+
+            health = asyncio.create_task(watch_health(server))
+            await run(f"{number}: overload", 0.1, OVERLOAD_CLIENTS, (200, 503))
+            health.cancel()
+            found.promises.append(Promise(f"{number}: health checks that failed in the overload", await health))
+
+            slow = asyncio.create_task(slow_clients(server))
+            beside = await run(f"{number}: beside slow clients", 0.1, CLIENTS)
+            found.promises.append(Promise(f"{number}: slow clients that the server did not end", await slow))
+            slowdown = float(beside.quantiles[0] / steady.quantiles[0])
+            text = f"{number}: median latency beside slow clients / steady"
+            found.promises.append(Promise(text, slowdown, MAX_SLOWDOWN))
+
+            phase = found.phase(f"{number}: chats, faults")
+            chats = asyncio.create_task(fault_chats(server, max(n // 250, len(FAULTS) + len(FINE)), phase))
+            await run(f"{number}: beside upstream faults", 0.1, CLIENTS)
+            found.promises.append(Promise(f"{number}: faults not answered with 502, 503 or 504", await chats))
+            half = half or server.megabytes
+        found.megabytes[found.sent] = server.megabytes
+        growth = server.megabytes - half
+        found.promises.append(Promise("memory growth in the second round, MB", growth, MAX_GROWTH))
+        found.promises += await stop(server, requests, upstream, found.phase("SIGTERM"))
+    finally:
+        server.process.kill()
+        server.process.wait()
+        upstream.close()
+    found.promises += [
+        Promise("answers 500", sum(phase.statuses[500] for phase in found.phases)),
+        Promise("requests without an answer", sum(phase.lost for phase in found.phases)),
+        Promise("wrong answers, 503 without Retry-After", sum(phase.wrong for phase in found.phases)),
+        Promise("tracebacks in the log", server.log.count("Traceback")),
+    ]
+    return found
+
+
+def others(phase: Phase, allowed: tuple[int, ...]) -> int:
+    """Return how many answers have a status that is not allowed."""
+    return phase.statuses.total() - sum(phase.statuses[status] for status in allowed)
+
+
+async def watch_health(server: "Server") -> int:
+    """Check the server's health until cancelled; return the number of failures."""
+    failures = 0
+    with suppress(asyncio.CancelledError):
+        while True:
+            client = Client(server)
+            reply = await client.send("GET", "/healthz")
+            await client.close()
+            failures += reply is None or reply.status != 200
+            await asyncio.sleep(0.2)
+    return failures
+
+
+async def slow_clients(server: "Server") -> int:
+    """Open connections that send half of their headers, or a body byte by byte; return how many stay open."""
+
+    async def one(start: bytes, piece: bytes) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with suppress(ConnectionError):
+            writer.write(start)
+            for _ in range(120):
+                writer.write(piece)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.5):
+                        await reader.read()
+                        return True
+            return False
+        return True
+
+    half = [one(b"GET /healthz HTTP/1.1\r\nHost: loc", b"a") for _ in range(HALF_OPEN)]
+    head = (
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+    )
+    bodies = [one(head + b"{", b" ") for _ in range(SLOW_BODIES)]
+    return (await asyncio.gather(*half, *bodies)).count(False)
+
+
+async def fault_chats(server: "Server", n: int, phase: Phase) -> int:
+    """Send chats whose candidates fail upstream; return how many got an answer that is neither right nor an error."""
+    kinds = (*FAULTS, *FINE)
+    unexpected = 0
+    turns = iter(range(n))
+
+    async def client() -> None:
+        nonlocal unexpected
+        for turn in turns:
+            kind = kinds[turn % len(kinds)]
+            status = await chat(server, f"{kind}: question {turn}", phase)
+            unexpected += status not in ((200, 502, 503, 504) if kind in FINE else (502, 503, 504))
+
+    await asyncio.gather(*(client() for _ in range(16)))
+    for _ in range(60):  # requests to the upstream server that hang are ended by their own timeouts
+        if await chat(server, "fine: is the upstream server back?", phase) == 200:
+            return unexpected
+        await asyncio.sleep(1)
+    return unexpected + 1
+
+
+async def chat(server: "Server", text: str, phase: Phase) -> int:
+    """Send one chat and return its status, 0 without an answer."""
+    client = Client(server)
+    body = {"model": "town:consensus", "messages": [{"role": "user", "content": text}]}
+    reply = await client.send("POST", "/v1/chat/completions", body)
+    await client.close()
+    if reply is None:
+        phase.lost += 1
+        return 0
+    phase.statuses[reply.status] += 1
+    return reply.status
+
+
+async def stop(server: "Server", requests: Iterator[Request], upstream: "Upstream", phase: Phase) -> list[Promise]:
+    """Send SIGTERM while chats and other requests are running; compare the answers with the server's log."""
+    before, refused = len(LINE.findall(server.log)), 0
+
+    async def client() -> None:
+        nonlocal refused
+        client = Client(server)
+        for path, body in requests:
+            reply = await client.send("POST", path, body)
+            if reply is None:  # refused, or closed before the request was accepted: the log tells them apart
+                refused += 1
+                return
+            phase.statuses[reply.status] += 1
+
+    chats = [asyncio.create_task(chat(server, f"wait: question {number}", phase)) for number in range(4)]
+    while upstream.waiting < len(chats):
+        await asyncio.sleep(0.01)
+    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    await asyncio.sleep(1)
+    server.process.send_signal(signal.SIGTERM)
+    await asyncio.gather(*clients)
+    upstream.go.set()
+    answered_chats = (await asyncio.gather(*chats)).count(200)
+    code = await asyncio.to_thread(server.process.wait, 60)
+    handled = sum(status != GONE for status in LINE.findall(server.log)[before:])
+    return [
+        Promise("SIGTERM: running chats not answered with 200", len(chats) - answered_chats),
+        Promise("SIGTERM: requests in the log without an answer", handled - phase.statuses.total()),
+        Promise("SIGTERM: answers other than 200", others(phase, (200,))),
+        Promise("SIGTERM: clients that were not refused", CLIENTS - refused),
+        Promise("SIGTERM: exit status", abs(code)),
+    ]
+
+
+# --- a server, and a load on it ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """A running server."""
+
+    process: subprocess.Popen[str]
+    port: int
+    log_file: Path
+
+    @classmethod
+    async def start(cls, folder: Path, upstream: str) -> "Server":
+        """Run ``pluralign serve`` in its own process."""
+        limits = {"--max-requests": MAX_REQUESTS, "--max-seconds": MAX_SECONDS, "--timeout": 2, "--concurrency": 16}
+        options = ["--model", "m", "--base-url", upstream, "-n", "2", "--port", "0", "--name", "town", "--json"]
+        for name, value in limits.items():
+            options += [name, str(value)]
+        command = [sys.executable, "-m", "pluralign", "serve", str(folder / "ensemble"), *options]
+        log_file = folder / "log"
+        with log_file.open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout
+        line = await asyncio.to_thread(process.stdout.readline)
+        if not line:
+            raise SystemExit(f"the server did not start: {log_file.read_text()}")
+        return cls(process, int(json.loads(line)["address"].rpartition(":")[2]), log_file)
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    @property
+    def log(self) -> str:
+        """What it has written to stderr."""
+        return self.log_file.read_text()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of the server."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+
+class Client:
+    """One connection, kept open as long as the server keeps it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def send(self, method: str, path: str, body: Any = None) -> Reply | None:
+        """Send a request and return the answer; None if the connection is refused or closed."""
+        content = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+        try:
+            self.streams = self.streams or await asyncio.open_connection("127.0.0.1", self.server.port)
+            reader, writer = self.streams
+            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+            status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            reply = Reply(int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            await self.close()
+            return None
+        if headers.get("connection") == "close":
+            await self.close()
+        return reply
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self.streams:
+            self.streams[1].close()
+            with suppress(ConnectionError):
+                await self.streams[1].wait_closed()
+            self.streams = None
+
+
+async def load(
+    server: Server, requests: Iterator[Request], clients: int, phase: Phase, counted: Callable[[], None]
+) -> None:
+    """Send requests from several clients; each waits for an answer before its next request."""
+
+    async def one() -> None:
+        client = Client(server)
+        for path, body in requests:
+            started = time.perf_counter()
+            reply = await client.send("POST", path, body)
+            counted()
+            if reply is None:
+                phase.lost += 1
+                continue
+            phase.statuses[reply.status] += 1
+            if reply.status == 200:
+                phase.waits.append(time.perf_counter() - started)
+                phase.wrong += len(json.loads(reply.content)["results"]) != 1
+            elif reply.status == 503:
+                phase.wrong += "retry-after" not in reply.headers
+        await client.close()
+
+    await asyncio.gather(*(one() for _ in range(clients)))
+
+
+def fresh_requests() -> Iterator[Request]:
+    """Yield comparisons and scores of the town hall's texts in turn, no two texts the same."""
+    votes = town_hall(2000, seed=1).preferences
+    for number in itertools.count():
+        row = number % len(votes)
+        prompt = str(votes.prompts[votes.prompt_index[row]])
+        a, b = (f"{votes.responses[index[row]]} ({number})" for index in (votes.a_index, votes.b_index))
+        if number % 2:
+            yield "/v1/score", {"texts": [{"prompt": prompt, "response": a}]}
+        else:
+            yield "/v1/compare", {"pairs": [{"prompt": prompt, "response_a": a, "response_b": b}]}
+
+
+class Upstream:
+    """A server of OpenAI's API. The first word of a question says how it fails."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        """Requests that wait for ``go``."""
+        self.go = asyncio.Event()
+        self.server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen on a free port, and return the base URL."""
+        self.server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/v1"
+
+    def close(self) -> None:
+        """Stop to listen."""
+        if self.server:
+            self.server.close()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+                length = re.search(r"content-length: (\d+)", head)
+                body = await reader.readexactly(int(length[1])) if length else b""
+                if head.startswith("get"):
+                    status, content = 200, json.dumps({"data": [{"id": "m"}]})
+                else:
+                    kind = json.loads(body)["messages"][-1]["content"].partition(":")[0]
+                    if kind == "silent":
+                        await reader.read()  # until the client gives up
+                    if kind in ("drop", "silent"):
+                        break
+                    status, content = await self._reply(kind)
+                # The openai client waits that long between attempts.
+                fields = f"Content-Length: {len(content)}\r\nContent-Type: application/json\r\nretry-after-ms: 20\r\n"
+                writer.write(f"HTTP/1.1 {status} Status\r\n{fields}\r\n{content}".encode())
+        writer.close()
+
+    async def _reply(self, kind: str) -> tuple[int, str]:
+        if kind == "wait":
+            self.waiting += 1
+            await self.go.wait()
+        if kind.isdecimal():
+            return int(kind), json.dumps({"error": {"message": "a fault of the soak"}})
+        texts: dict[str, list[Any]] = {
+            "empty": [],
+            "types": [5, {}],
+            "long": ["x" * 40_000],
+            "surrogate": ["a\ud800", "b"],
+        }
+        choices = [{"message": {"content": text}} for text in texts.get(kind, ["Yes, please.", "No."])]
+        whole = json.dumps({"choices": choices})
+        return 200, {"page": "<html>A page</html>", "cut": whole[:-9], "deep": "[" * 100_000}.get(kind, whole)
+
+
+if __name__ == "__main__":
+    main()
