@@ -308,14 +308,14 @@ async def stop(server: "Server", requests: Iterator[Request], upstream: "Upstrea
                 return
             phase.statuses[reply.status] += 1
 
+    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    await asyncio.sleep(1)
     chats = [asyncio.create_task(chat(server, f"wait: question {number}", phase)) for number in range(4)]
     while upstream.waiting < len(chats):
         await asyncio.sleep(0.01)
-    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
-    await asyncio.sleep(1)
     server.process.send_signal(signal.SIGTERM)
-    await asyncio.gather(*clients)
     upstream.go.set()
+    await asyncio.gather(*clients)
     answered_chats = (await asyncio.gather(*chats)).count(200)
     code = await asyncio.to_thread(server.process.wait, 60)
     handled = sum(status != GONE for status in LINE.findall(server.log)[before:])
