@@ -149,7 +149,7 @@ def test_a_damaged_file_is_replaced_with_a_note(caplog: pytest.LogCaptureFixture
 
 def test_a_damaged_vector_is_encoded_again() -> None:
     cache = VectorCache("e")
-    for damage in ("X'00000000'", "X''", "NULL", "substr(vector, 2)", "'text'", "X'00' || substr(vector, 2)"):
+    for damage in ("X'00000000'", "X''", "NULL", "substr(vector, 2)", "'text'", "X'FF' || substr(vector, 2)"):
         cache.put(["x", "y"], np.ones((2, 3), dtype=np.float32))
         with closing(sqlite3.connect(cache.path)) as connection, connection:
             connection.execute(f"UPDATE vectors SET vector = {damage} WHERE key = ?", [vector_key("x")])

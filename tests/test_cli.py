@@ -118,7 +118,7 @@ def test_a_misspelt_name_is_answered_with_the_right_one(arguments: list[str], an
 
 def test_an_error_of_the_system_is_one_sentence_with_the_file() -> None:
     name = "x" * 300
-    for arguments in (["inspect", name], ["demo", "-o", f"{name}.jsonl"], ["fit", "demo:300", "-o", name]):
+    for arguments in (["demo", "-o", f"{name}.jsonl"], ["fit", "demo:300", "-o", name]):
         done = run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert name in done.stderr

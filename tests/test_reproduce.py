@@ -408,7 +408,7 @@ def test_own_votes_are_rehearsed_from_votes_to_report(own_votes: Path, tmp_path:
     assert list(record["results"]) == ["inspect", "fit", "generate", "diversity", "report"]
     sample = PreferenceSet.load(tmp_path / "out" / "rehearsal" / "votes.parquet")
     assert (len(sample), sample.tie_rule) == (120, "half")
-    held_out = set(PreferenceSet.load(tmp_path / "out" / "ensemble" / "held_out.parquet").prompts)
+    held_out = set(load_held_out(tmp_path / "out" / "ensemble").preferences.prompts)
     asked = {json.loads(line)["prompt"] for line in (tmp_path / "out" / "candidates.jsonl").read_text().splitlines()}
     assert asked <= held_out
 

@@ -39,7 +39,7 @@ def check_choices(options: Any, choices: Mapping[str, Any]) -> None:
 def check_seed(seed: int) -> None:
     """Raise UsageError if a seed is negative or does not fit into 64 bits."""
     if seed < 0:
-        raise UsageError("seed must not be negative.")
+        raise UsageError(f"seed must not be negative, but it is {max(seed, -LARGEST_SEED)}.")
     if seed > LARGEST_SEED:
         raise UsageError(f"seed must be at most {LARGEST_SEED}.")
 

@@ -199,7 +199,7 @@ def _from_record(ensemble: RewardEnsemble, name: str, evaluation: Evaluation | N
         level=ensemble.level,
         temperature=ensemble.temperature,
         method=record.method or None,
-        data=to_json(record.data) if record.data else {},
+        data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
         votes=None,
         left_out="",
         headline=headline(evaluation, record) if evaluation else None,

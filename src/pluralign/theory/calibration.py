@@ -304,7 +304,7 @@ def floor_is_measurable(n_votes: npt.ArrayLike) -> bool:
     people think. No predictor can beat it, and no verdict follows from it.
 
     Example:
-        >>> floor_corrected([1 / 3, 1.0, 0.5], n_votes=[3, 3, 2]), floor_is_measurable([3, 3, 2])
+        >>> round(abs(floor_corrected([1 / 3, 1.0, 0.5], n_votes=[3, 3, 2])), 9), floor_is_measurable([3, 3, 2])
         (0.0, False)
     """
     n = np.asarray(n_votes)

@@ -12,7 +12,7 @@ from pluralign.cli.console import emit, note, print_json, progress_bar, say, sho
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
-from pluralign.votes.options import LoadOptions
+from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
@@ -96,7 +96,7 @@ def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[
     """Return the commands that fit the ensemble of the demo on the same votes, and then run the last command."""
     record, votes = ensemble.record, f"demo:{pairs}" if seed == 0 else "town.jsonl"
     written = [["pluralign", "demo", "--pairs", str(pairs), "--seed", str(seed), "-o", votes]] if seed else []
-    data = dataclasses.replace(record.data, name=votes) if record.data else None
+    data = dataclasses.replace(record.data, name=votes, loaded=Loaded()) if record.data else None
     return [*written, *command_history(dataclasses.replace(record, data=data), Path("town"), last)]
 
 
