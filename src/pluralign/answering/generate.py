@@ -358,7 +358,10 @@ def _as_completed(
                 return
             try:
                 results.put((key, work(key)))
+            except DataError as error:
+                results.put((key, error))
             except Exception as error:  # raised in the thread that reads the results
+                waiting.clear()  # here, since the reader may be late: no thread starts another prompt
                 results.put((key, error))
 
     for _ in range(min(concurrency, len(keys))):
