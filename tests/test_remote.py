@@ -535,6 +535,10 @@ def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, wr
     process = subprocess.Popen([sys.executable, "-m", "pluralign", *command, "--concurrency", "2"], stderr=-3)
     for _ in range(2):
         assert finished.acquire(timeout=20)
+    written = time.monotonic() + 20
+    while not path.exists() or not lines(path):  # the thread that writes may be later than those that sample
+        assert time.monotonic() < written
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) != 0
     assert [line["prompt"] for line in lines(path)] == PROMPTS[:1]
