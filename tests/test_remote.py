@@ -536,7 +536,7 @@ def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, wr
     for _ in range(2):
         assert finished.acquire(timeout=20)
     written = time.monotonic() + 20
-    while not path.exists() or not path.read_bytes().endswith(b"\n"):  # the thread that writes may be later than those that sample
+    while not path.exists() or not path.read_bytes().endswith(b"\n"):  # it may be written later
         assert time.monotonic() < written
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
