@@ -15,10 +15,11 @@ from tiny import two_camps, write_backbone
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.fitting.finetuned import decisive_tuning
+from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.losses import StageLoss
 from pluralign.training.finetune.recipe import check_trackers
 from pluralign.training.finetune.train_model import Training, prepare_run
-from pluralign.training.finetune.trainer import PairLabels, PairTrainer, TextPairs
+from pluralign.training.finetune.trainer import PairLabels, PairTrainer
 from pluralign.training.options import FinetuneOptions
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -75,8 +75,8 @@ def fit_finetuned(
     try:
         with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
             from pluralign.training.finetune import run as finetune
+            from pluralign.training.finetune.batches import TextPairs
             from pluralign.training.finetune.recipe import check_trackers
-            from pluralign.training.finetune.trainer import TextPairs
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     check_trackers(tuning)

@@ -143,7 +143,9 @@ class FinetuneOptions:
         default=None,
         metadata={"help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs."},
     )
-    micro_batch: int = field(default=8, metadata={"help": "Backbone: maximum pairs per device in one forward pass."})
+    micro_batch: int = field(
+        default=8, metadata={"help": "Backbone: a device reads at most twice as many texts in one forward pass."}
+    )
     max_length: int = field(
         default=1024,
         metadata={"help": "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt."},

@@ -13,7 +13,7 @@ from pluralign.core.distributed import Processes
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.models.classifier import classifier_head, classifier_rewards
 from pluralign.training.finetune.base import BaseModel
-from pluralign.training.finetune.trainer import TextPairs
+from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.teacher import Teacher, fit_teacher
 

@@ -18,6 +18,7 @@ import transformers
 
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.training.batch_size import batch_and_steps
+from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, split_steps
 from pluralign.training.options import FinetuneOptions
 
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
@@ -43,25 +44,20 @@ class Recipe:
     processes: int
     """Number of processes that train together."""
 
-    def micro_batch(self, most: int) -> int:
-        """Return the largest divisor of a process's share of a step that is at most ``most``."""
-        share = self.batch // self.processes
-        return max(size for size in range(1, min(most, share) + 1) if share % size == 0)
-
-    def arguments(self, folder: Path, micro_batch: int, run_name: str) -> Any:
+    def arguments(self, folder: Path, micro_batches: int, run_name: str) -> Any:
         """Return the ``TrainingArguments`` for a training.
 
         Args:
             folder: of the checkpoints.
-            micro_batch: pairs that a process reads at once.
+            micro_batches: number of micro-batches of a step, of all processes together.
             run_name: name of the training in trackers.
         """
         gpu, trackers = torch.cuda.is_available(), self.tuning.trackers
         return transformers.TrainingArguments(
             output_dir=str(folder),
-            per_device_train_batch_size=micro_batch,
-            gradient_accumulation_steps=self.batch // self.processes // micro_batch,
-            num_train_epochs=1,  # ``order`` holds all epochs
+            per_device_train_batch_size=1,  # one micro-batch
+            gradient_accumulation_steps=micro_batches // self.processes,
+            num_train_epochs=1,  # ``micro_batches`` holds all epochs
             learning_rate=self.learning_rate,
             weight_decay=WEIGHT_DECAY,
             lr_scheduler_type="cosine",
@@ -84,21 +80,19 @@ class Recipe:
             seed=self.seed,
         )
 
-    def order(self, pair_lengths: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-        """Return the pairs of every step, one epoch after the other, ``(steps * batch,)``.
-
-        Within a step the longest pairs come first. Pairs of similar length then share a micro-batch and need little
-        padding; the step itself does not change.
+    def micro_batches(
+        self, pairs: TextPairs, lengths: npt.NDArray[np.int64], max_pairs: int, rng: np.random.Generator
+    ) -> list[list[MicroBatch]]:
+        """Return the micro-batches of every step.
 
         Args:
-            pair_lengths: tokens of the longer text of each pair, ``(n,)``.
+            pairs: the training pairs.
+            lengths: tokens of each text.
+            max_pairs: a micro-batch has at most twice as many texts.
             rng: of the random order of each epoch.
         """
-        n, total = len(pair_lengths), self.steps * self.batch
-        order = np.concatenate([rng.permutation(n) for _ in range(math.ceil(total / n))])[:total]
-        steps = order.reshape(self.steps, self.batch)
-        ranks = np.argsort(-pair_lengths[steps], axis=1, kind="stable")
-        return np.take_along_axis(steps, ranks, axis=1).ravel()
+        steps = draw_steps(pairs.prompt, self.steps, self.batch, rng)
+        return split_steps(steps, pairs, lengths, 2 * max_pairs, self.processes)
 
 
 def check_trackers(tuning: FinetuneOptions) -> None:

@@ -19,9 +19,10 @@ from pluralign.models.identity import hub_source
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
+from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.losses import JointLoss, StageLoss
 from pluralign.training.finetune.train_model import FinetuneRun, Training, prepare_run
-from pluralign.training.finetune.trainer import PairLabels, TextPairs
+from pluralign.training.finetune.trainer import PairLabels
 from pluralign.training.joint import FEW_RESTARTS, FROM_TEACHER, fit_joint
 from pluralign.training.options import FinetuneOptions, FitOptions, Variant
 from pluralign.training.pairs import Pairs

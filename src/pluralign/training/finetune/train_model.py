@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +30,17 @@ from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
 from pluralign.training.finetune.base import BaseModel, load_base
+from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.head import HeadFitter, Heads
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
 from pluralign.training.finetune.recipe import Recipe, make_recipe
 from pluralign.training.finetune.trainer import (
     COMPLETE_FILE,
-    Collator,
-    OrderedPairs,
+    MicroBatches,
     PairLabels,
     PairTrainer,
     StepCallback,
-    TextPairs,
+    only_one,
 )
 from pluralign.training.options import FinetuneOptions
 
@@ -72,7 +73,7 @@ class FinetuneRun:
     notes: list[str]
     """What the user should know about the run, as sentences without a full stop."""
     micro_batch: int
-    """Pairs that a process reads at once; lower after memory ran out."""
+    """A process reads at most twice as many texts at once; lower after memory ran out."""
     progress: Progress | None = None
 
     @property
@@ -132,7 +133,9 @@ class FinetuneRun:
         """Return a trainer with a fresh model, whose head is fitted or random."""
         recipe, pairs = self.recipe, self.pairs
         seed = [recipe.seed, FINETUNE, *training.name.encode()]
-        arguments = recipe.arguments(unfinished, self.micro_batch, self._run_name(training))
+        lengths = np.array([len(text["input_ids"]) for text in self.tokens])
+        batches = recipe.micro_batches(pairs, lengths, self.micro_batch, np.random.default_rng(seed))
+        arguments = recipe.arguments(unfinished, len(batches[0]), self._run_name(training))
 
         def head(model: Any) -> FloatArray:
             return self.head.fit(model, training.heads, arguments.device)
@@ -141,14 +144,18 @@ class FinetuneRun:
         model = self.base.reward_model(
             training.outputs, recipe.tuning, sequence, arguments.bf16, head if fit_head else None
         )
-        lengths = np.array([len(text["input_ids"]) for text in self.tokens])
-        order = recipe.order(np.maximum(lengths[pairs.a], lengths[pairs.b]), np.random.default_rng(seed))
         running = RunningFigures()
         trainer = PairTrainer(
             model=model,
             args=arguments,
-            train_dataset=OrderedPairs(order, pairs, self.tokens, training.labels),
-            data_collator=Collator(self.base.tokenizer.pad_token_id),
+            train_dataset=MicroBatches(
+                list(chain.from_iterable(batches)),
+                pairs,
+                self.tokens,
+                training.labels,
+                self.base.tokenizer.pad_token_id,
+            ),
+            data_collator=only_one,
             processing_class=self.base.tokenizer,
             callbacks=[StepCallback(running, self.progress, self.checkpoints.processes.first)],
         )
@@ -186,7 +193,7 @@ class FinetuneRun:
                 remedy = "use --lora, --gradient-checkpointing or a smaller --max-length"
             message = f"memory ran out with a micro-batch of {size}"
             raise DataError(message, file=self.base.name, remedy=remedy) from None
-        self.micro_batch = self.recipe.micro_batch(size // 2)
+        self.micro_batch = size // 2
         self.notes.append(f"memory ran out with a micro-batch of {size}, so it continues with {self.micro_batch}")
         logger.warning("%s.", self.notes[-1])
 
@@ -212,8 +219,7 @@ def prepare_run(
         if processes.first:
             logger.warning("%s.", note)
     head = HeadFitter(base, pairs, seed, processes)
-    micro_batch = recipe.micro_batch(tuning.micro_batch)
-    return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, micro_batch, progress)
+    return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, tuning.micro_batch, progress)
 
 
 # --- memory, disk and random states -----------------------------------------------------------------------------------

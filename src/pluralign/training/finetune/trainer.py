@@ -1,24 +1,23 @@
 """transformers' ``Trainer`` for rewards on pairs: data set, batches, optimisers and checkpoints."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 
-from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
+from pluralign.training.finetune.batches import MicroBatch, TextPairs
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
-from pluralign.votes.prompts import Item
 
 HEAD_FACTOR = 10.0
 """Learning rate of the head, relative to that of the body."""
@@ -27,22 +26,6 @@ COMPLETE_FILE = "complete.json"
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TextPairs:
-    """Compared texts, with the votes."""
-
-    items: Sequence[Item]
-    """Every distinct text."""
-    a: IndexArray
-    """Index of response a among the texts, ``(n,)``."""
-    b: IndexArray
-    """Index of response b among the texts, ``(n,)``."""
-    prob_a: FloatArray
-    """Share of people preferring a, ``(n,)``."""
-    prompt: IndexArray
-    """Prompt of each pair, ``(n,)``."""
 
 
 @dataclass(frozen=True)
@@ -61,43 +44,42 @@ LABELS = tuple(one.name for one in fields(PairLabels))
 
 
 @dataclass(frozen=True)
-class OrderedPairs(torch.utils.data.Dataset[Any]):
-    """The pairs in the order of training."""
+class MicroBatches(torch.utils.data.Dataset[Any]):
+    """The micro-batches of a training in their order. Each has the tokens of its texts, padded on the right."""
 
-    order: npt.NDArray[np.int64]
+    batches: Sequence[MicroBatch]
     pairs: TextPairs
     tokens: Sequence[Tokens]
     """Of every distinct text."""
     labels: PairLabels
-
-    def __len__(self) -> int:
-        return len(self.order)
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        pair = int(self.order[position])
-        texts = {"a": self.tokens[self.pairs.a[pair]], "b": self.tokens[self.pairs.b[pair]]}
-        return texts | {name: float(getattr(self.labels, name)[pair]) for name in LABELS}
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Makes one batch of texts from pairs, padded on the right."""
-
     pad: int
     """Token id of the padding."""
 
-    def __call__(self, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the tokens of all responses a, then of all responses b, and the labels of the pairs."""
-        texts = [pair["a"] for pair in pairs] + [pair["b"] for pair in pairs]
-        labels = {name: torch.tensor([pair[name] for pair in pairs]) for name in LABELS}
-        return padded(texts, self.pad, "cpu") | labels
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        batch, pairs = self.batches[position], self.pairs
+        places = {"a": pairs.a[batch.pairs], "b": pairs.b[batch.pairs]}
+        return {
+            **padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
+            **{name: torch.from_numpy(np.searchsorted(batch.texts, index)) for name, index in places.items()},
+            **{name: torch.from_numpy(getattr(self.labels, name)[batch.pairs]).float() for name in LABELS},
+            "scale": torch.tensor(batch.scale),
+        }
+
+
+def only_one(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the one micro-batch of a batch: a ``DataLoader`` makes batches of one."""
+    (batch,) = batches
+    return batch
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
 class PairTrainer(transformers.Trainer):
-    """A ``Trainer`` whose batches are pairs: the first half of the texts are responses a, the second responses b."""
+    """A ``Trainer`` whose batches are ``MicroBatches``."""
 
     loss_is_scaled_for_ga = False
     pair_loss: PairLoss
@@ -115,12 +97,12 @@ class PairTrainer(transformers.Trainer):
     ) -> Any:
         """Return the loss of one micro-batch."""
         labels = {name: inputs.pop(name) for name in LABELS}
+        a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
         rewards = model(**inputs).logits.float()
-        reward_a, reward_b = rewards.chunk(2)
-        difference = reward_a - reward_b
+        difference = rewards[a] - rewards[b]
         self.running.add(difference.detach(), labels["prob_a"])
         done = self.state.global_step / max(1, self.state.max_steps - 1)
-        return self.pair_loss(difference, labels, self.running, done)
+        return scale * self.pair_loss(difference, labels, self.running, done)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:  # noqa: ARG002
         ordered: Any = self.train_dataset

@@ -1,0 +1,104 @@
+"""Micro-batches of fine-tuning: whole prompts, each text once, and the same loss as pair by pair."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, split_steps
+from pluralign.training.finetune.trainer import MicroBatches, PairLabels
+
+
+def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[TextPairs, np.ndarray]:
+    """Return all pairs of the responses of each prompt, and the lengths of the texts."""
+    rng = np.random.default_rng(seed)
+    both = np.array(list(combinations(range(responses), 2)))
+    a, b = (both[:, side] + responses * np.arange(prompts)[:, None] for side in (0, 1))
+    items = [(f"prompt {text // responses}", f"text {text}") for text in range(prompts * responses)]
+    prompt = np.repeat(np.arange(prompts), len(both))
+    return TextPairs(items, a.ravel(), b.ravel(), rng.random(a.size), prompt), rng.integers(5, 50, len(items))
+
+
+def test_an_epoch_takes_every_pair_once_and_keeps_the_pairs_of_a_prompt_together() -> None:
+    """Two epochs of steps that hold two whole prompts."""
+    pairs, _ = pairs_of(prompts=8, responses=4)
+    steps = draw_steps(pairs.prompt, 8, 12, np.random.default_rng(1))
+    for epoch in (steps[:4], steps[4:]):
+        assert sorted(epoch.ravel()) == list(range(48))
+    assert all(len(np.unique(pairs.prompt[step])) == 2 for step in steps)
+    assert not np.array_equal(steps[:4], steps[4:])
+
+
+@pytest.mark.parametrize(("responses", "batch", "max_texts", "processes"), [
+    (2, 8, 4, 1), (4, 12, 6, 1), (4, 12, 6, 2), (8, 56, 16, 2), (8, 14, 2, 2), (6, 7, 3, 1), (3, 4, 100, 4),
+])  # fmt: skip
+def test_micro_batches_hold_each_pair_of_a_step_once_and_few_texts(
+    responses: int, batch: int, max_texts: int, processes: int
+) -> None:
+    """The split is complete, keeps to the maximum, and has the same number of micro-batches in every step."""
+    pairs, lengths = pairs_of(12, responses)
+    steps = draw_steps(pairs.prompt, len(pairs.a) // batch, batch, np.random.default_rng(0))
+    split = split_steps(steps, pairs, lengths, max_texts, processes)
+    assert len({len(parts) for parts in split}) == 1
+    assert len(split[0]) % processes == 0
+    for step, parts in zip(steps, split, strict=True):
+        assert sorted(np.concatenate([part.pairs for part in parts])) == sorted(step)
+        assert np.mean([part.scale for part in parts]) == pytest.approx(1)
+        for part in parts:
+            used = {*pairs.a[part.pairs].tolist(), *pairs.b[part.pairs].tolist()}
+            assert sorted(used) == part.texts.tolist()
+            assert len(used) <= max_texts
+            assert part.scale == pytest.approx(len(part.pairs) * len(parts) / batch)
+
+
+def test_28_pairs_of_8_responses_read_8_texts() -> None:
+    """The shape of PersonalLLM: reading both texts of every pair would be 56."""
+    pairs, lengths = pairs_of(20, 8)
+    steps = draw_steps(pairs.prompt, 10, 56, np.random.default_rng(0))
+    split = split_steps(steps, pairs, lengths, max_texts=16)
+    assert sum(len(part.texts) for parts in split for part in parts) == 20 * 8
+
+
+def test_texts_of_similar_length_share_a_micro_batch() -> None:
+    """The padding is less than in random order."""
+    pairs, lengths = pairs_of(64, 2)
+    steps = draw_steps(pairs.prompt, 1, 64, np.random.default_rng(0))
+    (parts,) = split_steps(steps, pairs, lengths, max_texts=8)
+    widths = [lengths[part.texts].max() for part in parts]
+    assert widths == sorted(widths, reverse=True)
+    padded = sum(width * len(part.texts) for width, part in zip(widths, parts, strict=True))
+    shuffled = np.random.default_rng(0).permutation(lengths).reshape(-1, 8)
+    assert padded < 0.85 * (shuffled.max(axis=1) * 8).sum()
+
+
+def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> None:
+    """A linear reward of token counts, with a loss that is a mean over pairs."""
+    pairs, lengths = pairs_of(6, 5)
+    rng = np.random.default_rng(3)
+    tokens = [{"input_ids": rng.integers(1, 9, n).tolist(), "attention_mask": [1] * n} for n in lengths.tolist()]
+    share = pairs.prob_a
+    steps = draw_steps(pairs.prompt, 2, 30, rng)
+    split = split_steps(steps, pairs, lengths, max_texts=12)
+
+    def rewards(ids: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (weight[ids] * mask).sum(1)
+
+    def batch_loss(part: MicroBatch, weight: torch.Tensor) -> torch.Tensor:
+        data = MicroBatches([part], pairs, tokens, PairLabels(share, share, np.ones(len(share))), pad=0)[0]
+        reward = rewards(data["input_ids"], data["attention_mask"], weight)
+        error = (torch.sigmoid(reward[data["a"]] - reward[data["b"]]) - data["prob_a"]) ** 2
+        return data["scale"] * error.mean()
+
+    for step, parts in zip(steps, split, strict=True):
+        weight = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
+        torch.stack([batch_loss(part, weight) for part in parts]).mean().backward()
+        pairwise = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
+        one_by_one = []
+        for pair in step:
+            a, b = (pairwise[tokens[side[pair]]["input_ids"]].sum() for side in (pairs.a, pairs.b))
+            one_by_one.append((torch.sigmoid(a - b) - share[pair]) ** 2)
+        torch.stack(one_by_one).mean().backward()
+        assert weight.grad is not None
+        assert pairwise.grad is not None
+        torch.testing.assert_close(weight.grad, pairwise.grad.float(), rtol=1e-4, atol=1e-6)
