@@ -1,0 +1,187 @@
+"""Speed of fine-tuning: pairs per second of joint members, of other ways to train them, and of TRL's RewardTrainer.
+
+    python benchmarks/finetuning_speed.py [HABERMAS.jsonl] [--backbone minilm] [--pairs 384] [--rounds 3] [--json]
+
+All ways train on the same pairs with the same model, length, precision, optimiser and pairs per step. They take turns;
+ratios are medians over rounds, so that a busy machine slows all of them. Only training is timed: no loading, no
+tokenisation, no evaluation.
+
+- joint, k = 8: what ``pluralign fit --backbone`` does. Each text of a prompt is read once per step.
+- one member: the same with one output.
+- both texts of every pair: joint, with pairs in random order and both texts read for each.
+- TRL RewardTrainer: one reward, trained on the majority's choice.
+
+Shapes: ``town hall`` (8 pairs of 6 responses per prompt), ``PersonalLLM`` (28 pairs of 8 responses), and the file.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import pluralign
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.models.classifier import classifier_tokens
+from pluralign.models.loading import quiet_transformers
+from pluralign.training.finetune.batches import TextPairs
+from pluralign.training.finetune.losses import JointLoss, StageLoss
+from pluralign.training.finetune.run import finetune_processes
+from pluralign.training.finetune.train_model import Training, prepare_run
+from pluralign.training.finetune.trainer import PairLabels
+from pluralign.training.options import FinetuneOptions
+from pluralign.votes.preferences import PreferenceSet, texts_of
+
+K = 8
+JOINT, ONE, BOTH, TRL = f"joint, k = {K}", "one member", "both texts of every pair", "TRL RewardTrainer"
+
+
+def main() -> None:
+    """Run the benchmark and print its table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("votes", nargs="?", help="a file of votes, such as Habermas")
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--pairs", type=int, default=384, help="approximate number of pairs, in whole prompts")
+    parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
+    parser.add_argument("--micro-batch", type=int, default=8, help="a forward pass reads at most twice as many texts")
+    parser.add_argument("--max-length", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    shapes = {
+        "town hall": pluralign.town_hall(arguments.pairs).preferences,
+        "PersonalLLM": pluralign.town_hall(
+            arguments.pairs, n_responses_per_prompt=8, pairs_per_prompt=28
+        ).preferences,
+    }
+    if arguments.votes:
+        shapes[Path(arguments.votes).stem] = slice_of(pluralign.load_preferences(arguments.votes), arguments.pairs)
+    results = {name: measure(name, votes, arguments) for name, votes in shapes.items()}
+    if arguments.json:
+        print(json.dumps(results))
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("", "pairs", "texts", *(f"{name}, pairs/s" for name in (JOINT, ONE, BOTH, TRL))):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, row in results.items():
+        rates = (f"{row['pairs_per_second'][way]:.1f}" for way in (JOINT, ONE, BOTH, TRL))
+        table.add_row(name, f"{row['pairs']:,}", f"{row['texts']:,}", *rates)
+    console = Console(width=140)
+    console.print(table)
+    for name, row in results.items():
+        console.print(
+            f"{name}: joint is {row['over_both_texts']:.2f} × both texts of every pair, "
+            f"{row['over_trl']:.2f} × TRL; its time per pair is {row['over_one_member']:.2f} × one member's"
+        )
+
+
+def slice_of(votes: PreferenceSet, pairs: int) -> PreferenceSet:
+    """Return about so many pairs, in whole prompts."""
+    order = np.random.default_rng(0).permutation(len(votes.prompts))
+    sizes = np.bincount(votes.prompt_index, minlength=len(votes.prompts))[order]
+    kept = order[: int(np.searchsorted(np.cumsum(sizes), pairs)) + 1]
+    return votes[np.isin(votes.prompt_index, kept)]
+
+
+def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the speed of all ways on one set of pairs."""
+    texts, items = texts_of(votes), votes.items()
+    shared = TextPairs(texts, items.a, items.b, np.asarray(votes.prob_a, dtype=np.float64), votes.prompt_index)
+    alone = replace(shared, prompt=np.arange(len(votes)))  # no two pairs belong together
+    ways: dict[str, Callable[[], float]] = {
+        JOINT: lambda: ours(shared, K, arguments),
+        ONE: lambda: ours(shared, 0, arguments),
+        BOTH: lambda: ours(alone, K, arguments),
+        TRL: lambda: trl(shared, arguments),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(arguments.rounds):
+        for way, train in ways.items():
+            seconds[way].append(train())
+            print(f"{name}, round {turn + 1}, {way}: {seconds[way][-1]:.1f} s", file=sys.stderr, flush=True)
+
+    def ratio(over: str, under: str) -> float:
+        return float(np.median(np.array(seconds[over]) / np.array(seconds[under])))
+
+    trained = len(votes) // arguments.batch_size * arguments.batch_size
+    return {
+        "pairs": len(votes),
+        "texts": len(texts),
+        "pairs_per_second": {way: trained / float(np.median(times)) for way, times in seconds.items()},
+        "over_both_texts": ratio(BOTH, JOINT),
+        "over_trl": ratio(TRL, JOINT),
+        "over_one_member": ratio(JOINT, ONE),
+        "seconds": seconds,
+    }
+
+
+def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
+    """Return the training time of k joint members and the reward beside them; for k = 0, of one member."""
+    tuning = FinetuneOptions(
+        backbone=arguments.backbone, optimizer="adamw", fresh_head=True, batch_size=arguments.batch_size,
+        micro_batch=arguments.micro_batch, max_length=arguments.max_length,
+        epochs=len(pairs.a) // arguments.batch_size * arguments.batch_size / len(pairs.a),
+    )  # fmt: skip
+    labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
+    with tempfile.TemporaryDirectory() as folder:
+        run = prepare_run(pairs, tuning, 0, Checkpoints(folder, {}, finetune_processes()))
+        loss = JointLoss(k, 1.0) if k else StageLoss("bce", 1.0)
+        training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
+        with quiet_transformers():
+            trainer = run.trainer(training, Path(folder) / "checkpoints", fit_head=False)
+            trainer.args.save_strategy = "no"
+            started = time.perf_counter()
+            trainer.train()
+        return time.perf_counter() - started
+
+
+def trl(pairs: TextPairs, arguments: argparse.Namespace) -> float:
+    """Return the training time of TRL's RewardTrainer on the same pairs and tokens."""
+    import datasets
+    import transformers
+    from trl import RewardConfig, RewardTrainer
+
+    from pluralign.features.finetuned import backbone_folder
+
+    folder = backbone_folder(arguments.backbone)
+    with tempfile.TemporaryDirectory() as output, quiet_transformers():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer.truncation_side = "left"
+        tokens = [classifier_tokens(tokenizer, item, arguments.max_length)["input_ids"] for item in pairs.items]
+        first = pairs.prob_a >= 0.5
+        chosen, rejected = np.where(first, pairs.a, pairs.b), np.where(first, pairs.b, pairs.a)
+        rows = len(chosen) // arguments.batch_size * arguments.batch_size
+        data = datasets.Dataset.from_dict(
+            {
+                "chosen_ids": [tokens[text] for text in chosen[:rows]],
+                "rejected_ids": [tokens[text] for text in rejected[:rows]],
+            }
+        )
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=1, dtype="float32", use_safetensors=True
+        )
+        settings = RewardConfig(
+            output_dir=output, per_device_train_batch_size=arguments.micro_batch,
+            gradient_accumulation_steps=arguments.batch_size // arguments.micro_batch, num_train_epochs=1,
+            learning_rate=2e-5, optim="adamw_torch", max_length=arguments.max_length, gradient_checkpointing=False,
+            bf16=False, save_strategy="no", report_to="none", logging_strategy="no", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        trainer = RewardTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
+        started = time.perf_counter()
+        trainer.train()
+        return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
