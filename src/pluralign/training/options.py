@@ -15,7 +15,7 @@ Loss: TypeAlias = Literal["mse", "bce"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
-Optimizer: TypeAlias = Literal["soap", "adamw"]
+Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
 
@@ -129,7 +129,10 @@ class FinetuneOptions:
         default=False, metadata={"help": "Backbone: train LoRA adapters and the head instead of all weights."}
     )
     lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the LoRA adapters."})
-    optimizer: Optimizer = field(default="soap", metadata={"help": "Backbone: soap (the paper) or adamw."})
+    optimizer: Optimizer = field(
+        default="soap",
+        metadata={"help": "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."},
+    )
     learning_rate: float | None = field(
         default=None,
         metadata={"help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."},

@@ -68,7 +68,7 @@ class BaseModel:
             seed: of the fresh head and the adapters.
             bf16: load the frozen body of a LoRA model in bfloat16.
             fit_head: returns the weights of the head, ``(outputs, hidden)``, for the model with a fresh head. Without
-                it the head stays fresh: random, with a last output of 0.
+                it the head stays fresh: random, and the last of several outputs is 0.
         """
         dtype = torch.bfloat16 if tuning.lora and bf16 else torch.float32
         with torch.random.fork_rng(devices=[]):
@@ -77,7 +77,8 @@ class BaseModel:
             _, head = classifier_head(model)
             torch.nn.init.normal_(head.weight, std=HEAD_DEVIATION)
             with torch.no_grad():
-                head.weight[-1] = 0.0  # the Bradley–Terry reward of a joint model starts from 0
+                if outputs > 1:  # the last output of a joint model is its Bradley–Terry reward, which starts from 0
+                    head.weight[-1] = 0.0
                 if head.bias is not None:
                     head.bias.zero_()
                 if fit_head is not None:

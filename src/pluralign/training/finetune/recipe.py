@@ -57,7 +57,7 @@ class Recipe:
             run_name: name of the training in trackers.
         """
         gpu, trackers = torch.cuda.is_available(), self.tuning.trackers
-        return transformers.TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=micro_batch,
             gradient_accumulation_steps=self.batch // self.processes // micro_batch,
@@ -83,6 +83,9 @@ class Recipe:
             use_cpu=not gpu,  # else it sees no other process on a machine without a GPU
             seed=self.seed,
         )
+        # With more GPUs than processes the Trainer would use DataParallel, multiply the micro-batch and take fewer steps.
+        arguments._n_gpu = min(1, arguments.n_gpu)
+        return arguments
 
     def order(self, pair_lengths: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
         """Return the pairs of every step, one epoch after the other, ``(steps * batch,)``.
@@ -123,7 +126,7 @@ def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int
             f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "
             f"given; change --batch-size or the number of processes."
         )
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and tuning.optimizer == "soap":
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and tuning.optimizer != "adamw":
         raise UsageError("SOAP needs whole matrices, but FSDP splits them over devices; use --optimizer adamw.")
     learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
     return Recipe(batch, steps, learning_rate, tuning, seed, processes)

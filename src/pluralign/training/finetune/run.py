@@ -35,6 +35,7 @@ class Tuned:
 
     features: FinetunedFeatures
     steps: int
+    """Optimiser steps that each model took."""
     batch_size: int
     learning_rate: float
     seconds: list[float]
@@ -89,7 +90,7 @@ def fine_tune(
     features, seconds = (_joint if options.method == "joint" else _stagewise)(run, k, options, bound, report)
     recipe = run.recipe
     return Tuned(
-        features, recipe.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
+        features, run.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
     )
 
 

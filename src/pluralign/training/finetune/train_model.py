@@ -22,6 +22,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
@@ -74,6 +75,8 @@ class FinetuneRun:
     micro_batch: int
     """Pairs that a process reads at once; lower after memory ran out."""
     progress: Progress | None = None
+    steps: int = 0
+    """Optimiser steps that the last training took."""
 
     @property
     def folder(self) -> Path:
@@ -88,13 +91,16 @@ class FinetuneRun:
 
         def compute() -> dict[str, float]:
             started = time.perf_counter()
+            self.steps = self.recipe.steps  # of a model that was complete when a run was killed
             name = target.relative_to(self.folder).as_posix()
             self.checkpoints.folder(name, lambda folder: self._train_into(folder, training, unfinished))
             if self.checkpoints.processes.first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return {"seconds": time.perf_counter() - started}
+            return {"seconds": time.perf_counter() - started, "steps": self.steps}
 
-        return float(self.checkpoints.value(training.name, compute)["seconds"])
+        done = self.checkpoints.value(training.name, compute)
+        self.steps = int(done["steps"])
+        return float(done["seconds"])
 
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
@@ -104,7 +110,10 @@ class FinetuneRun:
         while True:
             try:
                 with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
-                    self._train(training, unfinished).save_model(str(folder))
+                    trainer = self._train(training, unfinished)
+                    self.steps = trainer.state.global_step
+                    trainer.save_model(str(folder))
+                    del trainer  # so that its memory is free for what follows
                 break
             except RuntimeError as error:  # running out of memory is one
                 if not _is_out_of_memory(error):
@@ -207,13 +216,24 @@ def prepare_run(
     recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count)
     base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
     tokens, truncated = base.tokens(pairs.items)
-    notes = [*base.notes, *([truncated] if truncated else [])]
+    notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
     for note in notes:
         if processes.first:
             logger.warning("%s.", note)
     head = HeadFitter(base, pairs, seed, processes)
     micro_batch = recipe.micro_batch(tuning.micro_batch)
     return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, micro_batch, progress)
+
+
+def _unused_gpus(processes: Processes) -> list[str]:
+    """Return a note if this process sees further GPUs: a process trains on one."""
+    unused = torch.cuda.device_count() - 1
+    if processes.count > 1 or unused < 1:
+        return []
+    return [
+        f"training uses one GPU, and {unused} more {'is' if unused == 1 else 'are'} not used; start it with accelerate "
+        f"launch --num_processes {unused + 1} -m pluralign fit … to use all of them"
+    ]
 
 
 # --- memory, disk and random states -----------------------------------------------------------------------------------

@@ -150,10 +150,11 @@ class PairTrainer(transformers.Trainer):
             self.optimizer = torch.optim.AdamW(settings, lr=rate)
         else:
             try:
-                from pytorch_optimizer import SOAP
+                from pluralign.training.finetune.soap import OneSidedSoap, Soap
             except ImportError:
-                raise MissingExtraError("pytorch-optimizer", "finetune", "--optimizer soap") from None
-            self.optimizer = SOAP(settings, lr=rate)
+                option = f"--optimizer {self.optimizer_name}"
+                raise MissingExtraError("pytorch-optimizer", "finetune", option) from None
+            self.optimizer = (OneSidedSoap if self.optimizer_name == "soap-one-sided" else Soap)(settings, lr=rate)
         return self.optimizer
 
 
