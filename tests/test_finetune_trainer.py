@@ -68,8 +68,8 @@ def test_a_process_trains_on_one_of_several_gpus_and_records_the_steps_it_took(
     assert record.tuning["steps"] == len(taken)
     assert record.notes is not None
     assert record.notes[-1] == (
-        "training uses one GPU, and 3 more are not used; start it with accelerate launch --num_processes 4 -m pluralign "
-        "fit … to use all of them"
+        "training uses one GPU, and 3 more are not used; start it with accelerate launch --num_processes 4 "
+        "-m pluralign fit … to use all of them"
     )
 
 

@@ -63,7 +63,13 @@ class FitOptions:
     encoder: str = same_option(EncodeOptions, "encoder")
     layers: str = same_option(EncodeOptions, "layers")
     pooling: Pooling = same_option(EncodeOptions, "pooling")  # noqa: RUF009
-    precision: Precision = same_option(EncodeOptions, "precision")  # noqa: RUF009
+    precision: Precision = field(
+        default="float32",
+        metadata={
+            "help": "Precision of the encoder; auto: bfloat16 if it is faster and the vectors agree. Backbone: of "
+            "weights, gradients and optimizer state; auto: bfloat16 (the paper) on GPUs that support it."
+        },
+    )
     surface: bool = same_option(EncodeOptions, "surface")
     features: str | None = field(
         default=None,

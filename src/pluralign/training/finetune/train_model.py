@@ -26,6 +26,9 @@ from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
+from pluralign.features.options import ChosenPrecision
+from pluralign.features.precision import check_cpu_bfloat16
+from pluralign.features.transformer_encoder import layer_shape
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
@@ -148,7 +151,7 @@ class FinetuneRun:
 
         sequence = np.random.SeedSequence(seed)
         model = self.base.reward_model(
-            training.outputs, recipe.tuning, sequence, arguments.bf16, head if fit_head else None
+            training.outputs, recipe.tuning, sequence, recipe.bf16_body, head if fit_head else None
         )
         lengths = np.array([len(text["input_ids"]) for text in self.tokens])
         order = recipe.order(np.maximum(lengths[pairs.a], lengths[pairs.b]), np.random.default_rng(seed))
@@ -159,7 +162,7 @@ class FinetuneRun:
             train_dataset=OrderedPairs(order, pairs, self.tokens, training.labels),
             data_collator=Collator(self.base.tokenizer.pad_token_id),
             processing_class=self.base.tokenizer,
-            callbacks=[StepCallback(running, self.progress, self.checkpoints.processes.first)],
+            callbacks=[StepCallback(running, self.progress, self.checkpoints.processes)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
         trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
@@ -201,7 +204,12 @@ class FinetuneRun:
 
 
 def prepare_run(
-    pairs: TextPairs, tuning: FinetuneOptions, seed: int, checkpoints: Checkpoints, progress: Progress | None = None
+    pairs: TextPairs,
+    tuning: FinetuneOptions,
+    seed: int,
+    checkpoints: Checkpoints,
+    progress: Progress | None = None,
+    precision: ChosenPrecision = "float32",
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -211,10 +219,16 @@ def prepare_run(
         seed: of heads, adapters and the order of pairs.
         checkpoints: stores models and unfinished trainings; it must have a folder.
         progress: called with the steps done and their total.
+        precision: of weights, gradients and optimiser states.
+
+    Raises:
+        UsageError: the recipe does not work here, see ``make_recipe``, or bfloat16 would end the process.
     """
     processes = checkpoints.processes
-    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count)
+    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
     base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
+    if precision == "bfloat16" and not torch.cuda.is_available():
+        check_cpu_bfloat16(layer_shape(base.config.to_dict()))
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
     for note in notes:
