@@ -19,6 +19,7 @@ from tiny import two_camps, write_backbone
 
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features import precision
 from pluralign.features.finetuned import FinetunedFeatures, load_finetuned
 from pluralign.fitting.fit import fit
@@ -105,7 +106,7 @@ def test_the_head_of_a_stagewise_member_starts_random_and_differs_between_member
 @pytest.mark.slow
 def test_bfloat16_trains_scores_and_resumes_with_a_float32_head(tmp_path: Path, llama: Path) -> None:
     data = tmp_path / "camps.jsonl"
-    data.write_text("\n".join(map(json.dumps, two_camps(120))))
+    data.write_text("\n".join(map(json.dumps, two_camps(200))))
     script = Path(__file__).with_name("half_precision.py")
     environment = {
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
@@ -185,6 +186,32 @@ def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkey
     for optimizer in ("soap", "soap-one-sided"):
         with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
             recipe.make_recipe(100, replace(tuning, optimizer=optimizer), 0, 2)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fsdp_gives_the_same_ensemble_as_one_process_even_after_an_interruption(
+    tmp_path: Path, llama: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "camps.jsonl"
+    data.write_text("\n".join(map(json.dumps, two_camps(100))))
+    options = {"k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16, "micro_batch": 8}
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
+    script = str(Path(__file__).with_name("fsdp_on_cpu.py"))
+    sharded = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "3",
+         "fit", str(data), "-o", str(tmp_path / "two"), "--backbone", str(llama), "--json", *flags],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert sharded.returncode == 0, sharded.stderr
+    assert json.loads(sharded.stdout)["processes"] == 2
+    one = fit(votes, folder=tmp_path / "one", backbone=str(llama), **options)
+    two = RewardEnsemble.load(tmp_path / "two")
+    np.testing.assert_allclose(two.weights, one.weights, atol=1e-3)
+    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
 
 
 # --- what the Trainer gets --------------------------------------------------------------------------------------------
