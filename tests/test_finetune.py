@@ -52,6 +52,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_backbone(tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture
+def checkpoint_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
+
+
 def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
     path = folder / "camps.jsonl"
     path.write_text("\n".join(map(json.dumps, two_camps(prompts))))
@@ -186,6 +191,7 @@ def model_bytes(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checkpoint_after_every_step")
 @pytest.mark.parametrize("method", ["joint", "stagewise"])
 def test_resumed_fit_equals_an_uninterrupted_one(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -221,6 +227,7 @@ def test_resumed_fit_equals_an_uninterrupted_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checkpoint_after_every_step")
 def test_full_disk_raises_a_data_error_and_keeps_the_last_complete_checkpoint(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +262,7 @@ FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-s
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checkpoint_after_every_step")
 def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
     votes_of(tmp_path, 300)
     data, fit_it = tmp_path / "camps.jsonl", ("fit", tmp_path / "camps.jsonl", "--backbone", llama, *FIT, "--json")

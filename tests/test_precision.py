@@ -312,11 +312,6 @@ def test_stored_features_without_a_precision_count_as_float32(folder: Path, tmp_
     assert again.resumed == again.shards == 1
 
 
-def test_precision_is_not_an_option_of_fine_tuning(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="precision is an option of frozen features; leave it out with --backbone"):
-        fit(VOTES, folder=tmp_path, backbone="smollm2", precision="bfloat16")
-
-
 def test_fit_and_encode_have_a_precision_option() -> None:
     for command in ("fit", "encode"):
         assert "--precision" in run(command, "--help").stdout

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
@@ -22,8 +23,11 @@ from pluralign.core.files import atomic_folder, file_sha256
 from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
+from pluralign.features.options import ChosenPrecision
+from pluralign.features.precision import check_cpu_bfloat16
+from pluralign.features.transformer_encoder import layer_shape, read_config
 from pluralign.models.bundled import minilm_folder, smollm2_folder
-from pluralign.models.classifier import classifier_rewards
+from pluralign.models.classifier import classifier_head, classifier_rewards, use_float32_head
 from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item
@@ -51,6 +55,8 @@ class FinetunedFeatures:
     """Hash of each model's files. Other files in their place are rejected."""
     revision: str = ""
     """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
+    precision: ChosenPrecision = "float32"
+    """Precision of the models' bodies when they read texts. Heads are always in float32."""
     models: str = BACKBONE_FOLDER
     """Name of the folder of the models."""
     folder: Path = field(default=Path(), compare=False)
@@ -152,12 +158,19 @@ class Backbone:
     """One fine-tuned model as an encoder."""
 
     folder: Path
-    identity: str
+    sha256: str
+    """Hash of the model's files."""
     models: "_Models"
+
+    @property
+    def identity(self) -> str:
+        """The model and its precision."""
+        half = self.models.features.precision == "bfloat16"
+        return f"{self.sha256}/bfloat16" if half else self.sha256
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return the outputs of the model, ``(n_items, outputs)``."""
-        model, tokenizer = self.models.get(self.folder, self.identity)
+        model, tokenizer = self.models.get(self.folder, self.sha256)
         limit = self.models.features.max_length
         return np.asarray(classifier_rewards(model, tokenizer, items, limit), dtype=np.float32)
 
@@ -181,8 +194,8 @@ class _Models:
             else:
                 if not self._all_fit():
                     self.loaded.clear()
-                base, revision = self.features.base, self.features.revision
-                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision)
+                base, revision, precision = self.features.base, self.features.revision, self.features.precision
+                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
         model, tokenizer = self.loaded[folder]
         if self.features.lora:
             model.set_adapter(folder.name)
@@ -209,7 +222,12 @@ def forget_models() -> None:
 
 
 def load_finetuned(
-    folder: Path, base: str, outputs: int, adapter: str = "default", revision: str = ""
+    folder: Path,
+    base: str,
+    outputs: int,
+    adapter: str = "default",
+    revision: str = "",
+    precision: ChosenPrecision = "float32",
 ) -> tuple[Any, Any]:
     """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
@@ -219,6 +237,10 @@ def load_finetuned(
         outputs: number of outputs of the head.
         adapter: name of the adapter in memory.
         revision: commit of the base, if it came from the hub.
+        precision: of the body; the head is in float32.
+
+    Raises:
+        UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
     """
     try:
         import torch
@@ -228,20 +250,38 @@ def load_finetuned(
     adapted = (folder / "adapter_config.json").is_file()
     source = backbone_folder(base, revision) if adapted else folder
     load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
-    dtype = torch.float32
+    dtype, device = getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
+    if precision == "bfloat16" and device == "cpu":
+        check_cpu_bfloat16(layer_shape(read_config(source)))
     try:
         with quiet_transformers():
             tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
             config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
             model: Any = load(source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted)
+            if precision == "bfloat16":
+                use_float32_head(model)
+                if not adapted:
+                    _read_head(model, folder)
             if adapted:
                 model = _with_adapter(model, folder, adapter)
     # What transformers and peft raise for unsuitable folders.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
     tokenizer.truncation_side = "left"
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    return model.to(device).eval(), tokenizer
+
+
+def _read_head(model: Any, folder: Path) -> None:
+    """Read the head again from the files of a whole model: loading in bfloat16 has rounded it."""
+    import torch
+
+    name, head = classifier_head(model)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for part in {f"{name}.{kind}" for kind, _ in head.named_parameters()} & set(file.keys()):
+                with torch.no_grad():
+                    head.get_parameter(part.rpartition(".")[2]).copy_(file.get_tensor(part))
 
 
 def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:

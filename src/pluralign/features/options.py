@@ -8,6 +8,7 @@ from pluralign.features.layers import parse_layers
 
 Pooling: TypeAlias = Literal["mean", "last"]
 Precision: TypeAlias = Literal["float32", "bfloat16", "auto"]
+ChosenPrecision: TypeAlias = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)

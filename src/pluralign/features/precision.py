@@ -98,12 +98,31 @@ class Bfloat16Encoder(ModelEncoder):
     def load_model(self) -> Any:
         """Load the model, after a child process has tried a bfloat16 product."""
         model = super().load_model()
-        if model.device.type == "cpu" and not (trial := try_bfloat16(self, product_only=True)).works:
-            raise UsageError(
-                f"this CPU cannot multiply in bfloat16 ({trial.failure}): use --precision float32 or auto; an ensemble "
-                "that was fitted in bfloat16 needs another machine."
-            )
+        if model.device.type == "cpu":
+            _refuse_failure(try_bfloat16(self, product_only=True))
         return model
+
+
+def check_cpu_bfloat16(shape: tuple[int, int]) -> None:
+    """Raise UsageError if bfloat16 would end the process on this CPU.
+
+    Args:
+        shape: hidden size and intermediate size of a layer.
+    """
+    _refuse_failure(_try_product(shape))
+
+
+@cache
+def _try_product(shape: tuple[int, int]) -> Trial:
+    return _in_child(TrialTask("", (), "mean", shape, product_only=True))
+
+
+def _refuse_failure(trial: Trial) -> None:
+    if not trial.works:
+        raise UsageError(
+            f"this CPU cannot multiply in bfloat16 ({trial.failure}): use --precision float32 or auto; an ensemble "
+            "that was fitted in bfloat16 needs another machine."
+        )
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,12 @@ def try_bfloat16(encoder: ModelEncoder, *, product_only: bool = False) -> Trial:
 
     The trial stops at the first result that rules bfloat16 out, so a model is loaded only if it is needed.
     """
-    task = TrialTask(str(encoder.folder.absolute()), encoder.layers, encoder.pooling, encoder.layer_shape, product_only)
+    folder = str(encoder.folder.absolute())
+    return _in_child(TrialTask(folder, encoder.layers, encoder.pooling, encoder.layer_shape, product_only))
+
+
+def _in_child(task: TrialTask) -> Trial:
+    """Run a trial in a child process, which may end early."""
     command = [sys.executable, "-P", "-m", "pluralign.features.precision", json.dumps(asdict(task))]
     failure = ""
     try:

@@ -7,7 +7,7 @@ are those of sentence-transformers. BERTs on a CPU are read by ``bert``, which i
 import itertools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -119,10 +119,8 @@ class ModelEncoder:
 
     @property
     def layer_shape(self) -> tuple[int, int]:
-        """Hidden size and intermediate size of a layer. An unknown intermediate size is taken as 4 × hidden size."""
-        width, inner = (self._config.get(name) for name in ("hidden_size", "intermediate_size"))
-        width = width if isinstance(width, int) else 768
-        return width, inner if isinstance(inner, int) else 4 * width
+        """Hidden size and intermediate size of a layer."""
+        return layer_shape(self._config)
 
     def max_tokens(self) -> int:
         """Return the maximum number of tokens per text; longer texts lose their beginning. Loads the model."""
@@ -157,6 +155,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError("there is no config.json in it", file=str(folder), remedy="name a transformers model folder")
     return dict(json.loads(path.read_text()))
+
+
+def layer_shape(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return hidden size and intermediate size of a layer. An unknown intermediate size is taken as 4 × hidden size."""
+    width, inner = (config.get(name) for name in ("hidden_size", "intermediate_size"))
+    width = width if isinstance(width, int) else 768
+    return width, inner if isinstance(inner, int) else 4 * width
 
 
 def is_sentence_encoder(folder: Path) -> bool:

@@ -41,7 +41,7 @@ from pluralign.training.pairs import Pairs, validation_units
 from pluralign.training.stagewise import hard_votes, orientation, solve_weights
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-FROZEN_OPTIONS = ("encoder", "layers", "pooling", "precision", "surface", "members", "features")
+FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "members", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
 """Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
 
@@ -76,10 +76,11 @@ def fit_finetuned(
         with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
             from pluralign.training.finetune import run as finetune
             from pluralign.training.finetune.batches import TextPairs
-            from pluralign.training.finetune.recipe import check_trackers
+            from pluralign.training.finetune.recipe import check_trackers, choose_precision
     except ImportError as error:
         raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
     check_trackers(tuning)
+    options = replace(options, precision=choose_precision(options.precision))
     started = time.perf_counter()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     texts, items = texts_of(preferences), preferences.items()
@@ -135,6 +136,7 @@ def fit_finetuned(
             "batch_size": tuned.batch_size,
             "learning_rate": tuned.learning_rate,
             "max_length": tuned.features.max_length,
+            "scoring_precision": tuned.features.precision,
             "validation_pairs": len(check),
         },
         notes=tuned.notes,

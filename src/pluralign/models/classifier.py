@@ -108,6 +108,17 @@ def classifier_head(model: Any) -> tuple[str, Any]:
     return layers[-1]
 
 
+def use_float32_head(model: Any) -> None:
+    """Compute the head of a sequence classifier in float32. The body keeps its precision."""
+    _, head = classifier_head(model)
+    head.float()
+    head.register_forward_pre_hook(_as_float32)
+
+
+def _as_float32(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ARG001
+    return tuple(value.float() for value in inputs)
+
+
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
     """Return the tokens that a sequence classifier reads for a prompt and its response, at most ``limit``."""
     prompt, response = item

@@ -15,7 +15,7 @@ Loss: TypeAlias = Literal["mse", "bce"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
-Optimizer: TypeAlias = Literal["soap", "adamw"]
+Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
 
@@ -63,7 +63,13 @@ class FitOptions:
     encoder: str = same_option(EncodeOptions, "encoder")
     layers: str = same_option(EncodeOptions, "layers")
     pooling: Pooling = same_option(EncodeOptions, "pooling")  # noqa: RUF009
-    precision: Precision = same_option(EncodeOptions, "precision")  # noqa: RUF009
+    precision: Precision = field(
+        default="float32",
+        metadata={
+            "help": "Precision of the encoder; auto: bfloat16 if it is faster and the vectors agree. Backbone: of "
+            "weights, gradients and optimizer state; auto: bfloat16 (the paper) on GPUs that support it."
+        },
+    )
     surface: bool = same_option(EncodeOptions, "surface")
     features: str | None = field(
         default=None,
@@ -129,7 +135,10 @@ class FinetuneOptions:
         default=False, metadata={"help": "Backbone: train LoRA adapters and the head instead of all weights."}
     )
     lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the LoRA adapters."})
-    optimizer: Optimizer = field(default="soap", metadata={"help": "Backbone: soap (the paper) or adamw."})
+    optimizer: Optimizer = field(
+        default="soap",
+        metadata={"help": "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."},
+    )
     learning_rate: float | None = field(
         default=None,
         metadata={"help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."},

@@ -14,7 +14,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.features.finetuned import backbone_folder
 from pluralign.models.batches import Tokens
-from pluralign.models.classifier import classifier_head, classifier_tokens
+from pluralign.models.classifier import classifier_head, classifier_tokens, use_float32_head
 from pluralign.models.loading import context_length, not_loadable, quiet_transformers
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.prompts import Item, Prompt
@@ -66,18 +66,21 @@ class BaseModel:
             outputs: number of rewards.
             tuning: LoRA and gradient checkpointing.
             seed: of the fresh head and the adapters.
-            bf16: load the frozen body of a LoRA model in bfloat16.
+            bf16: load the body in bfloat16; the head is in float32.
             fit_head: returns the weights of the head, ``(outputs, hidden)``, for the model with a fresh head. Without
-                it the head stays fresh: random, with a last output of 0.
+                it the head stays fresh: random, and the last of several outputs is 0.
         """
-        dtype = torch.bfloat16 if tuning.lora and bf16 else torch.float32
+        dtype = torch.bfloat16 if bf16 else torch.float32
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(seed.generate_state(1)[0]))
             model, missing = self._load(outputs, dtype)
+            if bf16:
+                use_float32_head(model)
             _, head = classifier_head(model)
             torch.nn.init.normal_(head.weight, std=HEAD_DEVIATION)
             with torch.no_grad():
-                head.weight[-1] = 0.0  # the Bradley–Terry reward of a joint model starts from 0
+                if outputs > 1:  # the last output of a joint model is its Bradley–Terry reward, which starts from 0
+                    head.weight[-1] = 0.0
                 if head.bias is not None:
                     head.bias.zero_()
                 if fit_head is not None:

@@ -17,6 +17,7 @@ import torch
 import transformers
 
 from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.features.options import ChosenPrecision, Precision
 from pluralign.training.batch_size import batch_and_steps
 from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, split_steps
 from pluralign.training.options import FinetuneOptions
@@ -24,10 +25,10 @@ from pluralign.training.options import FinetuneOptions
 LEARNING_RATE, LORA_LEARNING_RATE = 2e-5, 2e-4
 WEIGHT_DECAY = 0.1
 WARM_UP_SHARE = 0.03
+MAX_GRADIENT_NORM = 1.0
+"""A longer gradient is scaled to this norm. The paper does not mention clipping; it is the default of transformers."""
 LOGGED_STEPS = 200
 """Number of steps of one training that trackers get."""
-CHECKPOINTS = 4
-"""Number of checkpoints of one training."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,23 @@ class Recipe:
     seed: int
     processes: int
     """Number of processes that train together."""
+    precision: ChosenPrecision = "float32"
+    """Of weights, gradients and optimiser states of the body. The head is in float32."""
+
+    @property
+    def autocast(self) -> bool:
+        """Whether float32 weights are multiplied in bfloat16."""
+        return self.precision == "float32" and gpu_has_bfloat16()
+
+    @property
+    def bf16_body(self) -> bool:
+        """Whether the weights of the body are in bfloat16; those under LoRA adapters are not trained."""
+        return self.precision == "bfloat16" or (self.tuning.lora and self.autocast)
+
+    @property
+    def scoring(self) -> ChosenPrecision:
+        """Precision in which the trained models read texts."""
+        return "bfloat16" if self.precision == "bfloat16" or gpu_has_bfloat16() else "float32"
 
     def arguments(self, folder: Path, micro_batches: int, run_name: str) -> Any:
         """Return the ``TrainingArguments`` for a training.
@@ -53,7 +71,7 @@ class Recipe:
             run_name: name of the training in trackers.
         """
         gpu, trackers = torch.cuda.is_available(), self.tuning.trackers
-        return transformers.TrainingArguments(
+        arguments = transformers.TrainingArguments(
             output_dir=str(folder),
             per_device_train_batch_size=1,  # one micro-batch
             gradient_accumulation_steps=micro_batches // self.processes,
@@ -62,11 +80,10 @@ class Recipe:
             weight_decay=WEIGHT_DECAY,
             lr_scheduler_type="cosine",
             warmup_steps=max(1, math.ceil(WARM_UP_SHARE * self.steps)),
-            bf16=gpu and torch.cuda.is_bf16_supported(),  # some CPUs report bf16 and raise SIGILL (docs/log.md)
+            max_grad_norm=MAX_GRADIENT_NORM,
+            bf16=self.autocast,
             gradient_checkpointing=self.tuning.gradient_checkpointing,
-            save_strategy="steps",
-            save_steps=math.ceil(self.steps / (CHECKPOINTS + 1)),
-            save_total_limit=2,
+            save_strategy="no",  # ``StepCallback`` decides when to save, and removes old checkpoints
             logging_strategy="steps" if trackers else "no",
             logging_steps=math.ceil(self.steps / LOGGED_STEPS),
             logging_first_step=True,
@@ -79,6 +96,9 @@ class Recipe:
             use_cpu=not gpu,  # else it sees no other process on a machine without a GPU
             seed=self.seed,
         )
+        # With several GPUs the Trainer would use DataParallel, multiply the micro-batch and take fewer steps.
+        arguments._n_gpu = min(1, arguments.n_gpu)
+        return arguments
 
     def micro_batches(
         self, pairs: TextPairs, lengths: npt.NDArray[np.int64], max_pairs: int, rng: np.random.Generator
@@ -105,11 +125,29 @@ def check_trackers(tuning: FinetuneOptions) -> None:
             raise MissingExtraError(name, None, f"--report-to {name}") from None
 
 
-def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int) -> Recipe:
+def gpu_has_bfloat16() -> bool:
+    """Return whether there is a GPU that multiplies in bfloat16 natively."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def choose_precision(requested: Precision) -> ChosenPrecision:
+    """Return the precision of training. ``auto`` is bfloat16 on GPUs that support it, and float32 with FSDP."""
+    if requested != "auto":
+        return requested
+    return "bfloat16" if gpu_has_bfloat16() and not _uses_fsdp() else "float32"
+
+
+def _uses_fsdp() -> bool:
+    return os.environ.get("ACCELERATE_USE_FSDP") == "true"
+
+
+def make_recipe(
+    n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int, precision: ChosenPrecision = "float32"
+) -> Recipe:
     """Return the recipe for a number of training pairs.
 
     Raises:
-        UsageError: the batch cannot be split over the processes, or the optimiser does not work with FSDP.
+        UsageError: the batch cannot be split over the processes, or optimiser or precision do not work with FSDP.
     """
     batch, steps = batch_and_steps(n_pairs, tuning.batch_size, tuning.epochs)
     if batch % processes:
@@ -117,7 +155,9 @@ def make_recipe(n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int
             f"the number of processes must divide the pairs per step, but {batch} pairs and {processes} processes were "
             f"given; change --batch-size or the number of processes."
         )
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and tuning.optimizer == "soap":
+    if _uses_fsdp() and precision == "bfloat16":
+        raise UsageError("FSDP needs weights of one precision, but the head is in float32; use --precision float32.")
+    if _uses_fsdp() and tuning.optimizer != "adamw":
         raise UsageError("SOAP needs whole matrices, but FSDP splits them over devices; use --optimizer adamw.")
     learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
-    return Recipe(batch, steps, learning_rate, tuning, seed, processes)
+    return Recipe(batch, steps, learning_rate, tuning, seed, processes, precision)

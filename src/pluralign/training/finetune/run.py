@@ -21,6 +21,7 @@ from pluralign.theory.simplex import simplex_least_squares
 from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.losses import JointLoss, StageLoss
+from pluralign.training.finetune.recipe import choose_precision
 from pluralign.training.finetune.train_model import FinetuneRun, Training, prepare_run
 from pluralign.training.finetune.trainer import PairLabels
 from pluralign.training.joint import FEW_RESTARTS, FROM_TEACHER, fit_joint
@@ -36,6 +37,7 @@ class Tuned:
 
     features: FinetunedFeatures
     steps: int
+    """Optimiser steps that each model took."""
     batch_size: int
     learning_rate: float
     seconds: list[float]
@@ -86,11 +88,11 @@ def fine_tune(
     Returns:
         The models as features, in the folder of ``checkpoints``.
     """
-    run = prepare_run(pairs, tuning, options.seed, checkpoints, progress)
+    run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, choose_precision(options.precision))
     features, seconds = (_joint if options.method == "joint" else _stagewise)(run, k, options, bound, report)
     recipe = run.recipe
     return Tuned(
-        features, recipe.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
+        features, run.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
     )
 
 
@@ -160,7 +162,8 @@ def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[st
     source = hub_source(run.base.folder)
     return FinetunedFeatures(
         base=run.base.name, method=method, lora=run.recipe.tuning.lora, outputs=outputs,
-        max_length=run.base.max_length, identity=identity, revision=source[1] if source else "", folder=run.folder,
+        max_length=run.base.max_length, identity=identity, revision=source[1] if source else "",
+        precision=run.recipe.scoring, folder=run.folder,
     )  # fmt: skip
 
 

@@ -23,9 +23,13 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
+from pluralign.features.options import ChosenPrecision
+from pluralign.features.precision import check_cpu_bfloat16
+from pluralign.features.transformer_encoder import layer_shape
 from pluralign.models.batches import Tokens
 from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
@@ -75,6 +79,8 @@ class FinetuneRun:
     micro_batch: int
     """A process reads at most twice as many texts at once; lower after memory ran out."""
     progress: Progress | None = None
+    steps: int = 0
+    """Optimiser steps that the last training took."""
 
     @property
     def folder(self) -> Path:
@@ -89,13 +95,16 @@ class FinetuneRun:
 
         def compute() -> dict[str, float]:
             started = time.perf_counter()
+            self.steps = self.recipe.steps  # of a model that was complete when a run was killed
             name = target.relative_to(self.folder).as_posix()
             self.checkpoints.folder(name, lambda folder: self._train_into(folder, training, unfinished))
             if self.checkpoints.processes.first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return {"seconds": time.perf_counter() - started}
+            return {"seconds": time.perf_counter() - started, "steps": self.steps}
 
-        return float(self.checkpoints.value(training.name, compute)["seconds"])
+        done = self.checkpoints.value(training.name, compute)
+        self.steps = int(done["steps"])
+        return float(done["seconds"])
 
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
@@ -105,7 +114,10 @@ class FinetuneRun:
         while True:
             try:
                 with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
-                    self._train(training, unfinished).save_model(str(folder))
+                    trainer = self._train(training, unfinished)
+                    self.steps = trainer.state.global_step
+                    trainer.save_model(str(folder))
+                    del trainer  # so that its memory is free for what follows
                 break
             except RuntimeError as error:  # running out of memory is one
                 if not _is_out_of_memory(error):
@@ -142,7 +154,7 @@ class FinetuneRun:
 
         sequence = np.random.SeedSequence(seed)
         model = self.base.reward_model(
-            training.outputs, recipe.tuning, sequence, arguments.bf16, head if fit_head else None
+            training.outputs, recipe.tuning, sequence, recipe.bf16_body, head if fit_head else None
         )
         running = RunningFigures()
         trainer = PairTrainer(
@@ -157,7 +169,7 @@ class FinetuneRun:
             ),
             data_collator=only_one,
             processing_class=self.base.tokenizer,
-            callbacks=[StepCallback(running, self.progress, self.checkpoints.processes.first)],
+            callbacks=[StepCallback(running, self.progress, self.checkpoints.processes)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
         trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
@@ -199,7 +211,12 @@ class FinetuneRun:
 
 
 def prepare_run(
-    pairs: TextPairs, tuning: FinetuneOptions, seed: int, checkpoints: Checkpoints, progress: Progress | None = None
+    pairs: TextPairs,
+    tuning: FinetuneOptions,
+    seed: int,
+    checkpoints: Checkpoints,
+    progress: Progress | None = None,
+    precision: ChosenPrecision = "float32",
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -209,17 +226,34 @@ def prepare_run(
         seed: of heads, adapters and the order of pairs.
         checkpoints: stores models and unfinished trainings; it must have a folder.
         progress: called with the steps done and their total.
+        precision: of weights, gradients and optimiser states.
+
+    Raises:
+        UsageError: the recipe does not work here, see ``make_recipe``, or bfloat16 would end the process.
     """
     processes = checkpoints.processes
-    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count)
+    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
     base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
+    if precision == "bfloat16" and not torch.cuda.is_available():
+        check_cpu_bfloat16(layer_shape(base.config.to_dict()))
     tokens, truncated = base.tokens(pairs.items)
-    notes = [*base.notes, *([truncated] if truncated else [])]
+    notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
     for note in notes:
         if processes.first:
             logger.warning("%s.", note)
     head = HeadFitter(base, pairs, seed, processes)
     return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, tuning.micro_batch, progress)
+
+
+def _unused_gpus(processes: Processes) -> list[str]:
+    """Return a note if this process sees further GPUs: a process trains on one."""
+    unused = torch.cuda.device_count() - 1
+    if processes.count > 1 or unused < 1:
+        return []
+    return [
+        f"training uses one GPU, and {unused} more {'is' if unused == 1 else 'are'} not used; start it with accelerate "
+        f"launch --num_processes {unused + 1} -m pluralign fit … to use all of them"
+    ]
 
 
 # --- memory, disk and random states -----------------------------------------------------------------------------------

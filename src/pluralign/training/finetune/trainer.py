@@ -1,9 +1,13 @@
 """transformers' ``Trainer`` for rewards on pairs: data set, batches, optimisers and checkpoints."""
 
 import json
+import math
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import accelerate
@@ -12,17 +16,26 @@ import torch
 import transformers
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import MissingExtraError
+from pluralign.core.distributed import Processes
+from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.core.files import atomic_write
+from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
 from pluralign.training.finetune.batches import MicroBatch, TextPairs
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
+from pluralign.training.finetune.rounding import RoundedAdamW
 
 HEAD_FACTOR = 10.0
 """Learning rate of the head, relative to that of the body."""
 COMPLETE_FILE = "complete.json"
 """Written last into a checkpoint; a checkpoint without it is not resumed."""
+CHECKPOINT_SECONDS = 600.0
+"""Time between two checkpoints, unless a save takes long."""
+CHECKPOINT_VARIABLE = "PLURALIGN_CHECKPOINT_SECONDS"
+"""Environment variable with another time; 0 saves after every step."""
+SAVE_SECONDS = 30.0
+"""Time of a save above which the time between checkpoints grows in proportion: a twentieth of 600 s."""
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -129,43 +142,78 @@ class PairTrainer(transformers.Trainer):
             for (in_head, decays), parameters in groups.items()
         ]
         if self.optimizer_name == "adamw":
-            self.optimizer = torch.optim.AdamW(settings, lr=rate)
+            half = any(one.dtype == torch.bfloat16 for group in groups.values() for one in group)
+            self.optimizer = (RoundedAdamW if half else torch.optim.AdamW)(settings, lr=rate)
         else:
             try:
-                from pytorch_optimizer import SOAP
+                from pluralign.training.finetune.soap import OneSidedSoap, Soap
             except ImportError:
-                raise MissingExtraError("pytorch-optimizer", "finetune", "--optimizer soap") from None
-            self.optimizer = SOAP(settings, lr=rate)
+                option = f"--optimizer {self.optimizer_name}"
+                raise MissingExtraError("pytorch-optimizer", "finetune", option) from None
+            self.optimizer = (OneSidedSoap if self.optimizer_name == "soap-one-sided" else Soap)(settings, lr=rate)
         return self.optimizer
 
 
 class StepCallback(transformers.TrainerCallback):
-    """Updates the running figures after each step, reports progress, and marks checkpoints as complete.
+    """Updates the running figures after each step, reports progress, and decides when a checkpoint is saved.
+
+    A checkpoint is due ``CHECKPOINT_SECONDS`` after the last one or after the start. If a save takes longer than
+    ``SAVE_SECONDS``, the interval grows in proportion, so that saving takes at most a twentieth of the time. Only the
+    newest complete checkpoint is kept.
 
     Args:
         running: the figures to update.
         progress: called with the steps done and their total.
-        writes: whether this process writes files.
+        processes: the first one decides and writes.
     """
 
-    def __init__(self, running: RunningFigures, progress: Progress | None, writes: bool) -> None:
-        self.running, self.progress, self.writes = running, progress, writes
+    def __init__(self, running: RunningFigures, progress: Progress | None, processes: Processes) -> None:
+        self.running, self.progress, self.processes = running, progress, processes
+        self.interval = checkpoint_seconds()
+        self.slowdown = 1.0
+        self.since = self.save_started = monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Start the clock."""
+        self.since = monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Update the running figures and report the step."""
+        """Update the running figures, report the step, and ask for a checkpoint if one is due."""
         self.running.end_step(_sum_over_processes)
-        if state.global_step >= state.max_steps:
-            control.should_save = False  # the model itself is saved next
+        if state.global_step < state.max_steps:  # after the last step the model itself is saved
+            control.should_save = self.processes.agreed(self._is_due)
+        self.save_started = monotonic()
         if self.progress:
             self.progress(state.global_step, state.max_steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Mark a checkpoint as complete, and store the running figures in the mark."""
-        if self.writes:
+        """Mark a checkpoint as complete, store the running figures in the mark, and remove older checkpoints."""
+        self.processes.wait()  # every process writes a part
+        if self.processes.first:
             stored = {"square": self.running.square, "disagreement": self.running.disagreement}
-            path = Path(args.output_dir) / f"checkpoint-{state.global_step}" / COMPLETE_FILE
-            with atomic_write(path) as partial:
+            newest = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            with atomic_write(newest / COMPLETE_FILE) as partial:
                 partial.write_text(json.dumps(stored))
+            for path in Path(args.output_dir).glob("checkpoint-*"):
+                if path != newest:
+                    shutil.rmtree(path, ignore_errors=True)
+        self.since = monotonic()
+        self.slowdown = max(1.0, (self.since - self.save_started) / SAVE_SECONDS)
+
+    def _is_due(self) -> bool:
+        return monotonic() - self.since >= self.interval * self.slowdown
+
+
+def checkpoint_seconds() -> float:
+    """Return the time between two checkpoints. Raises UsageError if the environment variable has no such value."""
+    value = os.environ.get(CHECKPOINT_VARIABLE, str(CHECKPOINT_SECONDS))
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{CHECKPOINT_VARIABLE} must be a number of seconds, 0 or more, not {shortened(value, 20)!r}.")
+    return seconds
 
 
 def _sum_over_processes(sums: Any) -> Any:

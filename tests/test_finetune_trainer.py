@@ -1,0 +1,366 @@
+"""The Trainer of fine-tuned members: devices, first heads, optimisers, precision, arguments and checkpoints."""
+
+import functools
+import importlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import two_camps, write_backbone
+
+from pluralign.core.distributed import ALONE, Processes
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.features import precision
+from pluralign.features.finetuned import FinetunedFeatures, load_finetuned
+from pluralign.fitting.fit import fit
+from pluralign.training.finetune import recipe, trainer
+from pluralign.training.finetune.base import load_base
+from pluralign.training.finetune.losses import RunningFigures
+from pluralign.training.finetune.trainer import COMPLETE_FILE, StepCallback
+from pluralign.training.options import FinetuneOptions
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+QUICK: dict[str, Any] = {
+    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 8, "micro_batch": 4, "epochs": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_backbone(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
+    path = tmp_path_factory.mktemp("votes") / "camps.jsonl"
+    path.write_text("\n".join(map(json.dumps, two_camps(100))))
+    return load_preferences(str(path))
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_process_trains_on_one_of_several_gpus_and_records_the_steps_it_took(
+    tmp_path: Path, llama: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    arguments = transformers.TrainingArguments
+    set_up, end, taken = arguments._setup_devices.func, StepCallback.on_step_end, []
+
+    def with_four(self: Any) -> Any:
+        device = set_up(self)
+        self._n_gpu = 4
+        return device
+
+    def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        taken.append((args.n_gpu, state.global_step))
+        end(self, args, state, control, **rest)
+
+    patched: Any = functools.cached_property(with_four)
+    patched.__set_name__(arguments, "_setup_devices")
+    monkeypatch.setattr(arguments, "_setup_devices", patched)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(StepCallback, "on_step_end", counts)
+    record = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK).record
+    assert record.tuning is not None
+    assert record.data is not None
+    pairs = record.data.train_pairs - record.data.train_prompts // 10
+    assert taken == [(1, step) for step in range(1, round(pairs / 8) + 1)]
+    assert record.tuning["steps"] == len(taken)
+    assert record.notes is not None
+    assert record.notes[-1] == (
+        "training uses one GPU, and 3 more are not used; start it with accelerate launch --num_processes 4 "
+        "-m pluralign fit … to use all of them"
+    )
+
+
+# --- first heads ------------------------------------------------------------------------------------------------------
+
+
+def test_the_head_of_a_stagewise_member_starts_random_and_differs_between_members(llama: Path) -> None:
+    base, tuning = load_base(str(llama), 1024, []), FinetuneOptions(backbone=str(llama))
+    heads = [
+        base.reward_model(1, tuning, np.random.SeedSequence(seed)).score.weight.detach().numpy() for seed in (0, 1)
+    ]
+    assert heads[0].shape == (1, 32)
+    assert 0.01 < heads[0].std() < 0.04
+    assert abs(np.corrcoef(heads[0][0], heads[1][0])[0, 1]) < 0.5
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bfloat16_trains_scores_and_resumes_with_a_float32_head(tmp_path: Path, llama: Path) -> None:
+    data = tmp_path / "camps.jsonl"
+    data.write_text("\n".join(map(json.dumps, two_camps(200))))
+    script = Path(__file__).with_name("half_precision.py")
+    environment = {
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
+        "PLURALIGN_CACHE": str(tmp_path / "cache"), "PLURALIGN_CHECKPOINT_SECONDS": "0",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script), str(data), str(llama), str(tmp_path)],
+        capture_output=True, text=True, check=False, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    for held in ("weights", "saved"):
+        dtypes = seen[held]
+        assert dtypes.pop("score.weight") == "torch.float32", "the head"
+        assert set(dtypes.values()) == {"torch.bfloat16"}, "the body"
+    assert seen["gradients"] == seen["states"] == ["torch.bfloat16", "torch.float32"]
+    assert not seen["autocast"]
+    assert seen["same"], "a resumed training gives the same weights"
+    assert seen["scored"] == seen["recorded"] == "bfloat16"
+    assert seen["outputs_differ"], "the vector cache keeps the precisions apart"
+    assert seen["changed_votes"] <= 0.02
+    assert seen["brier"] < 0.5 * seen["constant_half"]
+    assert seen["regression"] < 0.1, "moments in bfloat16 do not blow up the steps of SOAP"
+
+
+FEATURES = FinetunedFeatures("base", "joint", lora=False, outputs=3, max_length=64, identity=("0a1b",))
+
+
+def test_the_vector_cache_has_a_key_per_precision() -> None:
+    half = replace(FEATURES, precision="bfloat16")
+    assert [part.identity for part in FEATURES.parts()] == ["0a1b"]
+    assert [part.identity for part in half.parts()] == ["0a1b/bfloat16"]
+
+
+def test_features_store_their_precision_and_older_ones_are_in_float32() -> None:
+    half = replace(FEATURES, precision="bfloat16")
+    assert FinetunedFeatures.from_json(half.to_json(), Path()) == half
+    older = {name: value for name, value in FEATURES.to_json().items() if name != "precision"}
+    assert FinetunedFeatures.from_json(older, Path()).precision == "float32"
+
+
+def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
+    for gpu, expected in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda gpu=gpu: gpu)
+        made = recipe.make_recipe(100, tuning, 0, 1)
+        assert (made.scoring, made.autocast, made.bf16_body) == (expected, gpu, False)
+        assert made.arguments(tmp_path, 4, "run").bf16 == gpu
+        assert recipe.choose_precision("auto") == expected
+        assert recipe.choose_precision("float32") == "float32"
+        half = recipe.make_recipe(100, tuning, 0, 1, "bfloat16")
+        assert (half.scoring, half.autocast, half.bf16_body) == ("bfloat16", False, True)
+        adapters = recipe.make_recipe(100, replace(tuning, lora=True), 0, 1)
+        assert adapters.bf16_body == gpu, "weights that are not trained"
+
+
+def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
+    llama: Path, tmp_path: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_try_product", lambda _: precision.Trial(failure="signal SIGILL"))
+    sentence = r"this CPU cannot multiply in bfloat16 \(signal SIGILL\): use --precision float32 or auto"
+    with pytest.raises(UsageError, match=sentence):
+        fit(votes, folder=tmp_path, backbone=str(llama), precision="bfloat16")
+    with pytest.raises(UsageError, match=sentence):
+        load_finetuned(llama, str(llama), 1, precision="bfloat16")
+
+
+def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
+    with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use --precision float32"):
+        recipe.make_recipe(100, tuning, 0, 2, "bfloat16")
+    monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
+    assert recipe.choose_precision("auto") == "float32"
+    for optimizer in ("soap", "soap-one-sided"):
+        with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
+            recipe.make_recipe(100, replace(tuning, optimizer=optimizer), 0, 2)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_fsdp_gives_the_same_ensemble_as_one_process_even_after_an_interruption(
+    tmp_path: Path, llama: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "camps.jsonl"
+    data.write_text("\n".join(map(json.dumps, two_camps(100))))
+    options = {"k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16, "micro_batch": 8}
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
+    script = str(Path(__file__).with_name("fsdp_on_cpu.py"))
+    sharded = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, "3",
+         "fit", str(data), "-o", str(tmp_path / "two"), "--backbone", str(llama), "--json", *flags],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert sharded.returncode == 0, sharded.stderr
+    assert json.loads(sharded.stdout)["processes"] == 2
+    one = fit(votes, folder=tmp_path / "one", backbone=str(llama), **options)
+    two = RewardEnsemble.load(tmp_path / "two")
+    np.testing.assert_allclose(two.weights, one.weights, atol=1e-3)
+    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
+
+
+# --- what the Trainer gets --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, llama: Path, votes: PreferenceSet) -> dict[str, Any]:
+    """What the Trainer got and did for a stagewise member with the paper's recipe."""
+    seen: dict[str, Any] = {"rates": [], "saves": 0}
+    end = StepCallback.on_step_end
+
+    def look(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        names = {weights: name for name, weights in rest["model"].named_parameters()}
+        optimizer = rest["optimizer"].optimizer
+        seen["arguments"], seen["dtypes"] = args, {str(weights.dtype) for weights in names}
+        seen["rates"].append(rest["lr_scheduler"].get_last_lr())
+        seen["groups"] = [
+            {**group, "params": [names[weights] for weights in group["params"]]} for group in optimizer.param_groups
+        ]
+        if state.global_step == 2:
+            seen["bases"] = {names[weights]: one["Q"] for weights, one in optimizer.state.items()}
+        end(self, args, state, control, **rest)
+        seen["saves"] += control.should_save
+
+    options: dict[str, Any] = {"k": 1, "method": "stagewise", "variant": "printed", "batch_size": 2, "micro_batch": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepCallback, "on_step_end", look)
+        fit(
+            votes, folder=tmp_path_factory.mktemp("watched") / "town", backbone=str(llama), fresh_head=True,
+            gradient_checkpointing=True, **options,
+        )  # fmt: skip
+    return seen
+
+
+@pytest.mark.slow
+def test_rates_rise_over_three_percent_of_the_steps_and_fall_as_a_cosine(watched: dict[str, Any]) -> None:
+    steps = len(watched["rates"])
+    body = min(group["initial_lr"] for group in watched["groups"])
+    assert body == 2e-5
+    warm_up = math.ceil(0.03 * steps)
+    assert warm_up > 1
+    done = np.arange(1, steps + 1)
+    cosine = 0.5 * (1 + np.cos(np.pi * (done - warm_up) / (steps - warm_up)))
+    expected = np.where(done <= warm_up, done / warm_up, cosine)
+    for position, group in enumerate(watched["groups"]):
+        rates = [rates[position] for rates in watched["rates"]]
+        np.testing.assert_allclose(rates, expected * group["initial_lr"], atol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_head_learns_ten_times_as_fast_and_norms_have_no_weight_decay(watched: dict[str, Any]) -> None:
+    groups = {
+        (round(group["initial_lr"] / 2e-5), group["weight_decay"]): group["params"] for group in watched["groups"]
+    }
+    assert set(groups) == {(1, 0.1), (1, 0.0), (10, 0.1)}
+    assert groups[10, 0.1] == ["score.weight"]
+    assert all(name.endswith("norm.weight") for name in groups[1, 0.0])
+    assert len(groups[1, 0.0]) == 5
+    assert not any("norm" in name for name in groups[1, 0.1])
+
+
+@pytest.mark.slow
+def test_arguments_of_the_trainer(watched: dict[str, Any]) -> None:
+    arguments = watched["arguments"]
+    expected = {
+        "max_grad_norm": 1.0, "gradient_checkpointing": True, "bf16": False, "fp16": False, "save_strategy": "no",
+        "num_train_epochs": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+    }  # fmt: skip
+    assert {name: getattr(arguments, name) for name in expected} == expected
+    assert watched["dtypes"] == {"torch.float32"}
+    assert watched["saves"] == 0, "a training of seconds has no checkpoint"
+
+
+@pytest.mark.slow
+def test_soap_takes_its_bases_from_gradients_and_not_from_zeros(watched: dict[str, Any]) -> None:
+    bases = {name: basis for name, basis in watched["bases"].items() if name.endswith("_proj.weight")}
+    assert len(bases) == 14
+    torch = importlib.import_module("torch")
+    for name, sides in bases.items():
+        for basis in sides:
+            assert not torch.allclose(basis.abs(), torch.eye(len(basis)), atol=0.1), name
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+class Clocked:
+    """A training of 100 steps whose clock is set by the test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, processes: Processes = ALONE) -> None:
+        self.now, self.step, self.folder = 0.0, 0, folder
+        monkeypatch.setattr(trainer, "monotonic", lambda: self.now)
+        self.callback = StepCallback(RunningFigures(), None, processes)
+        self.control, self.args = SimpleNamespace(should_save=False), SimpleNamespace(output_dir=str(folder))
+        monkeypatch.setattr(self.callback.running, "end_step", lambda _: None)
+        self.callback.on_train_begin(None, None, None)
+
+    def steps_at(self, second: float, save_takes: float = 0.0) -> bool:
+        """End a step at this time, save if a checkpoint is due, and return whether it was."""
+        self.now, self.step, self.control.should_save = second, self.step + 1, False
+        state = SimpleNamespace(global_step=self.step, max_steps=100)
+        self.callback.on_step_end(self.args, state, self.control)
+        if self.control.should_save:
+            (self.folder / f"checkpoint-{self.step}").mkdir()
+            self.now += save_takes
+            self.callback.on_save(self.args, state, self.control)
+        return bool(self.control.should_save)
+
+
+def test_checkpoints_are_saved_by_time_and_slow_ones_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Clocked(tmp_path, monkeypatch)
+    assert not training.steps_at(599)
+    assert training.steps_at(600, save_takes=60)
+    assert not training.steps_at(660 + 1199)
+    assert training.steps_at(660 + 1200, save_takes=1)
+    assert not training.steps_at(1861 + 599)
+    assert training.steps_at(1861 + 600)
+    training.step = 99
+    assert not training.steps_at(10_000), "after the last step the model itself is saved"
+
+
+def test_only_the_newest_complete_checkpoint_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
+    training, complete = Clocked(tmp_path, monkeypatch), []
+    remove = shutil.rmtree
+
+    def removes(path: Path, **options: Any) -> None:
+        complete.append((tmp_path / f"checkpoint-{training.step}" / COMPLETE_FILE).is_file())
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", removes)
+    for second in (0, 2000, 4000):
+        assert training.steps_at(second, save_takes=1000)
+        assert [path.name for path in tmp_path.iterdir()] == [f"checkpoint-{training.step}"]
+    assert complete == [True, True], "an old checkpoint is removed when the new one is complete"
+
+
+def test_the_first_of_several_processes_decides_on_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Processes, "agreed", lambda *_: True)  # as broadcast by the first
+    monkeypatch.setattr(Processes, "wait", lambda _: None)
+    training = Clocked(tmp_path, monkeypatch, Processes(2, rank=1))
+    assert training.steps_at(1)
+    assert not (tmp_path / "checkpoint-1" / COMPLETE_FILE).exists()
+
+
+@pytest.mark.parametrize("value", ["often", "-1", "nan", ""])
+def test_an_invalid_checkpoint_interval_is_a_usage_error(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", value)
+    with pytest.raises(UsageError, match=r"PLURALIGN_CHECKPOINT_SECONDS must be a number of seconds, 0 or more, not"):
+        trainer.checkpoint_seconds()
