@@ -278,7 +278,7 @@ def test_arguments_of_the_trainer(watched: dict[str, Any]) -> None:
     arguments = watched["arguments"]
     expected = {
         "max_grad_norm": 1.0, "gradient_checkpointing": True, "bf16": False, "fp16": False, "save_strategy": "no",
-        "num_train_epochs": 1, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1,
+        "num_train_epochs": 1, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1,
     }  # fmt: skip
     assert {name: getattr(arguments, name) for name in expected} == expected
     assert watched["dtypes"] == {"torch.float32"}
