@@ -1,6 +1,6 @@
 """SOAP as fine-tuning uses it: safe for weights in bfloat16, and with a variant that preconditions one side.
 
-Reference: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), which also has the one-sided variant.
+Reference: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), also for the one-sided variant.
 """
 
 import math
