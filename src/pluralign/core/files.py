@@ -99,6 +99,21 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def link_folder(source: Path, target: Path) -> None:
+    """Put the files of a folder into a new one, all of them or none. Files are hard-linked if the disk allows it."""
+
+    def link_or_copy(file: str, to: str) -> str:
+        link: Callable[[str, str], None] = os.link
+        try:
+            link(file, to)
+        except OSError:
+            shutil.copy2(file, to)
+        return to
+
+    with atomic_folder(target) as partial:
+        shutil.copytree(source, partial, copy_function=link_or_copy, dirs_exist_ok=True)
+
+
 def writable_file(path: str | os.PathLike[str]) -> Path:
     """Return the file that a path names, through symbolic links. It may be missing.
 

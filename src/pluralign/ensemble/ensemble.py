@@ -260,9 +260,7 @@ class RewardEnsemble:
             except DataError:
                 before = set()
             try:
-                features = self.features
-                if isinstance(features, FinetunedFeatures):
-                    features = features.save(folder)
+                features = self.features.save(folder)
                 description = {
                     "arrays": write_file(folder, ARRAYS_FILE, data),
                     "files": {name: write_file(folder, name, content) for name, content in (files or {}).items()},

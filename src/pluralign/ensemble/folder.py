@@ -18,6 +18,7 @@ from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import LARGEST
 from pluralign.features.finetuned import BACKBONE_FOLDER, KIND
+from pluralign.features.frozen import ENCODER_FOLDER
 
 ENSEMBLE_FILE = "ensemble.json"
 REPRESENTATION_FILE = "representation.json"
@@ -29,7 +30,7 @@ REMEDY = "copy the folder again, or fit again"
 PARTS = ("format_version", "arrays", "features", "weights", "temperature", "facts")
 """What every version has."""
 _OWN_FILES = re.compile(r"(ensemble|held_out)-[0-9a-f]{16}\.(safetensors|parquet)")
-_OWN_FOLDERS = re.compile(rf"{BACKBONE_FOLDER}-[0-9a-f]{{16}}")
+_OWN_FOLDERS = re.compile(rf"({BACKBONE_FOLDER}|{ENCODER_FOLDER})-[0-9a-f]{{16}}")
 
 Value = TypeVar("Value")
 
@@ -107,6 +108,8 @@ def used_names(folder: Path) -> set[str]:
     names |= {name for name in (VOTES_FILE, REWARDS_FILE) if description["format_version"] < 3}
     if description["features"].get("kind") == KIND:
         names.add(description["features"].get("models", BACKBONE_FOLDER))
+    if description["features"].get("own"):
+        names.add(description["features"]["encoder"])
     path = folder / REPRESENTATION_FILE
     return names | {path.name} if path.is_file() and _is_of(path, description) else names
 

@@ -216,6 +216,24 @@ class BoundCost:
 
 
 @dataclass(frozen=True)
+class EncoderChoice:
+    """A fine-tuned sentence encoder next to the frozen one: two fits on the same split."""
+
+    used: str
+    """``tuned`` or ``frozen``: the encoder with the lower Brier score on validation prompts."""
+    validation_tuned: float
+    """Brier score on validation prompts of the rewards that the encoder was tuned with."""
+    validation_frozen: float
+    test_tuned: float
+    """Held-out Brier score of the ensemble on tuned features, corrected for vote noise."""
+    test_frozen: float
+    difference: float
+    """Held-out Brier score, tuned minus frozen, with its 95 % interval by prompt; None with few prompts."""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class PruneRecord:
     """How an ensemble was pruned (Theorem 3)."""
 
@@ -257,6 +275,8 @@ class FitRecord:
     """With ``folds``: figures on all prompts, each predicted by an ensemble that was fitted without it."""
     tuning: Settings | None = None
     """Options and outcome of fine-tuning, with a backbone."""
+    encoders: EncoderChoice | None = None
+    """With a sentence encoder as backbone: the fine-tuned encoder next to the frozen one."""
     notes: list[str] | None = None
     processes: int | None = None
     seconds_members: list[float] | None = None

@@ -7,9 +7,7 @@ As LoRA adapters, its members share one base in memory. ``training.finetune`` tr
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from safetensors import safe_open
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
-from pluralign.core.files import atomic_folder, file_sha256
+from pluralign.core.files import file_sha256, link_folder
 from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
@@ -122,8 +120,7 @@ class FinetunedFeatures:
                 break
             if saved.with_current_hashes().identity == self.identity:
                 return saved
-        with atomic_folder(folder / saved.models) as partial:
-            shutil.copytree(self.folder / self.models, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
+        link_folder(self.folder / self.models, folder / saved.models)
         return saved
 
 
@@ -324,12 +321,3 @@ def _base_hash(folder: Path) -> str:
             header = stream.read(int.from_bytes(stream.read(8), "little"))
         digest.update(f"{path.name} {path.stat().st_size} ".encode() + header)
     return digest.hexdigest()
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    link: Callable[[str, str], None] = os.link
-    try:
-        link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-    return target

@@ -1,5 +1,6 @@
 """Frozen text features of an ensemble: an encoder by name, and surface features."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from pluralign.core.arrays import Vectors
 from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.files import link_folder
 from pluralign.core.hub import HUB_ID
 from pluralign.core.json_values import from_json
 from pluralign.core.types import Progress
@@ -45,6 +47,8 @@ class TextFeatures:
     """Repository of the encoder on the hub, if it came from there. It is used where ``encoder`` is not a folder."""
     revision: str = ""
     """Commit of that repository; empty if it is unknown."""
+    own: bool = False
+    """Whether the encoder was fine-tuned with the ensemble. It is then saved in the folder of the ensemble."""
 
     @property
     def n_layers(self) -> int:
@@ -114,11 +118,21 @@ class TextFeatures:
         """Return ``(n_items, dimension)`` features."""
         return encode(items, self.load_checked(), surface=self.surface, progress=progress)
 
+    def save(self, folder: Path) -> "TextFeatures":
+        """Put an encoder of the ensemble's own into another ensemble's folder, and return the features there."""
+        if not self.own:
+            return self
+        name = f"{ENCODER_FOLDER}-{hashlib.sha256(self.identity.encode()).hexdigest()[:16]}"
+        if not (folder / name).exists():
+            link_folder(Path(self.encoder), folder / name)
+        return replace(self, encoder=str(folder / name))
+
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
         absent = ["layers" if self.layers is None else "layer"]
-        absent += [name for name in ("hub_id", "revision") if not getattr(self, name)]
-        return {name: value for name, value in vars(self).items() if name not in absent}
+        absent += [name for name in ("hub_id", "revision", "own") if not getattr(self, name)]
+        own = {"encoder": Path(self.encoder).name} if self.own else {}
+        return {name: value for name, value in vars(self).items() if name not in absent} | own
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], folder: Path | None = None) -> "TextFeatures":
@@ -128,7 +142,8 @@ class TextFeatures:
             values: the JSON object.
             folder: the folder of the ensemble, which may hold the encoder.
         """
-        beside = {}
-        if folder and values.get("encoder") == ENCODER_FOLDER and (folder / ENCODER_FOLDER).is_dir():
-            beside = {"encoder": str(folder / ENCODER_FOLDER)}
-        return from_json(cls, {"layers": None, **values, **beside})
+        read = from_json(cls, {"layers": None, **values})
+        if read.own and Path(read.encoder).name != read.encoder:
+            raise ValueError("the encoder must be a folder of the ensemble")
+        is_beside = read.own or (read.encoder == ENCODER_FOLDER and folder and (folder / ENCODER_FOLDER).is_dir())
+        return replace(read, encoder=str(folder / read.encoder)) if folder and is_beside else read

@@ -29,6 +29,7 @@ from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.rater_fit import rater_options
 from pluralign.fitting.saving import decisive_options, refuse_to_replace, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
+from pluralign.fitting.tuned_encoder import encoder_defaults, fit_tuned_encoder, tunes_encoder
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
@@ -83,10 +84,14 @@ def fit(
     if raters is not None:
         options = rater_options(options, finetuning)
     preferences = as_preferences(preferences)
+    encoder = tunes_encoder(options, finetuning)
+    if encoder:
+        finetuning = encoder_defaults(finetuning, tuple(of_finetuning))
     settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None:
-        return fit_finetuned(preferences, options, finetuning, folder, progress, watcher)
+        tune = fit_tuned_encoder if encoder else fit_finetuned
+        return tune(preferences, options, finetuning, folder, progress, watcher)
 
     started = time.perf_counter()
     test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()

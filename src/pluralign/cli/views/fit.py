@@ -25,7 +25,7 @@ from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.core.text import counted
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
-from pluralign.ensemble.record import HistoryRow
+from pluralign.ensemble.record import EncoderChoice, HistoryRow
 from pluralign.fitting.task import FitWatcher
 
 
@@ -101,6 +101,8 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         )
     if sentence := target_sentence(record.target, record.vote_share):
         yield Text(sentence)
+    if record.encoders is not None:
+        yield Text(encoder_sentence(record.encoders))
     if record.raters is not None:
         yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
     if pooled:
@@ -126,6 +128,26 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
     commands = (f"report {folder} -o report.html", f"serve {folder}", f"evaluate {folder} VOTES")
     yield Text("Commands: " + " · ".join(f"pluralign {command}" for command in commands) + "\n", no_wrap=True)
+
+
+def encoder_sentence(choice: EncoderChoice) -> str:
+    """Return which encoder is used and why, and the held-out figures of both.
+
+    Example:
+        >>> print(encoder_sentence(EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)))
+        The fine-tuned encoder is used: on validation prompts its Brier score is 0.0568, that of the frozen one 0.0584.
+        Held-out Brier score (corrected): 0.0246 fine-tuned, 0.0268 frozen; difference -0.0022 [-0.0030, -0.0014].
+    """
+    used = "fine-tuned" if choice.used == "tuned" else "frozen"
+    scores = f"{choice.validation_tuned:.4f}", f"{choice.validation_frozen:.4f}"
+    own, other = scores if choice.used == "tuned" else scores[::-1]
+    rest = "frozen" if choice.used == "tuned" else "fine-tuned"
+    interval = "" if choice.low is None or choice.high is None else f" [{choice.low:.4f}, {choice.high:.4f}]"
+    return (
+        f"The {used} encoder is used: on validation prompts its Brier score is {own}, that of the {rest} one {other}.\n"
+        f"Held-out Brier score (corrected): {choice.test_tuned:.4f} fine-tuned, {choice.test_frozen:.4f} frozen; "
+        f"difference {choice.difference:.4f}{interval}."
+    )
 
 
 def target_sentence(target: str | None, vote_share: float | None) -> str:

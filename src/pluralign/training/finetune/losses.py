@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from pluralign.training.joint import DISAGREEMENT_PENALTY, FROM_TEACHER
 from pluralign.training.options import Loss
@@ -22,6 +22,8 @@ VOTES_UNTIL = 0.2
 """With a fresh head, members learn from raw votes alone for this share of the training, then also from the reward."""
 STAGE_PENALTY = 1.0
 """Penalty of a stagewise member for disagreement above the bound: enough to outweigh the residual."""
+SMALLEST_SHARE = 1e-4
+"""Smallest share that a mixture may predict."""
 MEMORY = 0.2
 """Weight of a step in the running spread and disagreement of the outputs."""
 
@@ -105,6 +107,24 @@ class JointLoss:
         error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
         excess = ((1 - 2 * prob_a)[:, None] * soft).mean(0) @ running.above(self.bound, difference)[: self.k]
         return error + DISAGREEMENT_PENALTY / self.k * excess + binary_cross_entropy_with_logits(reward, prob_a)
+
+
+@dataclass(frozen=True)
+class MixtureLoss:
+    """Loss of a mixture of Bradley–Terry rewards, and of one reward in the last output, on the votes alone.
+
+    BCE(p, Σ_j π_j σ(Δ_j)) + ½ BCE(p, σ(Δ_last)).
+    """
+
+    weights: tuple[float, ...]
+    """π of each reward of the mixture."""
+
+    def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:  # noqa: ARG002
+        """Return the loss of a micro-batch."""
+        prob_a = labels["prob_a"]
+        share = torch.sigmoid(difference[:, :-1]) @ torch.tensor(self.weights, device=difference.device)
+        mixture = binary_cross_entropy(share.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE), prob_a)
+        return mixture + 0.5 * binary_cross_entropy_with_logits(difference[:, -1], prob_a)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,282 @@
+"""A joint fit on a fine-tuned sentence encoder: tune its upper layers on the votes, then fit as on frozen features.
+
+The encoder is tuned with a mixture of Bradley–Terry rewards, which starts as the one on the frozen features. Then the
+ensemble is fitted on the tuned features, with everything that a fit on frozen features has. Validation prompts, which
+the encoder was not tuned on, decide whether the tuned or the frozen encoder is used.
+"""
+
+import os
+import sys
+import time
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.core.options import changed_options, with_changes
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.members import fit_feature_map
+from pluralign.ensemble.record import EncoderChoice
+from pluralign.features import surface
+from pluralign.features.finetuned import backbone_folder
+from pluralign.features.frozen import TextFeatures
+from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
+from pluralign.fitting.finetuned import decisive_tuning, validation_rows
+from pluralign.fitting.frozen import encoded_texts, learn
+from pluralign.fitting.saving import decisive_options, save_fit
+from pluralign.fitting.task import MANY_PAIRS, FitWatcher
+from pluralign.theory.calibration import brier, brier_corrected
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.logistic import sigmoid
+from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.teacher import Teacher, fit_teacher
+from pluralign.votes.preferences import PreferenceSet, texts_of
+
+if TYPE_CHECKING:
+    from pluralign.training.finetune.train_model import FinetuneRun
+
+DEFAULTS: dict[str, Any] = {"optimizer": "adamw", "epochs": 3.0, "learning_rate": 1e-4}
+"""Options of fine-tuning that have other defaults for a sentence encoder."""
+NOT_USED = ("encoder", "features", "folds")
+"""Options of frozen features that a fine-tuned encoder excludes."""
+
+
+def tunes_encoder(options: FitOptions, tuning: FinetuneOptions) -> bool:
+    """Return whether these options fine-tune a sentence encoder: joint, all weights, and a fitted head."""
+    if tuning.backbone is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
+        return False
+    return is_sentence_encoder(backbone_folder(tuning.backbone))
+
+
+def encoder_defaults(tuning: FinetuneOptions, named: tuple[str, ...]) -> FinetuneOptions:
+    """Return the options with the defaults for a sentence encoder in place of those that were not given.
+
+    Args:
+        tuning: the options.
+        named: names of options that were given, also with their usual values.
+    """
+    given = {*named, *changed_options(tuning)}
+    return with_changes(tuning, {name: value for name, value in DEFAULTS.items() if name not in given})
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The mixture on the frozen features that the tuning starts from."""
+
+    factor: Array
+    """Scale of each dimension of the encoder, ``(d,)``."""
+    theta: FloatArray
+    """Rewards of the mixture, then the one reward, on scaled features, ``(d, outputs)``."""
+    offset: FloatArray | None
+    """Rewards of each text by its surface features, which stay as they are, ``(n_texts, outputs)``."""
+    teacher: Teacher
+
+    def prob_mixture(self, vectors: Vectors, theta: FloatArray, pairs: Pairs) -> FloatArray:
+        """Return the share that the mixture predicts on pairs, with other vectors and rewards, ``(n,)``."""
+        rewards = (vectors[:, : len(self.factor)] * self.factor) @ theta
+        rewards = rewards if self.offset is None else rewards + self.offset
+        difference = rewards[pairs.a, :-1] - rewards[pairs.b, :-1]
+        return np.asarray(sigmoid(difference) @ self.teacher.voice_weights)
+
+
+def fit_tuned_encoder(
+    preferences: PreferenceSet,
+    options: FitOptions,
+    tuning: FinetuneOptions,
+    folder: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    watcher: FitWatcher,
+) -> RewardEnsemble:
+    """Fine-tune a sentence encoder on the votes, and fit a joint ensemble on its features.
+
+    Args:
+        preferences: all votes.
+        options: how to learn.
+        tuning: the encoder, and how it is tuned.
+        folder: where unfinished work, the encoder and the ensemble are kept.
+        progress: called with the texts encoded or the steps done, and their total.
+        watcher: receives the progress of the fit.
+    """
+    if folder is None:
+        raise UsageError("a fine-tuned ensemble needs a folder for its models.")
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            from pluralign.training.finetune.recipe import check_trackers
+            from pluralign.training.finetune.run import finetune_processes
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    check_trackers(tuning)
+    if unused := [name for name in changed_options(options) if name in NOT_USED]:
+        raise UsageError(f"--{unused[0]} cannot be used with --backbone; leave it out.")
+    started = time.perf_counter()
+    processes = finetune_processes()
+    test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
+    validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
+    base = TextFeatures(str(tuning.backbone), options.layers, options.pooling, options.surface, options.precision)
+    base = base.with_chosen_layers().with_identity()
+    inputs = {
+        "data": preferences.fingerprint,
+        "options": decisive_options(options),
+        "tuning": decisive_tuning(tuning),
+        "encoder": base.identity,
+        "version": __version__,
+    }
+    checkpoints = Checkpoints(folder, inputs, processes)
+
+    def steps_of(fit: str) -> Checkpoints:
+        return Checkpoints(folder, {**inputs, "fit": fit}, processes)
+
+    watcher.encoding(len(preferences.items().prompt_index))
+    with (
+        threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"),
+        encoded_texts(preferences, base, options, None, processes, None) as frozen,
+    ):
+        items = preferences.items()
+        start = _start(preferences, frozen, base, ~test_rows & ~validation, options, checkpoints)
+        run, seconds, theta, tuned = _tune(
+            preferences, ~test_rows & ~validation, base, start, options, tuning, checkpoints, progress, watcher
+        )
+        with encoded_texts(preferences, tuned, options, None, processes, None) as vectors:
+            check = Pairs(frozen, items.a, items.b, preferences.prob_a, preferences.prompt_index)[validation]
+            errors = {
+                "tuned": brier(start.prob_mixture(vectors, theta, check), check.prob_a),
+                "frozen": brier(start.prob_mixture(frozen, start.theta, check), check.prob_a),
+            }
+            kept = errors["tuned"] < errors["frozen"]
+            fits = {
+                name: learn(preferences, test_rows, of, features, options, steps, watching)
+                for name, of, features, steps, watching in (
+                    ("tuned", vectors, tuned, steps_of("tuned"), watcher if kept else FitWatcher()),
+                    ("frozen", frozen, base, steps_of("frozen"), FitWatcher() if kept else watcher),
+                )
+            }
+    ensemble, held_out = fits["tuned" if kept else "frozen"]
+    record = replace(
+        ensemble.record,
+        tuning={
+            **asdict(tuning),
+            "steps": run.steps,
+            "batch_size": run.recipe.batch,
+            "max_length": run.base.max_length,
+            "validation_pairs": int(validation.sum()),
+        },
+        encoders=_choice("tuned" if kept else "frozen", errors, *fits["tuned"], *fits["frozen"]),
+        notes=[*(ensemble.record.notes or []), *run.notes] or None,
+        processes=processes.count,
+        seconds_members=[seconds],
+        seconds=time.perf_counter() - started,
+    )
+    ensemble = replace(ensemble, record=record)
+    if processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        checkpoints.finish()
+    processes.wait()
+    return replace(ensemble, features=RewardEnsemble.load(folder).features)
+
+
+def _start(
+    preferences: PreferenceSet,
+    frozen: Vectors,
+    base: TextFeatures,
+    learned: Mask,
+    options: FitOptions,
+    checkpoints: Checkpoints,
+) -> _Start:
+    """Fit the mixture on the frozen features of the training pairs."""
+    items, n_surface = preferences.items(), len(surface.NAMES) if base.surface else 0
+    used = np.zeros(len(frozen), dtype=bool)
+    used[items.a[learned]] = used[items.b[learned]] = True
+    scaling = fit_feature_map(frozen, n_surface, used, n_layers=base.n_layers)
+    mapped = scaling(frozen)
+    pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)[learned]
+
+    def compute() -> dict[str, Any]:
+        teacher = fit_teacher(pairs, validation_folds(pairs.prompt, options.seed), dampings=(0.0,), seed=options.seed)
+        return {one.name: np.asarray(getattr(teacher, one.name)) for one in fields(teacher)}
+
+    arrays = checkpoints.arrays("start", compute)
+    teacher = Teacher(**{name: array if array.ndim else float(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+    theta, n = np.column_stack([teacher.voices, teacher.theta]), frozen.shape[1] - n_surface
+    offset = mapped[:, n:].astype(np.float64) @ theta[n:] if n_surface else None
+    return _Start((scaling.gain / scaling.spread)[:n], theta[:n], offset, teacher)
+
+
+def _tune(
+    preferences: PreferenceSet,
+    learned: Mask,
+    base: TextFeatures,
+    start: _Start,
+    options: FitOptions,
+    tuning: FinetuneOptions,
+    checkpoints: Checkpoints,
+    progress: Progress | None,
+    watcher: FitWatcher,
+) -> tuple["FinetuneRun", float, FloatArray, TextFeatures]:
+    """Tune the encoder. Return the run, its seconds, the tuned rewards, and the tuned encoder as features."""
+    from pluralign.training.finetune.batches import TextPairs
+    from pluralign.training.finetune.losses import MixtureLoss
+    from pluralign.training.finetune.sentence import load_sentence_base, trained_rewards, write_encoder
+    from pluralign.training.finetune.train_model import Training, prepare_run
+    from pluralign.training.finetune.trainer import PairLabels
+
+    encoder = base.load()
+    if not isinstance(encoder, ModelEncoder):
+        raise UsageError(f"{tuning.backbone} is no sentence encoder that can be fine-tuned.")
+    items, prob_a = preferences.items(), np.asarray(preferences.prob_a[learned], dtype=np.float64)
+    length = min(tuning.max_length, encoder.max_tokens())
+    model = load_sentence_base(str(tuning.backbone), encoder.folder, encoder.layers, length, start.factor, start.theta)
+    pairs = TextPairs(
+        texts_of(preferences), items.a[learned], items.b[learned], prob_a, preferences.prompt_index[learned]
+    )
+    run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, base=model)
+    watcher.training("the encoder")
+    loss = MixtureLoss(tuple(start.teacher.voice_weights.tolist()))
+    labels = PairLabels(prob_a, prob_a, np.ones(len(prob_a)))
+    training = Training("encoder", start.theta.shape[1], loss, labels, lambda *_: start.theta, start.offset)
+    trained = run.folder / "trained"
+    seconds = run.train(training, trained)
+
+    def write(folder: Path) -> None:
+        if checkpoints.processes.first:
+            write_encoder(trained, encoder.folder, folder)
+
+    folder = checkpoints.folder("encoder", write)
+    theta = trained_rewards(trained)
+    return run, seconds, theta, replace(base, encoder=str(folder), own=True, hub_id="").with_identity()
+
+
+def _choice(
+    used: str,
+    errors: dict[str, float],
+    tuned: RewardEnsemble,
+    tuned_votes: HeldOutVotes,
+    frozen: RewardEnsemble,
+    frozen_votes: HeldOutVotes,
+) -> EncoderChoice:
+    """Return the choice between the encoders, and the held-out Brier scores of both."""
+    votes = tuned_votes.preferences
+    shares = tuned_votes.prob_hat(tuned), frozen_votes.prob_hat(frozen)
+    squares = [(share - votes.prob_a) ** 2 for share in shares]
+    corrected = [brier_corrected(share, votes.prob_a, votes.n_votes, votes.counted_ties) for share in shares]
+    difference = paired_difference(*squares, votes.prompt_index, min_clusters=ENOUGH_CLUSTERS)
+    known = not np.isnan(difference.low)
+    return EncoderChoice(
+        used=used,
+        validation_tuned=errors["tuned"],
+        validation_frozen=errors["frozen"],
+        test_tuned=corrected[0],
+        test_frozen=corrected[1],
+        difference=difference.mean,
+        low=difference.low if known else None,
+        high=difference.high if known else None,
+    )
