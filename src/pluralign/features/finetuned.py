@@ -102,6 +102,10 @@ class FinetunedFeatures:
         """Return these features with the hashes of their current files."""
         return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
 
+    def first(self, k: int) -> "FinetunedFeatures":
+        """Return the features of the first k models of a stagewise ensemble."""
+        return replace(self, outputs=k, identity=self.identity[:k])
+
     def save(self, folder: Path) -> "FinetunedFeatures":
         """Put the models into another ensemble's folder, all of them or none, and return the features there.
 
@@ -117,7 +121,9 @@ class FinetunedFeatures:
             if saved.with_current_hashes().identity == self.identity:
                 return saved
         with atomic_folder(folder / saved.models) as partial:
-            shutil.copytree(self.folder / self.models, partial, copy_function=_link_or_copy, dirs_exist_ok=True)
+            for place in model_folders(self):  # the folder may hold members that were not kept
+                target = partial / place.relative_to(self.folder / self.models)
+                shutil.copytree(place, target, copy_function=_link_or_copy, dirs_exist_ok=True)
         return saved
 
 

@@ -101,6 +101,11 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         )
     if sentence := target_sentence(record.target, record.vote_share):
         yield Text(sentence)
+    if record.tuning and "stopped" in record.tuning:
+        yield Text(
+            f"Training stopped after {record.tuning['stages']} stages, {record.k} of them kept: "
+            f"{record.tuning['stopped']}."
+        )
     if record.raters is not None:
         yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
     if pooled:
