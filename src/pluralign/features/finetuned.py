@@ -23,6 +23,7 @@ from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
 from pluralign.features.encoder import encode
 from pluralign.models.bundled import minilm_folder, smollm2_folder
+from pluralign.models.chat_truncation import TRUNCATION
 from pluralign.models.classifier import classifier_rewards
 from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.items import ItemsLike, as_items
@@ -158,12 +159,18 @@ class Backbone:
     """One fine-tuned model as an encoder."""
 
     folder: Path
-    identity: str
+    hashed: str
+    """Hash of the model's files."""
     models: "_Models"
+
+    @property
+    def identity(self) -> str:
+        """Everything that the outputs depend on: the files, and how long texts are shortened."""
+        return f"{self.hashed} {TRUNCATION}"
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return the outputs of the model, ``(n_items, outputs)``."""
-        model, tokenizer = self.models.get(self.folder, self.identity)
+        model, tokenizer = self.models.get(self.folder, self.hashed)
         limit = self.models.features.max_length
         return np.asarray(classifier_rewards(model, tokenizer, items, limit), dtype=np.float32)
 
