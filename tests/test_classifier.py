@@ -117,7 +117,7 @@ def test_a_text_that_is_too_long_loses_the_beginning_of_the_prompt(tmp_path: Pat
     np.testing.assert_allclose(rewards[0], alone(pairs, "rum ? " * 12 + "tea", "no , never ."), atol=1e-5)
     assert np.isfinite(rewards[1]).all()
     chats = write_llama(tmp_path / "chats", max_position_embeddings=16)
-    kept = "tea ? tea ? tea ? </s>assistant no , never , thank you . </s>"
+    kept = "<s>user tea ? tea ? </s>assistant no , never , thank you . </s>"
     rewards = model_rewards(chats, [("tea ? " * 40, "no , never , thank you .")])
     np.testing.assert_allclose(rewards[0], alone(chats, kept, special=False), atol=1e-5)
 

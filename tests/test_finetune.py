@@ -305,7 +305,7 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
         ({"members": "mlp"}, "members is an option of frozen features"),
         ({"level": "policy"}, "fine-tuned members are trained for votes; leave --level out"),
         ({"target": "votes"}, "--target has no effect with --backbone"),
-        ({"k": "auto"}, "--k auto cannot be used with --backbone"),
+        ({"k": "auto"}, "--k auto with --backbone needs --method stagewise"),
         ({"folder": None}, "a fine-tuned ensemble needs a folder"),
     ],
 )

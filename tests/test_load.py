@@ -134,6 +134,11 @@ def test_ties_count_half_with_the_option() -> None:
     assert not preferences.dropped
 
 
+def test_a_saved_set_takes_the_tie_rule_of_the_options(tmp_path: Path) -> None:
+    load_preferences(ROWS).save(tmp_path / "saved.parquet")
+    assert load_preferences(tmp_path / "saved.parquet", ties="fixed").prob_a.tolist() == [0.5, 0.0]
+
+
 def test_shares_with_n_become_counts() -> None:
     rows = [wide(votes_a=None, votes_b=None, prob_a=0.667, n=3), wide(votes_a=None, votes_b=None, prob_a=1.0, n=4)]
     assert [row[3:] for row in counts(load_preferences(rows))] == [(2, 1, 0), (4, 0, 0)]

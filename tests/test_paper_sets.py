@@ -22,6 +22,7 @@ from pluralign.votes.options import LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS, PERSONALLLM_RATERS, prism_prompts
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
+from pluralign.votes.summary import inspect
 
 Row = dict[str, Any]
 Pair = tuple[PromptLike, str, str, int, int, int]
@@ -147,6 +148,19 @@ def test_ties_half_keeps_a_pair_with_only_ties(multipref: Path) -> None:
     assert len(votes) == 5
     assert votes.prob_a.tolist() == [2.5 / 4, 1.5 / 4, 0.5, 0.0, 1.0]
     assert votes.dropped == {"pairs without a vote": 1}
+
+
+def test_ties_fixed_gives_the_papers_shares_of_all_four_annotators(tmp_path: Path) -> None:
+    votes = [[A1, A1, A2, A2], [A1, A1, A1, B1], [A1, A1, A1, TIE], [A1, A1, B1, TIE], [A1, TIE, TIE, TIE], [TIE] * 4]
+    other = {A1: B1, A2: B2, B1: A1, TIE: TIE}
+    turned = [[other[vote] for vote in four] for four in votes]
+    rows = [multipref_row(i, four[:2], four[2:]) for i, four in enumerate(votes + turned)]
+    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", rows)
+    read = load("multipref", tmp_path, ties="fixed")
+    assert read.prob_a.tolist() == [1.0, 0.75, 0.75, 0.5, 0.25, 0.0, 0.25, 0.25, 0.5, 0.75]
+    assert read.n_votes.tolist() == [4] * 10
+    assert inspect(read).majority_share_of_all == pytest.approx((1 + 0.75 + 0.75 + 0.5 + 0.25) / 5)
+    assert read.dropped == {"pairs without a vote": 2}
 
 
 def test_min_votes_overrides_the_minimum_of_the_paper(multipref: Path) -> None:
@@ -393,6 +407,23 @@ def test_helpsteer2_takes_the_split_from_the_main_files(helpsteer2: Path) -> Non
     train, test = votes.split(seed=1)
     assert "held out" in test.prompts
     assert {"name a prime", MULTI_TURN_MESSAGES} <= set(train.prompts)
+
+
+def test_helpsteer2_without_its_split_holds_out_a_tenth_of_the_prompts(tmp_path: Path) -> None:
+    prompts = [f"Question {i}?" for i in range(300)]
+    rows = [rated(prompt, text, ratings) for prompt in prompts for text, ratings in (("Yes.", [3, 1]), ("No.", [1, 2]))]
+    write_lines(tmp_path / "disagreements.jsonl.gz", rows)
+    write_lines(tmp_path / "train.jsonl.gz", [{"prompt": prompt} for prompt in prompts[:290]])
+    write_lines(tmp_path / "validation.jsonl.gz", [{"prompt": prompt} for prompt in prompts[290:]])
+    published = load_preferences(f"helpsteer2:{tmp_path}")
+    by_prompt = load_preferences(f"helpsteer2:{tmp_path}", split="prompts")
+    assert set(published.split()[1].prompts) == set(prompts[290:])
+    held_out = by_prompt.split()[1].prompts
+    assert 20 <= len(held_out) <= 45
+    assert set(held_out) - set(prompts[290:])
+    assert published.fingerprint != by_prompt.fingerprint
+    assert by_prompt.loaded is not None
+    assert by_prompt.loaded.options == {"split": "prompts"}
 
 
 def test_the_early_revision_is_read_from_the_root(helpsteer2: Path, tmp_path: Path) -> None:

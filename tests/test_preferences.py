@@ -137,6 +137,16 @@ def test_the_tie_rule_decides_how_ties_count(preferences: PreferenceSet) -> None
         assert share == pytest.approx(float(expected), abs=1e-15)
 
 
+@given(preference_sets())
+def test_fixed_shares_are_of_all_people_for_the_majority_and_reverse_with_the_order(preferences: PreferenceSet) -> None:
+    fixed = preferences.with_ties("fixed")
+    for share, (_, _, _, a, b, ties, *_) in zip(fixed.prob_a, rows_of(fixed), strict=True):
+        most = float(Fraction(max(a, b), a + b + ties))
+        assert share == pytest.approx(0.5 if a == b else most if a > b else 1 - most, abs=1e-15)
+    assert fixed.n_votes.tolist() == (fixed.votes_a + fixed.votes_b + fixed.ties).tolist()
+    np.testing.assert_allclose(fixed.swapped().prob_a, 1 - fixed.prob_a, atol=1e-15)
+
+
 def test_a_chat_and_a_text_equal_to_its_json_are_two_prompts(tmp_path: Path) -> None:
     chat: PromptLike = (Message("user", "Why?"),)
     votes = PreferenceSet.from_columns([chat, '[["user","Why?"]]'], ["A", "A"], ["B", "B"], [1, 1], [1, 1])

@@ -52,6 +52,17 @@ def test_each_vote_keeps_its_rater_and_its_side() -> None:
     np.testing.assert_array_equal(votes.preferences.prompts[votes.prompt], ["Tea?", "Rum?", "Tea?", "Rum?"])
 
 
+def test_fixed_shares_need_counts() -> None:
+    with pytest.raises(UsageError, match="--ties fixed is a rule for vote counts"):
+        load_rater_votes(ROWS, "worker", ties="fixed")
+
+
+def test_the_official_split_of_single_votes_can_be_ignored() -> None:
+    rows = [{**row, "split": "train"} for row in ROWS]
+    assert "split" in load_rater_votes(rows, "worker").preferences.columns
+    assert "split" not in load_rater_votes(rows, "worker", split="prompts").preferences.columns
+
+
 def test_ties_are_half_a_vote_where_ties_count() -> None:
     votes = load_rater_votes(ROWS, "worker", ties="half")
     assert plain(votes)["Tea?", "Yes.", "No.", 2, 0.5] == 1

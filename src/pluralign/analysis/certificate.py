@@ -303,8 +303,8 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     d, k = ensemble.members.theta.shape[0], guarantees.paper_size(ensemble.k, ensemble.undecided)
     bounds = [guarantees.generalization_bound(n, d, k, delta) for n in (pairs, prompts)]
     start, narrow = (guarantees.samples_until_informative(d, k, delta, width) for width in (1.0, SMALL_GAP))
-    history = ensemble.record.history
-    measured = history[-1].test_brier - history[-1].train_brier if history else math.nan
+    kept = ensemble.record.kept
+    measured = kept.test_brier - kept.train_brier if kept else math.nan
     gap = None if math.isnan(measured) else measured
     here = f"With d = {d} features and k = {k} the bound is below 1 from N = {start:,} pairs on; " + (
         f"at N = {pairs:,} it is {bounds[0]:.4f}." if bounds[0] < 1 else f"at N = {pairs:,} it is vacuous."

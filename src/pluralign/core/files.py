@@ -11,7 +11,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -99,8 +99,14 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def link_folder(source: Path, target: Path) -> None:
-    """Put the files of a folder into a new one, all of them or none. Files are hard-linked if the disk allows it."""
+def link_folder(source: Path, target: Path, kept: Collection[str] = (".",)) -> None:
+    """Put a folder, or some of its subfolders, into a new one, all or nothing. Files are hard-linked if possible.
+
+    Args:
+        source: the folder.
+        target: the new folder.
+        kept: the subfolders to take; ``.`` is the folder itself.
+    """
 
     def link_or_copy(file: str, to: str) -> str:
         link: Callable[[str, str], None] = os.link
@@ -111,7 +117,8 @@ def link_folder(source: Path, target: Path) -> None:
         return to
 
     with atomic_folder(target) as partial:
-        shutil.copytree(source, partial, copy_function=link_or_copy, dirs_exist_ok=True)
+        for name in kept:
+            shutil.copytree(source / name, partial / name, copy_function=link_or_copy, dirs_exist_ok=True)
 
 
 def writable_file(path: str | os.PathLike[str]) -> Path:

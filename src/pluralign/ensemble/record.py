@@ -284,6 +284,11 @@ class FitRecord:
     seconds_encoding: float | None = None
     pruned: PruneRecord | None = None
 
+    @property
+    def kept(self) -> HistoryRow | None:
+        """The row of the history with k members. Rows after it are of stages that early stopping did not keep."""
+        return next((row for row in self.history if row.k == self.k), None)
+
     def __repr__(self) -> str:
         data = f", {self.data.name}: {self.data.train_pairs:,} training pairs" if self.data else ""
         return f"FitRecord({self.method} k={self.k}, {self.level} level{data})"

@@ -25,6 +25,7 @@ from pluralign.features.options import ChosenPrecision
 from pluralign.features.precision import check_cpu_bfloat16
 from pluralign.features.transformer_encoder import layer_shape, read_config
 from pluralign.models.bundled import minilm_folder, smollm2_folder
+from pluralign.models.chat_truncation import TRUNCATION
 from pluralign.models.classifier import classifier_head, classifier_rewards, use_float32_head
 from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.items import ItemsLike, as_items
@@ -106,6 +107,10 @@ class FinetunedFeatures:
         """Return these features with the hashes of their current files."""
         return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
 
+    def first(self, k: int) -> "FinetunedFeatures":
+        """Return the features of the first k models of a stagewise ensemble."""
+        return replace(self, outputs=k, identity=self.identity[:k])
+
     def save(self, folder: Path) -> "FinetunedFeatures":
         """Put the models into another ensemble's folder, all of them or none, and return the features there.
 
@@ -120,7 +125,8 @@ class FinetunedFeatures:
                 break
             if saved.with_current_hashes().identity == self.identity:
                 return saved
-        link_folder(self.folder / self.models, folder / saved.models)
+        kept = {place.relative_to(self.folder / self.models).as_posix() for place in model_folders(self)}
+        link_folder(self.folder / self.models, folder / saved.models, kept)
         return saved
 
 
@@ -161,9 +167,8 @@ class Backbone:
 
     @property
     def identity(self) -> str:
-        """The model and its precision."""
-        half = self.models.features.precision == "bfloat16"
-        return f"{self.sha256}/bfloat16" if half else self.sha256
+        """Everything that the outputs depend on: the files, the precision, and how long texts are shortened."""
+        return f"{self.sha256} {self.models.features.precision} {TRUNCATION}"
 
     def encode(self, items: Sequence[Item]) -> Vectors:
         """Return the outputs of the model, ``(n_items, outputs)``."""

@@ -25,6 +25,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import FinetunedFeatures
+from pluralign.fitting.early_stopping import MOST_STAGES, StageValidation, stage_members
 from pluralign.fitting.judging import TestPairs, judge
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.selection import choose_temperature
@@ -38,7 +39,7 @@ from pluralign.training.joint import FROM_TEACHER
 from pluralign.training.member_bounds import cap_disagreement, training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, validation_units
-from pluralign.training.stagewise import hard_votes, orientation, solve_weights
+from pluralign.training.stagewise import hard_votes, orientation
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "members", "features")
@@ -103,29 +104,36 @@ def fit_finetuned(
         finetune.finetune_processes(),
     )
     bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
+    stages = StageValidation(preferences, items.a, items.b, learned, validation)
     tuned = finetune.fine_tune(
-        text_pairs, size, options, tuning, checkpoints, bound=bound, progress=progress, report=watcher.training
-    )
+        text_pairs, size, options, tuning, checkpoints, bound=bound,
+        enough=stages.enough if options.k == "auto" else None, progress=progress, report=watcher.training,
+    )  # fmt: skip
 
     reading = time.perf_counter()
-    features = tuned.features(texts)
+    models = tuned.features
+    features = models(texts)
     pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    train, check = pairs[~test_rows], pairs[validation]
-    test = TestPairs(preferences, test_rows, pairs[test_rows])
+    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
     history: list[HistoryRow] = []
-    members_of_sizes = _solve_members(train, size, options, bound)
-    for members in members_of_sizes:
+    for members in _solve_members(train, size, options, bound):
         history.append(test.history_row(members, train, "vote"))
         watcher.record(history[-1])
-    members = members_of_sizes[-1].unit_spread(train)
+    chosen = stages.choose(features) if options.k == "auto" else None
+    if chosen:  # the models of later stages are left behind
+        models, features = models.first(chosen.k), features[:, : chosen.k]
+        pairs = replace(pairs, inputs=features)
+        train = pairs[~test_rows]
+        members = stage_members(train)[-1]
+    check, members = pairs[validation], members.unit_spread(train)
     ensemble = RewardEnsemble(
-        LinearMembers(identity_map(tuned.features.outputs), members.theta),
+        LinearMembers(identity_map(models.outputs), members.theta),
         members.weights,
-        tuned.features,
+        models,
         choose_temperature(members, check),
         members.undecided,
     )
-    baselines = _single_reward_baselines(train, check, tuned.features)
+    baselines = _single_reward_baselines(train, check, models)
     ensemble, held_out = judge(ensemble, test, features, options, baselines, history)
     now = time.perf_counter()
     record = replace(
@@ -135,9 +143,10 @@ def fit_finetuned(
             "steps": tuned.steps,
             "batch_size": tuned.batch_size,
             "learning_rate": tuned.learning_rate,
-            "max_length": tuned.features.max_length,
-            "scoring_precision": tuned.features.precision,
+            "max_length": models.max_length,
+            "scoring_precision": models.precision,
             "validation_pairs": len(check),
+            **({"stages": chosen.stages, "stopped": chosen.stopped} if chosen else {}),
         },
         notes=tuned.notes,
         processes=tuned.processes,
@@ -154,7 +163,7 @@ def fit_finetuned(
 
 
 def _check_options(options: FitOptions) -> int:
-    """Return k. Raises UsageError for options that have no meaning with a backbone."""
+    """Return k, or the most stages of ``auto``. Raises UsageError for options that have no meaning with a backbone."""
     if frozen := [name for name in changed_options(options) if name in FROZEN_OPTIONS]:
         raise UsageError(f"{frozen[0]} is an option of frozen features; leave it out with --backbone.")
     if options.level == "policy":
@@ -163,9 +172,12 @@ def _check_options(options: FitOptions) -> int:
         raise UsageError("--target has no effect with --backbone; leave it out.")
     if options.folds is not None:
         raise UsageError("--folds cannot be used with --backbone, since each fold is trained anew; leave it out.")
-    if options.k == "auto":
-        raise UsageError("--k auto cannot be used with --backbone, since each size is trained anew; name a number.")
-    return int(options.k)
+    if options.k == "auto" and options.method == "joint":
+        raise UsageError(
+            "--k auto with --backbone needs --method stagewise, since each size of joint members is trained anew; "
+            "add it, or name a number."
+        )
+    return MOST_STAGES if options.k == "auto" else int(options.k)
 
 
 def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
@@ -184,10 +196,10 @@ def _solve_members(train: Pairs, size: int, options: FitOptions, bound: float) -
     A stagewise member is one output. Joint members are outputs turned towards the single reward, the last output,
     until they meet the bound on disagreement.
     """
+    if options.method == "stagewise":
+        return stage_members(train)
     axes = np.eye(train.inputs.shape[1])
     difference, prob_a = train.difference, train.prob_a
-    if options.method == "stagewise":
-        return [Members(axes[:, :j], solve_weights(difference, axes[:, :j], prob_a)[0]) for j in range(1, size + 1)]
     reward = axes[:, size]
     capped = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
     theta = reward[:, None] if size == 1 else np.column_stack(capped)

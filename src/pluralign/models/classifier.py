@@ -9,6 +9,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, in_batches, padded
+from pluralign.models.chat_truncation import chat_tokens
 from pluralign.models.loading import context_length, load_model
 from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
 
@@ -51,7 +52,7 @@ def model_rewards(folder: Path, items: Sequence[Item], progress: Progress | None
 
     The chat template of the tokenizer formats each text. Without a template, prompt and response are the two texts of a
     pair, or one text with an empty line between them if the tokenizer has no separator. Texts that are too long lose
-    the beginning of the prompt.
+    the beginning of the prompt; a chat keeps its first token and its headers.
 
     Args:
         folder: a transformers folder with a …ForSequenceClassification model.
@@ -121,18 +122,25 @@ def _as_float32(layer: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa
 
 def classifier_tokens(tokenizer: Any, item: Item, limit: int) -> Tokens:
     """Return the tokens that a sequence classifier reads for a prompt and its response, at most ``limit``."""
+    return tokens_and_cut(tokenizer, item, limit)[0]
+
+
+def tokens_and_cut(tokenizer: Any, item: Item, limit: int) -> tuple[Tokens, bool]:
+    """Return the tokens that a sequence classifier reads, at most ``limit``, and whether the text was too long."""
     prompt, response = item
-    if reads_of(tokenizer) == "chat":
-        text = tokenizer.apply_chat_template(chat_messages(prompt, response), tokenize=False)
-        tokens = tokenizer(text, add_special_tokens=False, truncation=True, max_length=limit)
-    elif tokenizer.sep_token is None:
-        tokens = tokenizer(plain_text(prompt, response), truncation=True, max_length=limit)
-    else:
+    reads = reads_of(tokenizer)
+    if reads == "chat":
+        return chat_tokens(tokenizer, chat_messages(prompt, response), limit)
+    texts = (plain_prompt(prompt), response) if reads == "pair" else (plain_text(prompt, response),)
+    tokens = tokenizer(*texts, verbose=False)
+    if len(tokens["input_ids"]) <= limit:
+        return dict(tokens), False
+    cut: str | bool = True
+    if reads == "pair":
         room = limit - tokenizer.num_special_tokens_to_add(pair=True)
         fits = len(tokenizer(response, add_special_tokens=False, verbose=False)["input_ids"]) < room
         cut = "only_first" if fits else "longest_first"
-        tokens = tokenizer(plain_prompt(prompt), response, truncation=cut, max_length=limit)
-    return dict(tokens)
+    return dict(tokenizer(*texts, truncation=cut, max_length=limit)), True
 
 
 def reads_of(tokenizer: Any) -> Reads:

@@ -150,7 +150,8 @@ def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation) -> None:
         named["floor"] = ("floor", FLOOR)
         axes.axhspan(0, evaluation.baselines["floor"].brier, color=BAND, zorder=0, linewidth=0)
     axes.plot(sizes, scores, marker="o", color=ENSEMBLE, linewidth=2, zorder=3)
-    lines = [(scores[-1], f"{record.method} {scores[-1]:.4f}", ENSEMBLE)]
+    own = record.kept.test_brier if record.kept else scores[-1]
+    lines = [(own, f"{record.method} {own:.4f}", ENSEMBLE)]
     for key, (name, colour) in named.items():
         if key in evaluation.baselines:
             value = evaluation.baselines[key].brier

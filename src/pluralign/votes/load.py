@@ -95,6 +95,11 @@ def load_preferences(
         array([0.6])
     """
     options = with_changes(options or LoadOptions(), changes)
+    votes = _load(source, options, progress)
+    return votes.without_official_split() if options.split == "prompts" else votes
+
+
+def _load(source: Source, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
     loaded = None
     if isinstance(source, str | os.PathLike):
         loaded = Loaded(str(source), options.changed())
@@ -110,11 +115,11 @@ def load_preferences(
 
 
 def _load_saved(path: str | os.PathLike[str], options: LoadOptions) -> PreferenceSet:
-    """Return a set that was saved, with its own tie rule unless the options say half."""
+    """Return a set that was saved, with its own tie rule unless the options have another one than the default."""
     if options.rename:
         raise UsageError(f"--rename does not apply to {path}: its columns are known.")
     saved = PreferenceSet.load(path)
-    saved = saved.with_ties("half") if options.ties == "half" else saved
+    saved = saved.with_ties(options.ties) if options.ties != "drop" else saved
     enough = saved.n_votes >= (options.min_votes or 1)
     if enough.all():
         return saved

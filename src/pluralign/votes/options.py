@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError
 from pluralign.core.options import check_choices
 
-TieRule: TypeAlias = Literal["drop", "half"]
+TieRule: TypeAlias = Literal["drop", "half", "fixed"]
 Repeats: TypeAlias = Literal["count", "first"]
+SplitRule: TypeAlias = Literal["official", "prompts"]
 
-TIE_RULES: tuple[TieRule, ...] = ("drop", "half")
+TIE_RULES: tuple[TieRule, ...] = get_args(TieRule)
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,11 @@ class LoadOptions:
     """Options for reading votes."""
 
     ties: TieRule = field(
-        default="drop", metadata={"help": "Drop ties, as in the paper, or count each as half a vote for both sides."}
+        default="drop",
+        metadata={
+            "help": "Drop ties, as in the paper; count each as half a vote for both sides; or fixed: shares of all "
+            "votes, with ties against the response that has more votes, as the paper's shares of MultiPref."
+        },
     )
     min_votes: int | None = field(
         default=None,
@@ -26,6 +31,12 @@ class LoadOptions:
     )
     repeats: Repeats = field(
         default="count", metadata={"help": "Count every vote, or only the first vote of an annotator on a pair."}
+    )
+    split: SplitRule = field(
+        default="official",
+        metadata={
+            "help": "Use the official split if the data has one, or ignore it and hold out a share of the prompts."
+        },
     )
     skip_bad: bool = field(default=False, metadata={"help": "Drop invalid rows and report how many of each kind."})
     rename: Mapping[str, str] = field(
@@ -38,7 +49,7 @@ class LoadOptions:
     )
 
     def __post_init__(self) -> None:
-        check_choices(self, {"ties": TieRule, "repeats": Repeats})
+        check_choices(self, {"ties": TieRule, "repeats": Repeats, "split": SplitRule})
         if not isinstance(self.rename, Mapping):
             raise UsageError(f"rename must be a dict such as {{'prompt': 'question'}}, not {self.rename!r}.")
         theirs = list(self.rename.values())

@@ -64,7 +64,8 @@ class PreferenceSet:
     ties: IntArray
     """People who voted for a tie, ``(n_pairs,)``; ``tie_rule`` decides whether they count."""
     tie_rule: TieRule = "drop"
-    """``drop``: ties do not count (as in the paper). ``half``: a tie is half a vote for each side."""
+    """``drop``: ties do not count (as in the paper). ``half``: a tie is half a vote for each side. ``fixed``: a tie is
+    a vote for the response with fewer votes, so the majority share is of all people (the paper's MultiPref)."""
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Further columns of the data, each ``(n_pairs,)``; ``split`` holds the official split, if there is one."""
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -151,7 +152,7 @@ class PreferenceSet:
             name = ", ".join(sorted(taken)) or "'' (empty)"
             raise UsageError(f"extra columns must not have the name {name}: rename them.")
         if self.tie_rule not in TIE_RULES:
-            raise UsageError(f"tie_rule must be 'drop' or 'half', not {self.tie_rule!r}.")
+            raise UsageError(f"tie_rule must be 'drop', 'half' or 'fixed', not {self.tie_rule!r}.")
         if min(map(_smallest, (self.votes_a, self.votes_b, self.ties))) < 0:
             raise UsageError("vote counts must not be negative.")
         if len(self) and not self.n_votes.min():
@@ -179,17 +180,21 @@ class PreferenceSet:
     @cached_property
     def n_votes(self) -> IntArray:
         """Number of votes that count, ``(n_pairs,)``."""
-        return self.votes_a + self.votes_b + self.counted_ties
+        return self.votes_a + self.votes_b + (0 if self.tie_rule == "drop" else self.ties)
 
     @cached_property
     def counted_ties(self) -> IntArray:
-        """Tie votes among ``n_votes``, ``(n_pairs,)``: all of them under ``half``, none under ``drop``."""
+        """Votes of ½ among ``n_votes``, ``(n_pairs,)``: all ties under ``half``, else none."""
         return self.ties if self.tie_rule == "half" else np.zeros_like(self.ties)
 
     @cached_property
     def prob_a(self) -> FloatArray:
-        """Share of people choosing response a (the paper's p), ``(n_pairs,)``: votes_a / (votes_a + votes_b)."""
-        return (self.votes_a + self.counted_ties / 2) / self.n_votes
+        """Share of people choosing response a (the paper's p), ``(n_pairs,)``: votes_a / (votes_a + votes_b).
+
+        Under ``half`` and ``fixed`` the share is of all people. Under ``fixed`` it is ½ where both have as many votes.
+        """
+        for_a = {"drop": 0.0, "half": 0.5, "fixed": (1 - np.sign(self.votes_a - self.votes_b)) / 2}[self.tie_rule]
+        return np.asarray((self.votes_a + for_a * self.ties) / self.n_votes, dtype=np.float64)
 
     def __getitem__(self, rows: slice | npt.ArrayLike) -> "PreferenceSet":
         """Return the pairs at ``rows`` (a slice, indices or a mask) as a new set."""
@@ -227,6 +232,10 @@ class PreferenceSet:
             dropped=self.dropped,
             name=self.name,
         )
+
+    def without_official_split(self) -> "PreferenceSet":
+        """Return the same votes without the column ``split``, so that ``split`` holds out a share of the prompts."""
+        return replace(self, columns={name: column for name, column in self.columns.items() if name != "split"})
 
     def with_ties(self, tie_rule: TieRule) -> "PreferenceSet":
         """Return the same votes with another tie rule."""
@@ -298,7 +307,7 @@ class PreferenceSet:
 
     def with_split(self, test_fraction: float | None = None, *, seed: int = 0) -> "PreferenceSet":
         """Return the set with the split of a seed as its official split, so that fits with other seeds share it."""
-        plain = replace(self, columns={name: column for name, column in self.columns.items() if name != "split"})
+        plain = self.without_official_split()
         side = np.where(plain.test_mask(test_fraction, seed=seed), "test", "train")
         return replace(plain, columns={**plain.columns, "split": side}, loaded=None)
 

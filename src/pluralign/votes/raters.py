@@ -82,6 +82,8 @@ def load_rater_votes(
         (array([0.5]), array([0, 1], dtype=int32), array([1., 0.]))
     """
     options = with_changes(options or LoadOptions(), changes)
+    if options.ties == "fixed":
+        raise UsageError("--ties fixed is a rule for vote counts, not for single votes; use drop or half with raters.")
     loaded = Loaded(str(source), options.changed(), column) if isinstance(source, str | os.PathLike) else None
     if is_town_hall(source):
         if column != "rater":
@@ -101,11 +103,12 @@ def load_rater_votes(
     comparisons = Comparisons()
     layout.read(records, comparisons, bad)
     preferences, votes = comparisons.finish_single(bad, options, min_votes=layout.min_votes)
+    split = preferences.without_official_split() if options.split == "prompts" else preferences
     known = np.array([annotator is not None for annotator in votes.annotator], dtype=bool)
     raters = np.array([annotator for annotator in votes.annotator if annotator is not None], dtype=np.int64)
     return _checked(
         RaterVotes(
-            replace(preferences, loaded=loaded),
+            replace(split, loaded=loaded),
             votes.pair[known].astype(np.int32),
             by_first_appearance(raters),
             votes.chose_a[known],

@@ -103,6 +103,11 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         yield Text(sentence)
     if record.encoders is not None:
         yield Text(encoder_sentence(record.encoders))
+    if record.tuning and "stopped" in record.tuning:
+        yield Text(
+            f"Training stopped after {record.tuning['stages']} stages, {record.k} of them kept: "
+            f"{record.tuning['stopped']}."
+        )
     if record.raters is not None:
         yield Text(f"Members are fitted to the votes of {record.raters:,} raters. Rater ids are not saved.")
     if pooled:

@@ -51,6 +51,8 @@ def _reference_scores(summary: Inspection) -> Table:
 def _notes(summary: Inspection) -> Iterator[str]:
     if summary.ties and summary.tie_rule == "half":
         yield f"{summary.ties:,} ties count as half a vote for each side"
+    elif summary.ties and summary.tie_rule == "fixed":
+        yield f"{summary.ties:,} ties count against the response that has more votes"
     elif summary.ties:
         share = f"{summary.majority_share_of_all:.3f}"
         yield f"{summary.ties:,} ties are not counted; with ties in the denominator the majority share is {share}"

@@ -14,15 +14,13 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.features.finetuned import backbone_folder
 from pluralign.models.batches import Tokens
-from pluralign.models.classifier import classifier_head, classifier_tokens, use_float32_head
+from pluralign.models.classifier import classifier_head, tokens_and_cut, use_float32_head
 from pluralign.models.loading import context_length, not_loadable, quiet_transformers
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.prompts import Item, Prompt
 
 HEAD_DEVIATION = 0.02
 """Standard deviation of the weights of a fresh head."""
-NO_LIMIT = 1_000_000
-"""Tokens of the longest text that is counted."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,8 @@ class BaseModel:
 
     def tokens(self, items: Sequence[Item]) -> tuple[list[Tokens], str | None]:
         """Return the tokens of each text, and a note if some texts are truncated."""
-        tokens = [classifier_tokens(self.tokenizer, item, self.max_length) for item in items]
-        full = [i for i, text in enumerate(tokens) if len(text["input_ids"]) >= self.max_length]
-        whole = (len(classifier_tokens(self.tokenizer, items[i], NO_LIMIT)["input_ids"]) for i in full)
-        cut = sum(length > self.max_length for length in whole)
+        read = [tokens_and_cut(self.tokenizer, item, self.max_length) for item in items]
+        tokens, cut = [text for text, _ in read], sum(too_long for _, too_long in read)
         if not cut:
             return tokens, None
         return tokens, (

@@ -5,6 +5,7 @@ Every process of a launch must call ``fine_tune``; the first one writes. ``train
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,9 @@ from pluralign.training.pairs import Pairs
 from pluralign.training.stagewise import fit_member, stage_target
 from pluralign.training.teacher import Teacher
 
+Enough: TypeAlias = Callable[[npt.NDArray[np.float32]], bool]
+"""Takes the rewards of the members so far for every text, ``(n_items, members)``; returns whether to stop there."""
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -54,6 +58,7 @@ def fine_tune(
     checkpoints: Checkpoints,
     *,
     bound: float = 1.0,
+    enough: Enough | None = None,
     progress: Progress | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
@@ -76,12 +81,14 @@ def fine_tune(
 
     Args:
         pairs: the training pairs.
-        k: number of members.
+        k: number of members; with ``enough`` the largest.
         options: method, variant, loss and seed.
         tuning: the backbone and the recipe.
         checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
             ``finetune_processes()`` as its processes.
         bound: training disagreement above which a member is penalised; 1 sets no bound.
+        enough: stagewise: called after each stage; if it returns True, no further stage is trained. Its answer is
+            stored, so a resumed run stops at the same stage.
         progress: called with the steps done and their total.
         report: called with the name of each member before its training.
 
@@ -89,7 +96,10 @@ def fine_tune(
         The models as features, in the folder of ``checkpoints``.
     """
     run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, choose_precision(options.precision))
-    features, seconds = (_joint if options.method == "joint" else _stagewise)(run, k, options, bound, report)
+    if options.method == "joint":
+        features, seconds = _joint(run, k, options, bound, report)
+    else:
+        features, seconds = _stagewise(run, k, options, bound, enough, report)
     recipe = run.recipe
     return Tuned(
         features, run.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
@@ -128,14 +138,19 @@ def _joint(
 
 
 def _stagewise(
-    run: FinetuneRun, k: int, options: FitOptions, bound: float, report: Callable[[str], None]
+    run: FinetuneRun,
+    k: int,
+    options: FitOptions,
+    bound: float,
+    enough: Enough | None,
+    report: Callable[[str], None],
 ) -> tuple[FinetunedFeatures, list[float]]:
     pairs = run.pairs
     prob_hat = np.full(len(pairs.prob_a), 0.5)
     seconds: list[float] = []
     identity: tuple[str, ...] = ()
     for j in range(k):
-        report(f"member {j + 1} of {k}")
+        report(f"member {j + 1} of {'at most ' if enough else ''}{k}")
         features = _features(run, "stagewise", j + 1)
         folder = model_folders(features)[j]
         variant: Variant = "symmetric" if j == 0 else options.variant
@@ -153,8 +168,15 @@ def _stagewise(
         features = _features(run, "stagewise", j + 1, identity)
         outputs = _outputs(run, features)
         votes = votes_from_rewards(outputs[pairs.a], outputs[pairs.b])
+        if enough and _agreed(run, f"enough-{j}", lambda: enough(outputs)):  # noqa: B023 - called at once
+            break
         prob_hat = votes @ simplex_least_squares(votes, pairs.prob_a)
     return features, seconds
+
+
+def _agreed(run: FinetuneRun, name: str, decide: Callable[[], bool]) -> bool:
+    """Return a decision of the first process, as stored if it was made before."""
+    return bool(run.checkpoints.value(name, lambda: run.checkpoints.processes.agreed(decide)))
 
 
 def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
