@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,19 @@ import typer.main
 from conftest import run
 
 from pluralign.cli.main import app
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.held_out import load_held_out
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import held_out_files, load_held_out
 from pluralign.experiments import costs
 from pluralign.experiments import reproduce as reproduction
-from pluralign.experiments.costs import LLAMA_3_8B, Architecture
-from pluralign.experiments.plan import RECORD_FILE, estimate_cost, plan
+from pluralign.experiments.plan import RECORD_FILE, check_inputs, plan
 from pluralign.experiments.recipe import RECIPES, load_recipe, shrink
+from pluralign.experiments.recipe_cost import estimate_cost
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import compare_table, reproduce
+from pluralign.experiments.reproduce import choose_training, compare_table, reproduce
+from pluralign.training.memory import LLAMA_3_8B
+from pluralign.training.routes import Devices, Route
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
@@ -36,50 +40,9 @@ TABLE_1 = {
     "helpsteer2": (21000, 10000, 1000, 3.5, 0.74),
     "tldr": (3217, 729, 845, 7.56, 0.84),
 }
-SMALL = Architecture(vocabulary=50, hidden=16, intermediate=32, layers=2, heads=4, key_value_heads=2)
 
 
-def small_llama(kind: str, **config: Any) -> Any:
-    transformers = importlib.import_module("transformers")
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    options = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **config}
-    return getattr(transformers, f"LlamaFor{kind}")(transformers.LlamaConfig(**options))
-
-
-def parameters_of(model: Any, trained: bool = False) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
-
-
-# --- costs against real models ----------------------------------------------------------------------------------------
-
-
-def test_parameters_match_transformers() -> None:
-    assert costs.reward_parameters(SMALL) == parameters_of(small_llama("SequenceClassification", num_labels=1))
-    assert costs.language_model_parameters(SMALL) == parameters_of(small_llama("CausalLM"))
-
-
-def test_lora_parameters_match_peft() -> None:
-    peft = importlib.import_module("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, target_modules="all-linear", modules_to_save=["score"])
-    adapted = peft.get_peft_model(small_llama("SequenceClassification", num_labels=1), config)
-    assert costs.lora_parameters(SMALL, 3) == parameters_of(adapted, trained=True)
-
-
-@pytest.mark.parametrize("largest", [10_000, 20])
-def test_the_size_of_a_checkpoint_matches_the_state_of_soap(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, optimizers = importlib.import_module("torch"), importlib.import_module("pytorch_optimizer")
-    model = small_llama("SequenceClassification", num_labels=1)
-    soap = optimizers.SOAP(model.parameters(), lr=1e-3, max_precondition_dim=largest)
-    for _ in range(2):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        soap.step()
-    kept = parameters_of(model)
-    for state in soap.state.values():
-        tensors = [state["exp_avg"], state["exp_avg_sq"], *state["GG"], *(state["Q"] or [])]
-        kept += sum(tensor.numel() for tensor in tensors if hasattr(tensor, "numel"))
-    monkeypatch.setattr(costs, "SOAP_LARGEST_SIDE", largest)
-    assert costs.trained_numbers(SMALL) == kept
+# --- costs ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_operations_of_soap_match_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,40 +84,42 @@ def test_the_defaults_of_fine_tuning_match_the_paper() -> None:
         assert (noted.warmup, noted.weight_decay) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_cost_matches_the_formulas(name: str, lora: bool) -> None:
-    cost, recipe = estimate_cost(load_recipe(name), lora=lora), load_recipe(name)
+def test_the_cost_matches_the_formulas(name: str, lora: bool, precision: str) -> None:
+    cost, recipe = estimate_cost(load_recipe(name), Route("soap", precision, lora)), load_recipe(name)
     n, whole, adapter = 7_504_928_768, 8_030_261_248, 41_947_136  # Meta-Llama-3-8B, computed by hand
     size = recipe.size
     per_text = size.prompt_tokens + size.response_tokens
-    tokens = size.train_pairs * 2 * per_text
+    # Each distinct text of a prompt is read once per epoch: PersonalLLM has 8 texts in the 28 pairs of a prompt.
+    tokens = (8 * 9402 if name == "personalllm" else 2 * size.train_pairs) * per_text
     texts = 8 * 10_402 if name == "personalllm" else 2 * (size.train_pairs + size.test_pairs)
     assert (cost.train_tokens, cost.scored_tokens) == (tokens, texts * per_text)
     assert cost.training_flops == pytest.approx(8 * (4 if lora else 6) * n * tokens)
     assert cost.steps == -(-size.train_pairs // (64 if name == "tldr" else 512))
-    assert 0 < cost.optimizer_flops < 0.15 * cost.training_flops
+    assert 0 < cost.optimizer_flops < 0.2 * cost.training_flops
     flops = cost.training_flops + cost.optimizer_flops
     assert cost.training_hours == pytest.approx(flops / (0.35 * 989.4e12) / 3600)
-    assert cost.scoring_hours == pytest.approx(8 * 2 * n * texts * per_text / (0.35 * 66.9e12) / 3600)
+    assert cost.scoring_hours == pytest.approx(8 * 2 * n * texts * per_text / (0.35 * 989.4e12) / 3600)
     new = recipe.candidates.max_new_tokens
     assert cost.continuations == 5000
     assert cost.generation_hours == pytest.approx(50 * 4 * new * 2 * whole / (0.2 * 3.35e12) / 3600)
-    assert cost.ranking_hours == pytest.approx(8 * 2 * n * 5000 * (size.prompt_tokens + new) / (0.35 * 66.9e12) / 3600)
+    assert cost.ranking_hours == pytest.approx(8 * 2 * n * 5000 * (size.prompt_tokens + new) / (0.35 * 989.4e12) / 3600)
     hours = (cost.training_hours, cost.scoring_hours, cost.generation_hours, cost.ranking_hours)
     assert cost.gpu_hours == pytest.approx(sum(hours))
-    assert cost.member_gb == pytest.approx(4 * (adapter if lora else n) / 1e9)
+    number = 4 if precision == "float32" else 2
+    assert cost.member_gb == pytest.approx(number * (adapter if lora else n) / 1e9)
     assert cost.disk_gb == pytest.approx(2 * whole / 1e9 + 8 * cost.member_gb + 2 * cost.checkpoint_gb)
     bases = cost.checkpoint_gb - 3 * cost.member_gb
     frozen = 2 * n / 1e9 if lora else 0.0
     assert cost.memory_gb == pytest.approx(frozen + 4 * cost.member_gb + bases + 6)
 
 
-def test_adamw_adds_no_operations_and_needs_less_memory() -> None:
-    soap, adamw = (estimate_cost(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
-    assert adamw.optimizer_flops == 0
-    assert adamw.memory_gb == pytest.approx(4 * 4 * costs.reward_parameters(LLAMA_3_8B) / 1e9 + 6)
-    assert adamw.memory_gb < soap.memory_gb
+def test_only_soap_adds_operations() -> None:
+    routes = (Route(name) for name in ("soap", "soap-one-sided", "adamw"))
+    added = [estimate_cost(load_recipe("multipref"), route).optimizer_flops for route in routes]
+    assert added[0] > added[1] > added[2] == 0
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -188,9 +153,54 @@ def test_the_dry_run_shows_steps_and_cost_and_writes_nothing(tmp_path: Path) -> 
     for step in planned["steps"]:
         assert shlex.join(step["command"]) in " ".join(shown.stdout.split())
     assert f"{planned['cost']['gpu_hours']:.1f}" in shown.stdout
-    assert set(planned["alternatives"]) == {"full, soap", "full, adamw", "LoRA, adamw"}
+    assert {"full, soap", "full, adamw", "LoRA, adamw"} < set(planned["alternatives"])
     assert planned["cost"]["lora"]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("devices", "steps_use", "routes"),
+    [
+        (Devices(1, 80e9), ("soap-one-sided", "bfloat16", False), [77, 66, 66, 22]),
+        (Devices(4, 80e9), ("soap-one-sided", "bfloat16", False), [77, 66, 66, 22]),
+        (Devices(4, 48e9), ("adamw", "float32", False), [36, 22]),
+        (Devices(1, 24e9), ("adamw", "float32", True), [21, 22]),
+        (None, ("soap-one-sided", "bfloat16", False), [77, 66, 66, 22]),
+    ],
+)
+def test_every_route_of_a_plan_fits_and_has_a_valid_command(
+    devices: Devices | None, steps_use: tuple[str, str, bool], routes: list[int]
+) -> None:
+    planned = plan("multipref", devices=devices)
+    assert [round(way.memory_gb) for way in planned.routes] == routes
+    group: Any = typer.main.get_command(app)
+    for way in planned.routes:
+        command = way.command[way.command.index("pluralign") + 1 :]
+        assert (way.command[0] == "accelerate") == (way.gpus > 1)
+        fit = group.commands[command[0]]
+        with fit.make_context("fit", command[1:]) as context:
+            values = context.params
+        assert Route(values["optimizer"], values["precision"], values["lora"], way.gpus) == way.route
+    assert planned.training is not None
+    used = planned.training.route
+    assert (used.optimizer, used.precision, used.lora) == steps_use
+    assert any(planned.steps[1].command == way.command for way in planned.routes)
+
+
+def test_a_named_optimizer_and_precision_are_in_the_commands() -> None:
+    planned = plan("multipref", optimizer="soap", precision="bfloat16", devices=Devices(1, 24e9))
+    given = dict(itertools.pairwise(planned.steps[1].command))
+    assert (given["--optimizer"], given["--precision"]) == ("soap", "bfloat16")
+    assert planned.training is not None
+    assert not planned.training.fits
+
+
+def test_the_cost_is_that_of_a_named_model(rehearsal: Path) -> None:
+    model = str(rehearsal / "rehearsal" / "model")
+    planned = plan("multipref", backbone=model, devices=Devices(1, 80e9))
+    assert (planned.model, planned.training and planned.training.route) == (model, Route())
+    assert planned.cost.parameters < 1e5
+    assert plan("multipref", backbone="nowhere").model == "Meta-Llama-3-8B"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +210,9 @@ def test_the_dry_run_shows_steps_and_cost_and_writes_nothing(tmp_path: Path) -> 
         ({}, "the members of MultiPref start from a supervised fine-tuned checkpoint of Meta-Llama-3-8B: name one"),
         ({"backbone": "b", "encoder": "minilm"}, "--backbone and --encoder cannot be combined: name one of"),
         ({"encoder": "minilm", "lora": True}, "--lora requires --backbone, not --encoder."),
+        ({"encoder": "minilm", "optimizer": "adamw"}, "--optimizer requires --backbone, not --encoder."),
+        ({"backbone": "b", "optimizer": "adam"}, "optimizer cannot be 'adam'; did you mean 'adamw'?"),
+        ({"backbone": "b", "precision": "fp16"}, "precision cannot be 'fp16'; known are: float32, bfloat16."),
         ({"backbone": "b", "data": "tldr:x"}, "the recipe multipref needs its own votes: multipref:FOLDER, not 'tl"),
         ({"tiny": True, "backbone": "b"}, "--tiny creates its own votes, prompts and model: remove the other options."),
     ],
@@ -353,6 +366,68 @@ def test_an_ensemble_fitted_by_the_command_of_the_plan_is_reused(
     assert (other / "ensemble" / "ensemble.json").read_bytes() != fitted
 
 
+def in_rehearsal(rehearsal: Path) -> dict[str, Any]:
+    """Return the arguments of ``reproduce`` that stand for the votes and the model of a rehearsal."""
+    made = rehearsal / "rehearsal"
+    votes, prism = f"multipref:{made / 'votes'}", f"prism:{made / 'prism'}"
+    return {"data": votes, "backbone": str(made / "model"), "prompts": prism}
+
+
+def test_members_trained_with_another_optimizer_are_used_unless_one_is_named(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the commands of a plan can be launched on several GPUs, where SOAP does not work."""
+    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
+    ensemble, target = RewardEnsemble.load(rehearsal / "ensemble"), tmp_path / "out" / "ensemble"
+    tuning = {**(ensemble.record.tuning or {}), "optimizer": "adamw"}
+    other, held_out = (
+        replace(ensemble, record=replace(ensemble.record, tuning=tuning)),
+        load_held_out(rehearsal / "ensemble"),
+    )
+    other.save(target, held_out_files(other, held_out))
+    fitted: list[Any] = []
+
+    def refuse(*_: Any, **options: Any) -> None:
+        fitted.append(options["optimizer"])
+        raise UsageError("it is trained again")
+
+    monkeypatch.setattr(reproduction, "fit", refuse)
+    said: list[str] = []
+    done = reproduce("multipref", tmp_path / "out", **in_rehearsal(rehearsal), announce=said.append)
+    assert (done.training and done.training.route.optimizer, fitted) == ("adamw", [])
+    assert said[0] == f"training: the members in {target} were trained with AdamW in float32"
+    shutil.copytree(target, tmp_path / "other" / "ensemble")
+    with pytest.raises(UsageError, match="it is trained again"):
+        reproduce("multipref", tmp_path / "other", **in_rehearsal(rehearsal), optimizer="soap")
+    assert fitted == ["soap"]
+
+
+def test_an_unfinished_fit_is_continued_with_its_own_optimizer(rehearsal: Path, tmp_path: Path) -> None:
+    recipe, given = shrink(load_recipe("multipref")), in_rehearsal(rehearsal)
+    tuning = {"backbone": given["backbone"], "optimizer": "adamw", "lora": False}
+    started = Checkpoints(tmp_path / "ensemble", {"options": {"precision": "bfloat16"}, "tuning": tuning})
+    started.value("member-0", lambda: 1)
+    inputs = check_inputs(recipe, **given, encoder="", model="", lora=False, load=None, seed=0)
+    assert choose_training(recipe, inputs, tmp_path).route == Route("adamw", "bfloat16")
+    assert choose_training(recipe, inputs, tmp_path / "elsewhere").route == Route()
+
+
+def test_a_run_says_how_it_trains_and_which_command_needs_several_gpus(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduction, "weights_of", lambda _: LLAMA_3_8B.weights)
+    given = in_rehearsal(rehearsal)
+    with pytest.raises(UsageError, match=r"AdamW in float32 on 4 GPUs \(FSDP\) needs about 36 GB; SOAP") as caught:
+        reproduce("multipref", tmp_path, **given, devices=Devices(4, 48e9))
+    assert f"-m pluralign fit {given['data']} -o {tmp_path / 'ensemble'}" in str(caught.value)
+    said: list[str] = []
+    monkeypatch.setattr(reproduction, "load_preferences", None)
+    with pytest.raises(TypeError):
+        reproduce("multipref", tmp_path, **given, devices=Devices(1, 80e9), announce=said.append)
+    assert said[0].startswith("training: one-sided SOAP in bfloat16 needs about 77 GB; SOAP in float32 needs")
+    assert "--optimizer soap-one-sided" not in said[1], "the votes are read first"
+
+
 # --- own votes --------------------------------------------------------------------------------------------------------
 
 
@@ -379,9 +454,8 @@ def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp
     assert size["response_tokens"] == round(characters / 4)
     assert planned["recipe"]["paper"] is None
     assert planned["recipe"]["tune"]["batch_size"] == 8
-    assert planned["cost"]["train_tokens"] == 2 * size["train_pairs"] * (
-        size["prompt_tokens"] + size["response_tokens"]
-    )
+    assert size["train_texts"] == len(votes.split()[0].items().prompt_index) < size["texts"]
+    assert planned["cost"]["train_tokens"] == size["train_texts"] * (size["prompt_tokens"] + size["response_tokens"])
     assert planned["cost"]["gpu_hours"] > 0
     inspecting, fitting, sampling = (step["command"] for step in planned["steps"][:3])
     assert inspecting[:3] == ["pluralign", "inspect", str(own_votes)]
@@ -390,7 +464,7 @@ def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp
         assert (given["--ties"], given["--min-votes"], given["--repeats"]) == ("half", "3", "first")
         assert given["--rename"] == "prompt=question"
         assert "--skip-bad" in command
-    assert {"--fresh-head", "printed", "stagewise", "soap"} < set(fitting)
+    assert {"--fresh-head", "printed", "stagewise", "soap-one-sided", "bfloat16"} < set(fitting)
     assert sampling[2] == str(tmp_path / "out" / "ensemble")
     shown = run(*arguments)
     assert shown.returncode == 0, shown.stderr

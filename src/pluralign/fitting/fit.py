@@ -30,6 +30,7 @@ from pluralign.fitting.rater_fit import rater_options
 from pluralign.fitting.saving import decisive_options, refuse_to_replace, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.training.routes import with_fitting_route
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
 
@@ -62,7 +63,9 @@ def fit(
         overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
-        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``.
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``. If none of ``optimizer``,
+            ``precision`` and ``lora`` is given for a backbone, the first route is used that fits the memory
+            (``training.routes``).
 
     Returns:
         The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.
@@ -73,6 +76,7 @@ def fit(
         >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
         (2, 1.0)
     """
+    named = tuple(changes)
     of_finetuning = {
         option.name: changes.pop(option.name) for option in fields(FinetuneOptions) if option.name in changes
     }
@@ -83,6 +87,8 @@ def fit(
     if raters is not None:
         options = rater_options(options, finetuning)
     preferences = as_preferences(preferences)
+    if finetuning.backbone is not None:
+        options, finetuning = with_fitting_route(options, finetuning, named)
     settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None:

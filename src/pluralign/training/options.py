@@ -15,7 +15,7 @@ Loss: TypeAlias = Literal["mse", "bce"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
 MemberKind: TypeAlias = Literal["linear", "mlp"]
-Optimizer: TypeAlias = Literal["soap", "adamw"]
+Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,10 +12,13 @@ from pluralign.cli.console import emit, note, print_json, progress_bar, say, sho
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
+from pluralign.training.options import Optimizer
 from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
+
+TrainingPrecision = Literal["float32", "bfloat16"]
 
 
 def demo(
@@ -130,6 +133,14 @@ def reproduce(
         str, typer.Option(help="Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
     ] = "",
     lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
+    optimizer: Annotated[
+        Optimizer | None,
+        typer.Option(help="Optimizer of the training (default: soap, or the first that fits the memory)."),
+    ] = None,
+    precision: Annotated[
+        TrainingPrecision | None,
+        typer.Option(help="Precision of the training (default: float32, or the first that fits the memory)."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
     ] = False,
@@ -152,6 +163,7 @@ def reproduce(
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
     inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
+    inputs |= {"optimizer": optimizer or "", "precision": precision or ""}
     if dry_run:
         plan = plan_recipe(name, output or "OUT", **inputs)
         emit(plan, plan_page(plan), as_json)
