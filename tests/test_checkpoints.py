@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.core.checkpoints import Checkpoints, JsonLines, changed_inputs, fingerprint
+from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, changed_inputs, fingerprint
 from pluralign.core.errors import DataError
 from pluralign.training.options import FitOptions
 

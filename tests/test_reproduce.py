@@ -500,7 +500,7 @@ def test_the_papers_sets_are_read_with_the_options_too(tmp_path: Path) -> None:
         ("nowhere.jsonl", "nowhere.jsonl: there is no such file or known set"),
         (
             "nowhere",
-            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, a file of votes.",
+            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, all, a file of votes.",
         ),
     ],
 )
@@ -510,13 +510,53 @@ def test_a_name_of_nothing_is_one_sentence(name: str, sentence: str) -> None:
     assert done.stderr.startswith(f"pluralign: {sentence}")
 
 
+# --- all four ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["personalllm", "helpsteer2", "tldr"])
-def test_every_recipe_can_be_rehearsed(name: str, tmp_path: Path) -> None:
-    done = reproduce(name, tmp_path, tiny=True)
-    assert len(done.history) == 2
-    assert done.candidates.lines == 4
-    assert Path(done.report).is_file()
-    held_out = set(load_held_out(tmp_path / "ensemble").preferences.prompts)
-    asked = {json.loads(line)["prompt"] for line in (tmp_path / "candidates.jsonl").read_text().splitlines()}
-    assert (asked <= held_out) == (name == "tldr")
+def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsal: Path) -> None:
+    done = run("reproduce", "all", "--tiny", "-o", rehearsal.parent, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert list(results["experiments"]) == list(RECIPES)
+    assert results["experiments"]["multipref"]["skipped"] == ["inspect", "fit", "generate", "diversity", "report"]
+    for name, one in results["experiments"].items():
+        assert (len(one["history"]), one["candidates"]["lines"], one["skipped"] == []) == (2, 4, name != "multipref")
+        assert Path(one["report"]) == rehearsal.parent / name / "report.html"
+        held_out = set(load_held_out(rehearsal.parent / name / "ensemble").preferences.prompts)
+        lines = (rehearsal.parent / name / "candidates.jsonl").read_text().splitlines()
+        assert ({json.loads(line)["prompt"] for line in lines} <= held_out) == (name == "tldr")
+    assert [Path(path).name for path in results["figures"]] == [
+        "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"
+    ]  # fmt: skip
+    for number in (2, 3):
+        drawn = (rehearsal.parent / f"figure{number}.svg").read_text()
+        assert all(f"{load_recipe(name).title} (rehearsal)" in drawn for name in RECIPES)
+    floors = [f">floor {one['floor']:.4f}<" for one in results["experiments"].values()]
+    assert all(floor in (rehearsal.parent / "figure2.svg").read_text() for floor in floors)
+
+
+def test_the_plan_of_all_experiments_adds_their_costs(tmp_path: Path) -> None:
+    for name in RECIPES:
+        (tmp_path / name).mkdir()
+    arguments = ["reproduce", "all", "--dry-run", "--data", str(tmp_path), "--prompts", "prism:here", "-o", "paper"]
+    planned = json.loads(run(*arguments, "--json").stdout)
+    assert list(planned["plans"]) == list(RECIPES)
+    assert planned["gpu_hours"] == pytest.approx(sum(one["cost"]["gpu_hours"] for one in planned["plans"].values()))
+    for name, one in planned["plans"].items():
+        inspecting, fitting, sampling = (step["command"] for step in one["steps"][:3])
+        assert inspecting[2] == f"{name}:{tmp_path / name}"
+        assert fitting[4] == f"paper/{name}/ensemble"
+        assert sampling[2] == ("paper/tldr/ensemble" if name == "tldr" else "prism:here")
+    shown = run(*arguments).stdout
+    assert f"{planned['gpu_hours']:.1f}" in shown
+    assert "pluralign reproduce tldr --dry-run" in shown
+
+
+def test_a_missing_copy_of_a_set_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "multipref").mkdir()
+    done = run("reproduce", "all", "--dry-run", "--data", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        f"pluralign: {tmp_path / 'personalllm'}: there is no such folder; --data of reproduce"
+    )

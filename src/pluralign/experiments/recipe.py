@@ -136,7 +136,7 @@ def load_recipe(name: str) -> Recipe:
         (7.56, 8, 'held-out')
     """
     if name not in RECIPES:
-        known = (*RECIPES, "a file of votes")
+        known = (*RECIPES, "all", "a file of votes")
         raise UsageError(f"there is no recipe {name!r}; {did_you_mean(name, known)}.")
     return from_json(Recipe, _settings(name))
 

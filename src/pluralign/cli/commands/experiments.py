@@ -109,8 +109,8 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr. Or your own votes: a file, hf:ID "
-            "or demo.",
+            help="Data set of the paper: multipref, personalllm, helpsteer2, tldr, or all four: all. Or your own "
+            "votes: a file, hf:ID or demo.",
         ),
     ],
     load_options: LoadOptions,
@@ -121,7 +121,11 @@ def reproduce(
         ),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="NAME:FOLDER, a local copy of the votes (default: download from the hub).")
+        str,
+        typer.Option(
+            help="NAME:FOLDER, a local copy of the votes (default: download from the hub). With all: a folder with "
+            "the folders multipref, personalllm, helpsteer2 and tldr."
+        ),
     ] = "",
     backbone: Annotated[str, typer.Option(help="Checkpoint to fine-tune: a folder or a hub id.")] = "",
     encoder: Annotated[str, typer.Option(help="Use frozen features of this encoder instead of a backbone.")] = "",
@@ -156,20 +160,31 @@ def reproduce(
         pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
         pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
         pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
+        pluralign reproduce all -o paper --backbone my-org/my-model
     """
-    from pluralign.cli.views.experiments import plan_page, reproduction_page
+    from pluralign.cli.views.experiments import plan_page, plans_page, reproduction_page, reproductions_page
     from pluralign.experiments.plan import plan as plan_recipe
     from pluralign.experiments.reproduce import reproduce as run_recipe
+    from pluralign.experiments.reproduce_all import ALL, plan_all, reproduce_all
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
     inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
     inputs |= {"optimizer": optimizer or "", "precision": precision or ""}
+    if dry_run and name == ALL:
+        plans = plan_all(output or "OUT", **inputs)
+        emit(plans, plans_page(plans), as_json)
+        return
     if dry_run:
         plan = plan_recipe(name, output or "OUT", **inputs)
         emit(plan, plan_page(plan), as_json)
         return
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
+    if name == ALL:
+        with progress_bar("Reproducing the paper") as progress:
+            results = reproduce_all(output, tiny=tiny, **inputs, announce=say, progress=progress)
+        emit(results, reproductions_page(results), as_json)
+        return
     with progress_bar(f"Reproducing {name}") as progress:
         reproduction = run_recipe(name, output, tiny=tiny, **inputs, announce=say, progress=progress)
     emit(reproduction, reproduction_page(reproduction), as_json)

@@ -11,6 +11,7 @@ from pluralign.cli.views.tables import command_line, figure_table, heading, numb
 from pluralign.experiments.plan import Plan
 from pluralign.experiments.recipe_cost import Cost
 from pluralign.experiments.reproduce import Reproduction
+from pluralign.experiments.reproduce_all import Plans, Reproductions
 from pluralign.training.routes import OPTIMIZER_NAMES
 
 SHORT = {"float32": "FP32", "bfloat16": "BF16"}
@@ -34,6 +35,41 @@ def plan_page(plan: Plan) -> Iterator[RenderableType]:
     for line in (*_cost_notes(plan), *plan.recipe.notes):
         yield Text(f"· {line}", style="dim")
     yield Text("Formulas and assumptions: docs/how-to/reproduce.md\n", style="dim")
+
+
+def plans_page(plans: Plans) -> Iterator[RenderableType]:
+    """Yield the estimated cost of the four experiments, and their requirements."""
+    table = figure_table("Estimated cost on one H100", "", "hours", "train", "score", "sample", "rank", "disk GB")
+    for plan in plans.plans.values():
+        cost = plan.cost
+        hours = (cost.gpu_hours, cost.training_hours, cost.scoring_hours, cost.generation_hours, cost.ranking_hours)
+        table.add_row(plan.recipe.title, *(f"{value:.1f}" for value in hours), f"{cost.disk_gb:.0f}")
+    table.add_row("all", f"{plans.gpu_hours:.1f}", "", "", "", "", "")
+    yield table
+    for name, plan in plans.plans.items():
+        yield heading(plan.recipe.title)
+        for line in plan.needs:
+            yield Text(f"· {line}")
+        yield command_line(f"   pluralign reproduce {name} --dry-run")
+    yield Text("The last command of each set shows its steps.\n", style="dim")
+
+
+def reproductions_page(results: Reproductions) -> Iterator[RenderableType]:
+    """Yield the results of the four experiments, and the files of the figures."""
+    if results.tiny:
+        yield Text("A rehearsal with synthetic votes and tiny models: the figures mean nothing.", style="yellow")
+    columns = ("", "held out", "floor", "below the floor from", "mean τ")
+    table = figure_table(f"The paper's experiments in {results.folder}", *columns)
+    for name, one in results.experiments.items():
+        below = "never" if one.members_below_floor is None else f"k = {one.members_below_floor}"
+        scores = (number(one.history[-1].test_brier), number(one.floor))
+        table.add_row(name, *scores, below, number(one.mean_tau))
+    yield table
+    for one in results.experiments.values():
+        yield Text(f"Report: {one.report}")
+    for path in results.figures:
+        yield Text(f"Figure: {path}")
+    yield Text("")
 
 
 def _first_table(reproduction: Reproduction) -> Table:
