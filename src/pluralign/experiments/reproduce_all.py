@@ -82,9 +82,9 @@ def reproduce_all(
     return Reproductions(str(folder), any(one.tiny for one in done.values()), done, list(map(str, paths)))
 
 
-def _inputs(data: str, prompts: str) -> dict[str, Mapping[str, str]]:
+def _inputs(data: str, prompts: str) -> dict[str, Mapping[str, Any]]:
     """Return the votes and the prompts of each experiment."""
-    inputs: dict[str, Mapping[str, str]] = {}
+    inputs: dict[str, Mapping[str, Any]] = {}
     for name in RECIPES:
         copy = Path(data) / name
         if data and not copy.is_dir():
