@@ -31,13 +31,14 @@ from pluralign.features.encoder import encode, load_encoder
 from pluralign.features.layers import DECODER_DEPTH
 from pluralign.features.transformer_encoder import DECODER_MAX_TOKENS, ModelEncoder
 from pluralign.models.bundled import smollm2_folder
+from pluralign.training.memory import LLAMA_3_8B
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.prompts import Item, chat_messages, plain_text
 
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)
 GEMM = 1536
 COUNTED_TOKENS = 128
-LLAMA_LAYERS = round(costs.LLAMA_3_8B.layers * DECODER_DEPTH)
+LLAMA_LAYERS = round(LLAMA_3_8B.layers * DECODER_DEPTH)
 PRECISIONS = {"bf16": costs.H100_FLOPS, "fp32": costs.H100_FP32_FLOPS}
 MODELS = ("minilm", "llama")
 MINILM_TOKENS = 256
@@ -101,7 +102,7 @@ def measure_llama(items: list[Item]) -> dict[str, float]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_folder())
     texts = [tokenizer.apply_chat_template(chat_messages(*item), tokenize=False) for item in items]
     lengths = [min(len(ids), DECODER_MAX_TOKENS) for ids in tokenizer(texts)["input_ids"]]
-    size = costs.LLAMA_3_8B
+    size = LLAMA_3_8B
     config = transformers.LlamaConfig(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -129,7 +130,7 @@ def estimate_cost(model: str, sizes: dict[str, Any]) -> list[dict[str, Any]]:
         estimates = {
             precision: costs.encoding_cost(
                 pairs,
-                costs.MINILM if narrow else costs.LLAMA_3_8B,
+                costs.MINILM if narrow else LLAMA_3_8B,
                 texts_per_pair=sizes["texts_per_pair"],
                 tokens_per_text=sizes[f"{model}_tokens_per_text"],
                 layers=None if narrow else LLAMA_LAYERS,

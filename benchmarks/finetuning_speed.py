@@ -61,9 +61,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     shapes = {
         "town hall": pluralign.town_hall(arguments.pairs).preferences,
-        "PersonalLLM": pluralign.town_hall(
-            arguments.pairs, n_responses_per_prompt=8, pairs_per_prompt=28
-        ).preferences,
+        "PersonalLLM": pluralign.town_hall(arguments.pairs, n_responses_per_prompt=8, pairs_per_prompt=28).preferences,
     }
     if arguments.votes:
         shapes[Path(arguments.votes).stem] = slice_of(pluralign.load_preferences(arguments.votes), arguments.pairs)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pluralign.core.checkpoints import Checkpoints, JsonLines, changed_inputs, fingerprint
+from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, changed_inputs, fingerprint
 from pluralign.core.errors import DataError
 from pluralign.training.options import FitOptions
 
@@ -172,7 +172,7 @@ def test_a_folder_whose_filling_fails_is_filled_anew(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, INPUTS)
     with pytest.raises(RuntimeError, match="killed"):
         checkpoints.folder("member-0", fail)
-    assert files_in(tmp_path) == []
+    assert files_in(tmp_path) == [INPUTS_FILE], "the inputs of the run, and nothing of the step"
     assert not checkpoints.has("member-0")
     folder = checkpoints.folder("member-0", lambda folder: (folder / "whole").touch())
     assert files_in(folder) == ["whole"]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pluralign.experiments import costs
-from pluralign.experiments.costs import Architecture, encoding_cost, encoding_flops
+from pluralign.experiments.costs import encoding_cost, encoding_flops
+from pluralign.training.memory import LLAMA_3_8B, Architecture
 
 SHEET = Path(__file__).parents[1] / "benchmarks" / "cost_sheet.py"
 SMALL = Architecture(vocabulary=40, hidden=32, intermediate=48, layers=3, heads=4, key_value_heads=2)
@@ -74,6 +75,6 @@ def test_the_cost_sheet_uses_the_given_sizes() -> None:
     spec.loader.exec_module(sheet)
     last = sheet.estimate_cost("llama", {"texts_per_pair": 2, "llama_tokens_per_text": 500})[-1]
     assert (last["pairs"], last["texts"], last["tokens"]) == (1e9, 2e9, 1e12)
-    flops = encoding_flops(costs.LLAMA_3_8B, 1e12, 500, 21)
+    flops = encoding_flops(LLAMA_3_8B, 1e12, 500, 21)
     assert last["gpu_hours_bf16"] == pytest.approx(flops / (0.35 * 989.4e12) / 3600)
     assert last["gpu_hours_fp32"] == pytest.approx(flops / (0.35 * 66.9e12) / 3600)

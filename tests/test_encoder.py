@@ -203,6 +203,7 @@ def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.Mon
 
 def test_a_hub_id_is_downloaded_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
     encoder = load_encoder("someone/something")
     assert isinstance(encoder, ModelEncoder)

@@ -1,196 +1,31 @@
-"""Recipes match the paper, cost estimates match their formulas, and all recipes run."""
+"""Recipes run from votes to report, are resumed, and use members that were trained separately."""
 
-import importlib
 import itertools
 import json
-import math
-import shlex
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from conftest import run
 
-from pluralign.cli.main import app
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.held_out import load_held_out
-from pluralign.experiments import costs
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import held_out_files, load_held_out
 from pluralign.experiments import reproduce as reproduction
-from pluralign.experiments.costs import LLAMA_3_8B, Architecture
-from pluralign.experiments.plan import RECORD_FILE, estimate_cost, plan
+from pluralign.experiments.plan import RECORD_FILE, check_inputs, plan
 from pluralign.experiments.recipe import RECIPES, load_recipe, shrink
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import compare_table, reproduce
+from pluralign.experiments.reproduce import choose_training, compare_table, reproduce
+from pluralign.training.memory import LLAMA_3_8B
+from pluralign.training.routes import Devices, Route
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.townhall import town_hall
-
-TABLE_1 = {
-    "multipref": (9413, 4791, 532, 4.0, 0.63),
-    "personalllm": (263256, 9402, 1000, 10, 0.76),
-    "helpsteer2": (21000, 10000, 1000, 3.5, 0.74),
-    "tldr": (3217, 729, 845, 7.56, 0.84),
-}
-SMALL = Architecture(vocabulary=50, hidden=16, intermediate=32, layers=2, heads=4, key_value_heads=2)
-
-
-def small_llama(kind: str, **config: Any) -> Any:
-    transformers = importlib.import_module("transformers")
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-    options = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0, **config}
-    return getattr(transformers, f"LlamaFor{kind}")(transformers.LlamaConfig(**options))
-
-
-def parameters_of(model: Any, trained: bool = False) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
-
-
-# --- costs against real models ----------------------------------------------------------------------------------------
-
-
-def test_parameters_match_transformers() -> None:
-    assert costs.reward_parameters(SMALL) == parameters_of(small_llama("SequenceClassification", num_labels=1))
-    assert costs.language_model_parameters(SMALL) == parameters_of(small_llama("CausalLM"))
-
-
-def test_lora_parameters_match_peft() -> None:
-    peft = importlib.import_module("peft")
-    config = peft.LoraConfig(task_type="SEQ_CLS", r=3, target_modules="all-linear", modules_to_save=["score"])
-    adapted = peft.get_peft_model(small_llama("SequenceClassification", num_labels=1), config)
-    assert costs.lora_parameters(SMALL, 3) == parameters_of(adapted, trained=True)
-
-
-@pytest.mark.parametrize("largest", [10_000, 20])
-def test_the_size_of_a_checkpoint_matches_the_state_of_soap(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, optimizers = importlib.import_module("torch"), importlib.import_module("pytorch_optimizer")
-    model = small_llama("SequenceClassification", num_labels=1)
-    soap = optimizers.SOAP(model.parameters(), lr=1e-3, max_precondition_dim=largest)
-    for _ in range(2):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        soap.step()
-    kept = parameters_of(model)
-    for state in soap.state.values():
-        tensors = [state["exp_avg"], state["exp_avg_sq"], *state["GG"], *(state["Q"] or [])]
-        kept += sum(tensor.numel() for tensor in tensors if hasattr(tensor, "numel"))
-    monkeypatch.setattr(costs, "SOAP_LARGEST_SIDE", largest)
-    assert costs.trained_numbers(SMALL) == kept
-
-
-def test_the_operations_of_soap_match_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch, optimizers = importlib.import_module("torch"), importlib.import_module("pytorch_optimizer")
-    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-    weight = torch.nn.Parameter(torch.randn(24, 16))
-    soap = optimizers.SOAP([weight], lr=1e-3)
-    for step in range(3):
-        weight.grad = torch.randn_like(weight)
-        with counter if step == 2 else torch.no_grad():
-            soap.step()
-    monkeypatch.setattr(costs, "SOAP_EVERY", math.inf)  # this step does not update the bases
-    assert counter.get_total_flops() == costs.soap_flops([(24, 16)], 1)
-
-
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_matches_the_paper(name: str) -> None:
-    recipe = load_recipe(name)
-    paper = recipe.paper
-    assert paper is not None
-    found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
-    assert found == TABLE_1[name]
-    assert asdict(recipe.fit) == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}
-    assert (recipe.tune.optimizer, recipe.tune.epochs) == ("soap", 1)
-    assert 1e-5 <= recipe.tune.learning_rate <= 5e-5
-    assert recipe.tune.batch_size <= 512
-    assert (recipe.candidates.limit, recipe.candidates.n) == (50, 100)
-    assert recipe.candidates.prompts == ("held-out" if name == "tldr" else "prism")
-    assert ("RLHF" if name == "tldr" else "supervised") in recipe.starts_from
-
-
-def test_the_defaults_of_fine_tuning_match_the_paper() -> None:
-    finetune = importlib.import_module("pluralign.training.finetune.recipe")
-    for name in RECIPES:
-        noted = load_recipe(name).paper_training
-        assert (noted.warmup, noted.weight_decay) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)
-
-
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_cost_matches_the_formulas(name: str, lora: bool) -> None:
-    cost, recipe = estimate_cost(load_recipe(name), lora=lora), load_recipe(name)
-    n, whole, adapter = 7_504_928_768, 8_030_261_248, 41_947_136  # Meta-Llama-3-8B, computed by hand
-    size = recipe.size
-    per_text = size.prompt_tokens + size.response_tokens
-    tokens = size.train_pairs * 2 * per_text
-    texts = 8 * 10_402 if name == "personalllm" else 2 * (size.train_pairs + size.test_pairs)
-    assert (cost.train_tokens, cost.scored_tokens) == (tokens, texts * per_text)
-    assert cost.training_flops == pytest.approx(8 * (4 if lora else 6) * n * tokens)
-    assert cost.steps == -(-size.train_pairs // (64 if name == "tldr" else 512))
-    assert 0 < cost.optimizer_flops < 0.15 * cost.training_flops
-    flops = cost.training_flops + cost.optimizer_flops
-    assert cost.training_hours == pytest.approx(flops / (0.35 * 989.4e12) / 3600)
-    assert cost.scoring_hours == pytest.approx(8 * 2 * n * texts * per_text / (0.35 * 66.9e12) / 3600)
-    new = recipe.candidates.max_new_tokens
-    assert cost.continuations == 5000
-    assert cost.generation_hours == pytest.approx(50 * 4 * new * 2 * whole / (0.2 * 3.35e12) / 3600)
-    assert cost.ranking_hours == pytest.approx(8 * 2 * n * 5000 * (size.prompt_tokens + new) / (0.35 * 66.9e12) / 3600)
-    hours = (cost.training_hours, cost.scoring_hours, cost.generation_hours, cost.ranking_hours)
-    assert cost.gpu_hours == pytest.approx(sum(hours))
-    assert cost.member_gb == pytest.approx(4 * (adapter if lora else n) / 1e9)
-    assert cost.disk_gb == pytest.approx(2 * whole / 1e9 + 8 * cost.member_gb + 2 * cost.checkpoint_gb)
-    bases = cost.checkpoint_gb - 3 * cost.member_gb
-    frozen = 2 * n / 1e9 if lora else 0.0
-    assert cost.memory_gb == pytest.approx(frozen + 4 * cost.member_gb + bases + 6)
-
-
-def test_adamw_adds_no_operations_and_needs_less_memory() -> None:
-    soap, adamw = (estimate_cost(load_recipe("multipref"), optimizer=name) for name in ("soap", "adamw"))
-    assert adamw.optimizer_flops == 0
-    assert adamw.memory_gb == pytest.approx(4 * 4 * costs.reward_parameters(LLAMA_3_8B) / 1e9 + 6)
-    assert adamw.memory_gb < soap.memory_gb
-
-
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("given", [{}, {"backbone": "b", "lora": True}, {"encoder": "minilm"}])
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_commands_of_a_plan_are_valid(name: str, given: dict[str, Any]) -> None:
-    """The command line parses every command without running it."""
-    group: Any = typer.main.get_command(app)
-    for step in plan(name, "OUT", **given).steps:
-        assert step.command[0] == "pluralign"
-        command = group.commands[step.command[1]]
-        assert step.name == command.name
-        with command.make_context(command.name, list(step.command[2:])) as context:
-            values = context.params
-        if step.name == "fit":
-            assert (values["k"], values["method"], values["variant"]) == ("8", "stagewise", "printed")
-            assert values["backbone"] == (None if "encoder" in given else given.get("backbone", "BACKBONE"))
-            assert values["lora"] == bool(given.get("lora"))
-        if step.name == "generate":
-            assert (values["n"], values["limit"]) == (100, 50)
-            assert values["prompts"] == ("OUT/ensemble" if name == "tldr" else "prism")
-
-
-def test_the_dry_run_shows_steps_and_cost_and_writes_nothing(tmp_path: Path) -> None:
-    arguments = ["reproduce", "multipref", "--dry-run", "-o", str(tmp_path / "out"), "--lora"]
-    shown = run(*arguments)
-    assert shown.returncode == 0, shown.stderr
-    planned = json.loads(run(*arguments, "--json").stdout)
-    for step in planned["steps"]:
-        assert shlex.join(step["command"]) in " ".join(shown.stdout.split())
-    assert f"{planned['cost']['gpu_hours']:.1f}" in shown.stdout
-    assert set(planned["alternatives"]) == {"full, soap", "full, adamw", "LoRA, adamw"}
-    assert planned["cost"]["lora"]
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -200,6 +35,9 @@ def test_the_dry_run_shows_steps_and_cost_and_writes_nothing(tmp_path: Path) -> 
         ({}, "the members of MultiPref start from a supervised fine-tuned checkpoint of Meta-Llama-3-8B: name one"),
         ({"backbone": "b", "encoder": "minilm"}, "--backbone and --encoder cannot be combined: name one of"),
         ({"encoder": "minilm", "lora": True}, "--lora requires --backbone, not --encoder."),
+        ({"encoder": "minilm", "optimizer": "adamw"}, "--optimizer requires --backbone, not --encoder."),
+        ({"backbone": "b", "optimizer": "adam"}, "optimizer cannot be 'adam'; did you mean 'adamw'?"),
+        ({"backbone": "b", "precision": "fp16"}, "precision cannot be 'fp16'; known are: float32, bfloat16."),
         ({"backbone": "b", "data": "tldr:x"}, "the recipe multipref needs its own votes: multipref:FOLDER, not 'tl"),
         ({"tiny": True, "backbone": "b"}, "--tiny creates its own votes, prompts and model: remove the other options."),
     ],
@@ -353,6 +191,68 @@ def test_an_ensemble_fitted_by_the_command_of_the_plan_is_reused(
     assert (other / "ensemble" / "ensemble.json").read_bytes() != fitted
 
 
+def in_rehearsal(rehearsal: Path) -> dict[str, Any]:
+    """Return the arguments of ``reproduce`` that stand for the votes and the model of a rehearsal."""
+    made = rehearsal / "rehearsal"
+    votes, prism = f"multipref:{made / 'votes'}", f"prism:{made / 'prism'}"
+    return {"data": votes, "backbone": str(made / "model"), "prompts": prism}
+
+
+def test_members_trained_with_another_optimizer_are_used_unless_one_is_named(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the commands of a plan can be launched on several GPUs, where SOAP does not work."""
+    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
+    ensemble, target = RewardEnsemble.load(rehearsal / "ensemble"), tmp_path / "out" / "ensemble"
+    tuning = {**(ensemble.record.tuning or {}), "optimizer": "adamw"}
+    other, held_out = (
+        replace(ensemble, record=replace(ensemble.record, tuning=tuning)),
+        load_held_out(rehearsal / "ensemble"),
+    )
+    other.save(target, held_out_files(other, held_out))
+    fitted: list[Any] = []
+
+    def refuse(*_: Any, **options: Any) -> None:
+        fitted.append(options["optimizer"])
+        raise UsageError("it is trained again")
+
+    monkeypatch.setattr(reproduction, "fit", refuse)
+    said: list[str] = []
+    done = reproduce("multipref", tmp_path / "out", **in_rehearsal(rehearsal), announce=said.append)
+    assert (done.training and done.training.route.optimizer, fitted) == ("adamw", [])
+    assert said[0] == f"training: the members in {target} were trained with AdamW in float32"
+    shutil.copytree(target, tmp_path / "other" / "ensemble")
+    with pytest.raises(UsageError, match="it is trained again"):
+        reproduce("multipref", tmp_path / "other", **in_rehearsal(rehearsal), optimizer="soap")
+    assert fitted == ["soap"]
+
+
+def test_an_unfinished_fit_is_continued_with_its_own_optimizer(rehearsal: Path, tmp_path: Path) -> None:
+    recipe, given = shrink(load_recipe("multipref")), in_rehearsal(rehearsal)
+    tuning = {"backbone": given["backbone"], "optimizer": "adamw", "lora": False}
+    started = Checkpoints(tmp_path / "ensemble", {"options": {"precision": "bfloat16"}, "tuning": tuning})
+    started.value("member-0", lambda: 1)
+    inputs = check_inputs(recipe, **given, encoder="", model="", lora=False, load=None, seed=0)
+    assert choose_training(recipe, inputs, tmp_path).route == Route("adamw", "bfloat16")
+    assert choose_training(recipe, inputs, tmp_path / "elsewhere").route == Route()
+
+
+def test_a_run_says_how_it_trains_and_which_command_needs_several_gpus(
+    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduction, "weights_of", lambda _: LLAMA_3_8B.weights)
+    given = in_rehearsal(rehearsal)
+    with pytest.raises(UsageError, match=r"AdamW in float32 on 4 GPUs \(FSDP\) needs about 36 GB; SOAP") as caught:
+        reproduce("multipref", tmp_path, **given, devices=Devices(4, 48e9))
+    assert f"-m pluralign fit {given['data']} -o {tmp_path / 'ensemble'}" in str(caught.value)
+    said: list[str] = []
+    monkeypatch.setattr(reproduction, "load_preferences", None)
+    with pytest.raises(TypeError):
+        reproduce("multipref", tmp_path, **given, devices=Devices(1, 80e9), announce=said.append)
+    assert said[0].startswith("training: one-sided SOAP in bfloat16 needs about 77 GB; SOAP in float32 needs")
+    assert "--optimizer soap-one-sided" not in said[1], "the votes are read first"
+
+
 # --- own votes --------------------------------------------------------------------------------------------------------
 
 
@@ -379,9 +279,8 @@ def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp
     assert size["response_tokens"] == round(characters / 4)
     assert planned["recipe"]["paper"] is None
     assert planned["recipe"]["tune"]["batch_size"] == 8
-    assert planned["cost"]["train_tokens"] == 2 * size["train_pairs"] * (
-        size["prompt_tokens"] + size["response_tokens"]
-    )
+    assert size["train_texts"] == len(votes.split()[0].items().prompt_index) < size["texts"]
+    assert planned["cost"]["train_tokens"] == size["train_texts"] * (size["prompt_tokens"] + size["response_tokens"])
     assert planned["cost"]["gpu_hours"] > 0
     inspecting, fitting, sampling = (step["command"] for step in planned["steps"][:3])
     assert inspecting[:3] == ["pluralign", "inspect", str(own_votes)]
@@ -390,7 +289,7 @@ def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp
         assert (given["--ties"], given["--min-votes"], given["--repeats"]) == ("half", "3", "first")
         assert given["--rename"] == "prompt=question"
         assert "--skip-bad" in command
-    assert {"--fresh-head", "printed", "stagewise", "soap"} < set(fitting)
+    assert {"--fresh-head", "printed", "stagewise", "soap-one-sided", "bfloat16"} < set(fitting)
     assert sampling[2] == str(tmp_path / "out" / "ensemble")
     shown = run(*arguments)
     assert shown.returncode == 0, shown.stderr
@@ -426,7 +325,7 @@ def test_the_papers_sets_are_read_with_the_options_too(tmp_path: Path) -> None:
         ("nowhere.jsonl", "nowhere.jsonl: there is no such file or known set"),
         (
             "nowhere",
-            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, a file of votes.",
+            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, all, a file of votes.",
         ),
     ],
 )
@@ -436,13 +335,27 @@ def test_a_name_of_nothing_is_one_sentence(name: str, sentence: str) -> None:
     assert done.stderr.startswith(f"pluralign: {sentence}")
 
 
+# --- all four ---------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["personalllm", "helpsteer2", "tldr"])
-def test_every_recipe_can_be_rehearsed(name: str, tmp_path: Path) -> None:
-    done = reproduce(name, tmp_path, tiny=True)
-    assert len(done.history) == 2
-    assert done.candidates.lines == 4
-    assert Path(done.report).is_file()
-    held_out = set(load_held_out(tmp_path / "ensemble").preferences.prompts)
-    asked = {json.loads(line)["prompt"] for line in (tmp_path / "candidates.jsonl").read_text().splitlines()}
-    assert (asked <= held_out) == (name == "tldr")
+def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsal: Path) -> None:
+    done = run("reproduce", "all", "--tiny", "-o", rehearsal.parent, "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert list(results["experiments"]) == list(RECIPES)
+    assert results["experiments"]["multipref"]["skipped"] == ["inspect", "fit", "generate", "diversity", "report"]
+    for name, one in results["experiments"].items():
+        assert (len(one["history"]), one["candidates"]["lines"], one["skipped"] == []) == (2, 4, name != "multipref")
+        assert Path(one["report"]) == rehearsal.parent / name / "report.html"
+        held_out = set(load_held_out(rehearsal.parent / name / "ensemble").preferences.prompts)
+        lines = (rehearsal.parent / name / "candidates.jsonl").read_text().splitlines()
+        assert ({json.loads(line)["prompt"] for line in lines} <= held_out) == (name == "tldr")
+    assert [Path(path).name for path in results["figures"]] == [
+        "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"
+    ]  # fmt: skip
+    for number in (2, 3):
+        drawn = (rehearsal.parent / f"figure{number}.svg").read_text()
+        assert all(f"{load_recipe(name).title} (rehearsal)" in drawn for name in RECIPES)
+    floors = [f">floor {one['floor']:.4f}<" for one in results["experiments"].values()]
+    assert all(floor in (rehearsal.parent / "figure2.svg").read_text() for floor in floors)

@@ -94,16 +94,18 @@ Seed = Annotated[int, typer.Option(help="Random seed.", callback=_checked_seed)]
 def with_options(*configs: type, config_file: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per field of each dataclass, with the help of the field.
 
-    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on. With
-    ``config_file`` it also has ``--config`` and ``--save-config``.
+    The command receives a ``LoadOptions`` as ``load_options``, a ``FitOptions`` as ``fit_options``, and so on. A
+    parameter ``named`` receives the names of the options that the user gave, also with their default values. With
+    ``config_file`` the command also has ``--config`` and ``--save-config``.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         flags = {config: [_as_parameter(config, field) for field in dataclasses.fields(config)] for config in configs}
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
+        takes_names = "named" in introspection.signature(command).parameters
 
         @functools.wraps(command)
-        def run(save_config: Path | None = None, **values: Any) -> None:
+        def run(save_config: Path | None = None, context: typer.Context | None = None, **values: Any) -> None:
             values.pop("config", None)
             given = dict(values)
             for config, name in received.items():
@@ -113,17 +115,28 @@ def with_options(*configs: type, config_file: bool = False) -> Callable[[Callabl
                 )
             if save_config is not None and is_first_process():
                 write_config(save_config, command.__name__, parameters, given)
+            if takes_names and context is not None:
+                values["named"] = {name for name in given if _is_given(context, name)}
             command(**values)
 
-        own = [p for p in introspection.signature(command).parameters.values() if p.name not in received.values()]
+        hidden = (*received.values(), "named")
+        own = [p for p in introspection.signature(command).parameters.values() if p.name not in hidden]
         own = [p.replace(kind=introspection.Parameter.KEYWORD_ONLY) for p in own]
         parameters = own + [flag for of_config in flags.values() for flag in of_config]
         signature = [*parameters, *(config_parameters(parameters) if config_file else [])]
+        if takes_names:
+            keyword = introspection.Parameter.KEYWORD_ONLY
+            signature.append(introspection.Parameter("context", keyword, annotation=typer.Context))
         run.__signature__ = introspection.Signature(signature)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in signature}
         return run
 
     return decorate
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 _hints = functools.cache(get_type_hints)

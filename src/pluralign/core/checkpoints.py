@@ -137,11 +137,11 @@ class Checkpoints:
         target = self.path / name
         if self.processes.agreed(target.is_dir):
             return target
+        self._store_inputs()  # before a step that may take hours
         with ExitStack() as stack:  # of the first process; the others enter nothing
             partial = self.processes.agreed(lambda: stack.enter_context(atomic_folder(target)))
             fill(partial)
             self.processes.wait()
-        self._store_inputs()
         self.processes.wait()
         return target
 

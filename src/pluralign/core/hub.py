@@ -47,6 +47,16 @@ def hub_folder(
     return Path(folder)
 
 
+def hub_files(name: str, revision: str | None = None) -> list[str]:
+    """Return the names of the files of a model repository; none if the hub does not answer."""
+    import huggingface_hub
+
+    try:
+        return list(huggingface_hub.list_repo_files(name, revision=revision))
+    except Exception:  # many unrelated types, as above; the list only makes an error message clearer
+        return []
+
+
 def check_upload(name: str) -> None:
     """Raise UsageError if the repository name is invalid or there is no token for the upload."""
     try:

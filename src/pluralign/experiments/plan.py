@@ -1,129 +1,31 @@
 """The steps of a recipe, their commands and inputs, and their estimated cost. Nothing is run here.
 
-Each step is a public function with a command of its own. The formulas of the cost are in ``costs``.
+Each step is a public function with a command of its own. ``recipe_cost`` estimates the cost, ``training.routes`` says
+which way to train fits the memory.
 """
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pluralign.core.errors import UsageError
-from pluralign.experiments import costs
+from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.experiments.costs import H100_MEMORY
 from pluralign.experiments.recipe import OWN, Recipe, is_own_data, load_recipe, own_recipe
-from pluralign.models.causal import SAMPLES_AT_ONCE
+from pluralign.experiments.recipe_cost import Cost, estimate_cost
+from pluralign.training.memory import LLAMA_3_8B, NUMBER_BYTES, Weights, weights_of
+from pluralign.training.options import Optimizer
+from pluralign.training.routes import Choice, Devices, Route, choose_route, possible_routes, visible_devices
 from pluralign.votes.options import LoadOptions
 
 RECORD_FILE = "reproduce.json"
 """Inputs, results and timings of a run, in the output folder."""
-LORA_RANK = 16
-
-
-# --- cost -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Estimated cost of a recipe on one H100; docs/how-to/reproduce.md has all formulas."""
-
-    lora: bool
-    optimizer: str
-    parameters: int
-    """Parameters of one reward model."""
-    trained_parameters: int
-    train_tokens: int
-    """Training tokens of one member."""
-    scored_tokens: int
-    """Tokens that each trained member scores: all texts of training and held-out pairs."""
-    steps: int
-    """Optimizer steps of one member."""
-    training_flops: float
-    """Operations to train all members, without those of the optimizer."""
-    optimizer_flops: float
-    scoring_flops: float
-    continuations: int
-    training_hours: float
-    scoring_hours: float
-    generation_hours: float
-    """Time to sample the continuations."""
-    ranking_hours: float
-    """Time for all members to score the continuations."""
-    gpu_hours: float
-    """Total."""
-    memory_gb: float
-    """GPU memory to train a member: weights, gradients and optimizer state in FP32."""
-    bf16_memory_gb: float
-    """The same with everything in BF16."""
-    member_gb: float
-    """Disk space of one member."""
-    checkpoint_gb: float
-    """Disk space of one training checkpoint; two are kept."""
-    disk_gb: float
-    """Disk space of the starting checkpoint, all members and two training checkpoints."""
-
-
-def estimate_cost(recipe: Recipe, *, lora: bool = False, optimizer: str = "", k: int | None = None) -> Cost:
-    """Estimate the cost of a recipe on one H100 from the paper's sizes and the recipe's assumptions.
-
-    Example:
-        >>> cost = estimate_cost(load_recipe("multipref"))
-        >>> cost.train_tokens, cost.steps, round(cost.gpu_hours, 1)
-        (9413000, 19, 20.9)
-    """
-    architecture, size, sampling = costs.LLAMA_3_8B, recipe.size, recipe.candidates
-    optimizer, members = optimizer or recipe.tune.optimizer, k or recipe.fit.k
-    n, language_model = costs.reward_parameters(architecture), costs.language_model_parameters(architecture)
-    rank = LORA_RANK if lora else None
-    trained = costs.trained_parameters(architecture, rank)
-    text = size.prompt_tokens + size.response_tokens
-    train_tokens = 2 * size.train_pairs * text * recipe.tune.epochs
-    texts = size.texts or 2 * (size.train_pairs + size.test_pairs)
-    if size.responses_a_prompt and recipe.paper:
-        texts = size.responses_a_prompt * (recipe.paper.train_prompts + recipe.paper.test_prompts)
-    steps = math.ceil(size.train_pairs / recipe.tune.batch_size) * recipe.tune.epochs
-    training = members * costs.training_flops(n, train_tokens, lora=lora)
-    matrices = costs.lora_matrices(architecture, LORA_RANK) if lora else architecture.matrices
-    preconditioning = members * costs.soap_flops(matrices, steps) if optimizer == "soap" else 0.0
-    scoring = members * costs.scoring_flops(n, texts * text)
-    continuations = sampling.limit * sampling.n
-    prompt_and_new = size.prompt_tokens + sampling.max_new_tokens
-    ranking = members * costs.scoring_flops(n, continuations * prompt_and_new)
-    hours = {
-        "training_hours": costs.gpu_hours(training + preconditioning),
-        "scoring_hours": costs.gpu_hours(scoring, costs.H100_FP32_FLOPS),
-        "generation_hours": costs.decoding_hours(
-            language_model, sampling.limit, sampling.n, sampling.max_new_tokens, SAMPLES_AT_ONCE
-        ),
-        "ranking_hours": costs.gpu_hours(ranking, costs.H100_FP32_FLOPS),
-    }
-    memory = [costs.training_memory(architecture, optimizer, lora_rank=rank, number_bytes=b) for b in (4, 2)]
-    member = costs.FP32_BYTES * trained
-    checkpoint = costs.FP32_BYTES * costs.trained_numbers(architecture, optimizer, rank)
-    return Cost(
-        lora=lora,
-        optimizer=optimizer,
-        parameters=n,
-        trained_parameters=trained,
-        train_tokens=train_tokens,
-        scored_tokens=texts * text,
-        steps=steps,
-        training_flops=training,
-        optimizer_flops=preconditioning,
-        scoring_flops=scoring,
-        continuations=continuations,
-        **hours,
-        gpu_hours=sum(hours.values()),
-        memory_gb=memory[0] / 1e9,
-        bf16_memory_gb=memory[1] / 1e9,
-        member_gb=member / 1e9,
-        checkpoint_gb=checkpoint / 1e9,
-        disk_gb=(costs.BF16_BYTES * language_model + members * member + 2 * checkpoint) / 1e9,
-    )
-
-
-# --- inputs and steps -------------------------------------------------------------------------------------------------
+BACKBONE = "BACKBONE"
+"""Stands for a checkpoint that is not named."""
+LLAMA = "Meta-Llama-3-8B"
+GPU_COUNTS = (2, 4, 8)
+"""Numbers of GPUs that share a model in a plan."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +44,19 @@ class Inputs:
     seed: int
     load: LoadOptions = field(default_factory=LoadOptions)
     """How the votes are read."""
+    optimizer: str = ""
+    """Empty: the one of the recipe, or another one that fits the memory."""
+    precision: str = ""
+    """Of the training. Empty: float32, or bfloat16 if only that fits the memory."""
+
+    def route(self, recipe: Recipe) -> Route:
+        """Return the way to train that the recipe and these inputs stand for."""
+        return Route(self.optimizer or recipe.tune.optimizer, self.precision or "float32", self.lora)
+
+    @property
+    def names_route(self) -> bool:
+        """Whether a part of the route was given."""
+        return bool(self.optimizer or self.precision or self.lora)
 
 
 @dataclass(frozen=True)
@@ -156,6 +71,17 @@ class Step:
 
 
 @dataclass(frozen=True)
+class TrainingRoute:
+    """A way to train that fits GPUs of a given size, with its command."""
+
+    route: Route
+    gpus: int
+    memory_gb: float
+    """Estimated memory on each GPU."""
+    command: list[str]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The steps, inputs and estimated cost of a recipe."""
 
@@ -165,6 +91,14 @@ class Plan:
     cost: Cost
     alternatives: dict[str, Cost]
     """Cost of other ways to train."""
+    model: str
+    """Model of the estimates."""
+    gpu_gb: float
+    """Memory of one GPU, for ``routes`` and ``training``."""
+    routes: list[TrainingRoute]
+    """Ways to train that fit."""
+    training: Choice | None = None
+    """The way to train in ``steps``; None with frozen features."""
 
 
 def plan(
@@ -177,8 +111,11 @@ def plan(
     model: str = "",
     prompts: str = "",
     lora: bool = False,
+    optimizer: str = "",
+    precision: str = "",
     load: LoadOptions | None = None,
     seed: int = 0,
+    devices: Devices | None = None,
 ) -> Plan:
     """Return the steps of a recipe and their estimated cost. Nothing is run; votes that are not the paper's are read.
 
@@ -192,8 +129,11 @@ def plan(
         model: model that writes the continuations (default: the backbone, or ``smollm2`` with an encoder).
         prompts: prompts of the continuations, as ``generate`` takes them (default: those of the recipe).
         lora: train adapters instead of all weights.
+        optimizer: ``soap``, ``soap-one-sided`` or ``adamw`` (default: the recipe's, or what fits the memory).
+        precision: ``float32`` or ``bfloat16``, of the training (default: float32, or what fits the memory).
         load: how to read the votes.
         seed: random seed.
+        devices: to train on (default: the GPUs of this machine, or one H100 of 80 GB if it has none).
 
     Example:
         >>> [step.name for step in plan("tldr").steps]
@@ -201,16 +141,67 @@ def plan(
     """
     recipe, data = find_recipe(name, data, load, seed)
     inputs = check_inputs(
-        recipe, data=data, backbone=backbone or ("" if encoder else "BACKBONE"), encoder=encoder, model=model,
-        prompts=prompts, lora=lora, load=load, seed=seed,
+        recipe, data=data, backbone=backbone or ("" if encoder else BACKBONE), encoder=encoder, model=model,
+        prompts=prompts, lora=lora, optimizer=optimizer, precision=precision, load=load, seed=seed,
     )  # fmt: skip
-    estimates = {
-        f"{'LoRA' if adapters else 'full'}, {optimizer}": estimate_cost(recipe, lora=adapters, optimizer=optimizer)
-        for adapters in (False, True)
-        for optimizer in ("soap", "adamw")
-    }
-    cost = estimates.pop(f"{'LoRA' if lora else 'full'}, {recipe.tune.optimizer}")
-    return Plan(recipe, recipe_steps(recipe, inputs, Path(folder)), _needs(recipe, inputs, cost), cost, estimates)
+    known = weights_of(backbone) if backbone else None
+    weights = known or LLAMA_3_8B.weights
+    devices, route = devices or _visible_gpus() or Devices(1, H100_MEMORY), inputs.route(recipe)
+    training = choose_route(weights, devices, route, named=inputs.names_route) if inputs.backbone else None
+    route = training.route if training else route
+    estimates = {_way(other): estimate_cost(recipe, other, weights=weights) for other in _compared(route)}
+    cost = estimates.pop(_way(route))
+    return Plan(
+        recipe=recipe,
+        steps=recipe_steps(recipe, inputs, Path(folder), route),
+        needs=_needs(recipe, inputs, cost, training),
+        cost=cost,
+        alternatives=estimates,
+        model=backbone if known else LLAMA,
+        gpu_gb=devices.bytes_each / 1e9,
+        routes=_fitting_routes(recipe, inputs, Path(folder), weights, devices) if inputs.backbone else [],
+        training=training,
+    )
+
+
+def _visible_gpus() -> Devices | None:
+    try:
+        devices = visible_devices()
+    except ImportError:
+        return None
+    return devices if devices.gpu else None
+
+
+def _compared(route: Route) -> list[Route]:
+    """Return the ways to train in the table of costs, the given one first."""
+    full = [Route("soap"), Route("adamw"), *(Route(name, "bfloat16") for name in ("soap", "soap-one-sided", "adamw"))]
+    return list(dict.fromkeys([route, *full, Route("soap", lora=True), Route("adamw", lora=True)]))
+
+
+def _way(route: Route) -> str:
+    words = [
+        "LoRA" if route.lora else "full",
+        route.optimizer,
+        *([route.precision] if route.precision != "float32" else []),
+    ]
+    return ", ".join(words) + (f" on {route.shards} GPUs" if route.shards > 1 else "")
+
+
+def _fitting_routes(
+    recipe: Recipe, inputs: Inputs, folder: Path, weights: Weights, devices: Devices
+) -> list[TrainingRoute]:
+    """Return the ways to train that fit one of the devices, or as few of them as possible with FSDP."""
+
+    def fits(route: Route) -> bool:
+        return route.memory(weights) <= devices.bytes_each
+
+    *full, lora = possible_routes(Route(recipe.tune.optimizer), replace(devices, count=1))
+    shared = [route for count in GPU_COUNTS if fits(route := Route("adamw", shards=count))]
+    return [
+        TrainingRoute(route, route.shards, route.memory(weights) / 1e9, fit_command(recipe, inputs, folder, route))
+        for route in (*full, *shared[:1], lora)
+        if fits(route)
+    ]
 
 
 def find_recipe(name: str, data: str = "", load: LoadOptions | None = None, seed: int = 0) -> tuple[Recipe, str]:
@@ -232,14 +223,21 @@ def check_inputs(
     model: str,
     prompts: str,
     lora: bool,
+    optimizer: str = "",
+    precision: str = "",
     load: LoadOptions | None,
     seed: int,
 ) -> Inputs:
     """Return the inputs of a run with defaults filled in. Raises UsageError if they contradict each other."""
     if backbone and encoder:
         raise UsageError("--backbone and --encoder cannot be combined: name one of them.")
-    if encoder and lora:
-        raise UsageError("--lora requires --backbone, not --encoder.")
+    for option, given in {"lora": lora, "optimizer": optimizer, "precision": precision}.items():
+        if encoder and given:
+            raise UsageError(f"--{option} requires --backbone, not --encoder.")
+    if optimizer and optimizer not in get_args(Optimizer):
+        raise UsageError(f"optimizer cannot be {optimizer!r}; {did_you_mean(optimizer, get_args(Optimizer))}.")
+    if precision and precision not in NUMBER_BYTES:
+        raise UsageError(f"precision cannot be {precision!r}; {did_you_mean(precision, NUMBER_BYTES)}.")
     data = data or recipe.name
     if recipe.name != OWN and data.partition(":")[0] != recipe.name:
         raise UsageError(f"the recipe {recipe.name} needs its own votes: {recipe.name}:FOLDER, not {data!r}.")
@@ -252,16 +250,19 @@ def check_inputs(
         lora=lora,
         seed=seed,
         load=load or LoadOptions(),
+        optimizer=optimizer,
+        precision=precision,
     )
 
 
-def fit_options(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
+def fit_options(recipe: Recipe, inputs: Inputs, route: Route) -> dict[str, Any]:
     """Return the options of ``fit`` by name; with a backbone, those of fine-tuning too."""
     options = {**asdict(recipe.fit), "seed": inputs.seed}
     if not inputs.backbone:
         return {**options, "encoder": inputs.encoder}
     tuned = {**asdict(recipe.tune), "backbone": inputs.backbone}
-    if inputs.lora:  # LoRA needs another learning rate, and the paper has none for it: use the default of fit
+    tuned |= {"optimizer": route.optimizer, "precision": route.precision}
+    if route.lora:  # LoRA needs another learning rate, and the paper has none for it: use the default of fit
         tuned = {**tuned, "lora": True}
         tuned.pop("learning_rate")
     return {**options, **tuned}
@@ -274,8 +275,14 @@ def sampling_options(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
     return {"model": inputs.model, **{name: settings[name] for name in names}, "seed": inputs.seed}
 
 
-def recipe_steps(recipe: Recipe, inputs: Inputs, folder: Path) -> list[Step]:
-    """Return the steps of a recipe in their order."""
+def fit_command(recipe: Recipe, inputs: Inputs, folder: Path, route: Route) -> list[str]:
+    """Return the command that trains the members of a recipe on a route."""
+    words = ["fit", inputs.data, "-o", str(folder / "ensemble"), *_flags(_changed(inputs.load))]
+    return [*route.launcher, *words, *_flags(fit_options(recipe, inputs, route))]
+
+
+def recipe_steps(recipe: Recipe, inputs: Inputs, folder: Path, route: Route) -> list[Step]:
+    """Return the steps of a recipe in their order, with members trained on a route."""
     ensemble, candidates = str(folder / "ensemble"), str(folder / "candidates.jsonl")
     prompts = ensemble if inputs.prompts == "held-out" else inputs.prompts
     sampled, reading = recipe.candidates, _flags(_changed(inputs.load))
@@ -290,7 +297,7 @@ def recipe_steps(recipe: Recipe, inputs: Inputs, folder: Path) -> list[Step]:
             "fit",
             f"Train {recipe.fit.k} members one after the other; report the held-out Brier score at every size and the "
             "floor (Figure 2).",
-            ["pluralign", "fit", inputs.data, "-o", ensemble, *reading, *_flags(fit_options(recipe, inputs))],
+            fit_command(recipe, inputs, folder, route),
             "ensemble",
         ),
         Step(
@@ -331,18 +338,17 @@ def _changed(load: LoadOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(load).items() if value != getattr(usual, name)}
 
 
-def _needs(recipe: Recipe, inputs: Inputs, cost: Cost) -> list[str]:
+def _needs(recipe: Recipe, inputs: Inputs, cost: Cost, training: Choice | None) -> list[str]:
     votes = f"the files of {recipe.hub}" if recipe.hub and ":" not in inputs.data else inputs.data
     needs = [f"votes: {votes}"]
     if inputs.backbone:
-        named = "" if inputs.backbone == "BACKBONE" else f"; here {inputs.backbone}"
+        named = "" if inputs.backbone == BACKBONE else f"; here {inputs.backbone}"
         needs.append(f"checkpoint: {recipe.starts_from}; {recipe.starts_from_note}{named}")
-        gpus = math.ceil(cost.memory_gb * 1e9 / costs.H100_MEMORY)
-        sharded = f": {gpus} H100s of 80 GB with FSDP" if gpus > 1 else ""
-        needs.append(f"GPU memory: {cost.memory_gb:.0f} GB to train a member{sharded}")
+        if training is not None:
+            needs.append(f"GPU memory to train a member: {training.reason}")
         needs.append(
             f"disk: {cost.disk_gb:.0f} GB; {cost.member_gb:.1f} GB per member, {cost.checkpoint_gb:.0f} GB for each of "
-            "two training checkpoints"
+            "at most two training checkpoints"
         )
     else:
         needs.append(f"encoder: {inputs.encoder}, frozen; not the paper's experiment: the cost below does not apply")

@@ -50,9 +50,11 @@ class Size:
     prompt_tokens: int
     response_tokens: int
     responses_a_prompt: int | None = None
-    """Number of responses per prompt if pairs share responses: each text is scored once."""
+    """Number of responses per prompt if pairs share responses: each text is read once, although it is in many pairs."""
     texts: int | None = None
     """Number of distinct texts, if it is known."""
+    train_texts: int | None = None
+    """Number of distinct texts of training pairs, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def load_recipe(name: str) -> Recipe:
         (7.56, 8, 'held-out')
     """
     if name not in RECIPES:
-        known = (*RECIPES, "a file of votes")
+        known = (*RECIPES, "all", "a file of votes")
         raise UsageError(f"there is no recipe {name!r}; {did_you_mean(name, known)}.")
     return from_json(Recipe, _settings(name))
 
@@ -175,6 +177,7 @@ def own_recipe(data: str, load: LoadOptions | None = None, *, seed: int = 0) -> 
         prompt_tokens=_mean_tokens(map(str, votes.prompts)),
         response_tokens=_mean_tokens(votes.responses),
         texts=len(votes.items().prompt_index),
+        train_texts=len(train.items().prompt_index),
     )
     settings = _settings(OWN)
     settings["tune"]["batch_size"], _ = batch_and_steps(len(train), epochs=settings["tune"]["epochs"])

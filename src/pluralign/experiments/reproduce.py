@@ -34,6 +34,7 @@ from pluralign.experiments.plan import (
     Step,
     check_inputs,
     find_recipe,
+    fit_command,
     fit_options,
     recipe_steps,
     sampling_options,
@@ -41,6 +42,8 @@ from pluralign.experiments.plan import (
 from pluralign.experiments.recipe import OWN, Recipe, shrink
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.fitting.fit import fit
+from pluralign.training.memory import weights_of
+from pluralign.training.routes import Choice, Devices, Route, check_launch, choose_route, visible_devices
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
@@ -100,6 +103,8 @@ class Reproduction:
     skipped: list[str]
     """Steps that an earlier run finished."""
     commands: list[list[str]]
+    training: Choice | None = None
+    """How the members were trained, and why; None with frozen features."""
 
 
 def reproduce(
@@ -112,9 +117,12 @@ def reproduce(
     model: str = "",
     prompts: str = "",
     lora: bool = False,
+    optimizer: str = "",
+    precision: str = "",
     load: LoadOptions | None = None,
     tiny: bool = False,
     seed: int = 0,
+    devices: Devices | None = None,
     announce: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Reproduction:
@@ -125,17 +133,20 @@ def reproduce(
     Args:
         name: name of the recipe, or other votes, as ``load_preferences`` takes them.
         folder: output folder: ``ensemble``, ``candidates.jsonl``, ``report.html`` and ``reproduce.json``.
-        data: see ``plan``, also for the arguments up to ``lora``.
+        data: see ``plan``, also for the arguments up to ``precision``.
         backbone: checkpoint that members start from.
         encoder: encoder of frozen features, instead of a backbone.
         model: model that writes the continuations.
         prompts: prompts of the continuations.
         lora: train adapters instead of all weights.
+        optimizer: of the training.
+        precision: of the training.
         load: how to read the votes.
         tiny: rehearse the recipe with a tiny random model on synthetic votes in the layout of the data set, or on few
             of the votes if they are not the paper's. Votes and model are written into the folder.
         seed: random seed.
-        announce: called with the name and command of each step before it runs.
+        devices: to train on (default: those that torch sees).
+        announce: called with the way to train, and with the name and command of each step before it runs.
         progress: called with the number of processed texts or prompts, and of all of them.
     """
     folder = Path(folder)
@@ -157,22 +168,58 @@ def reproduce(
         )
     inputs = check_inputs(
         recipe, data=data, backbone=backbone, encoder=encoder, model=model, prompts=prompts, lora=lora,
-        load=load, seed=seed,
+        optimizer=optimizer, precision=precision, load=load, seed=seed,
     )  # fmt: skip
+    training = choose_training(recipe, inputs, folder, devices) if inputs.backbone else None
     with one_thread() if tiny else nullcontext():
-        return _run(recipe, inputs, folder, tiny, announce, progress)
+        return _run(recipe, inputs, training, folder, tiny, announce, progress)
+
+
+def choose_training(recipe: Recipe, inputs: Inputs, folder: Path, devices: Devices | None = None) -> Choice:
+    """Return how to train the members of a recipe: as named, as an earlier fit in the folder did, or as fits.
+
+    Raises:
+        UsageError: it needs several processes.
+    """
+    first, ensemble = inputs.route(recipe), folder / "ensemble"
+    started = None if inputs.names_route else _started_route(ensemble, inputs.backbone)
+    if started and (ensemble / ENSEMBLE_FILE).is_file():
+        return Choice(started, None, True, started != first, f"the members in {ensemble} were trained with {started}")
+    weights, route = weights_of(inputs.backbone), started or first
+    if weights is None:  # fit says why
+        return Choice(route, None, True, route != first, f"{route}; its memory cannot be estimated")
+    named = inputs.names_route or started is not None
+    choice = choose_route(weights, devices or visible_devices(), route, named=named)
+    check_launch(choice, shlex.join(fit_command(recipe, inputs, folder, choice.route)))
+    return choice
+
+
+def _started_route(ensemble: Path, backbone: str) -> Route | None:
+    """Return how the members in a folder were trained, or how an unfinished fit in it trains them; else None."""
+    if (ensemble / ENSEMBLE_FILE).is_file():
+        record = RewardEnsemble.load(ensemble).record
+        runs: list[dict[str, Any]] = [{"options": record.options, "tuning": record.tuning or {}}]
+    else:
+        runs = Checkpoints(ensemble, {}).other_runs()
+    for fitted in runs:
+        used = {**fitted.get("options", {}), **fitted.get("tuning", {})}
+        if used.get("backbone") == backbone:
+            return Route(used["optimizer"], used["precision"], used["lora"])
+    return None
 
 
 def _run(
     recipe: Recipe,
     inputs: Inputs,
+    training: Choice | None,
     folder: Path,
     tiny: bool,
     announce: Callable[[str], None],
     progress: Progress | None,
 ) -> Reproduction:
     """Run the steps of a recipe that are not finished."""
-    steps = {step.name: step for step in recipe_steps(recipe, inputs, folder)}
+    route = training.route if training else inputs.route(recipe)
+    steps = {step.name: step for step in recipe_steps(recipe, inputs, folder, route)}
     run = _StepRunner(folder, {"recipe": to_json(recipe), "inputs": to_json(inputs), "version": __version__}, announce)
     commands = [step.command for step in steps.values()]
     ensemble_folder, candidates_file, page = folder / "ensemble", folder / "candidates.jsonl", folder / "report.html"
@@ -192,8 +239,10 @@ def _run(
         title = f"{recipe.title}{rehearsed if tiny else ''}"
         return {"report": str(reporting.report(ensemble(), data, page, name=title, commands=commands))}
 
+    if training and not (training.fits and tiny):
+        announce(f"training: {training.reason}")
     table = run(steps["inspect"], lambda: compare_table(recipe, votes()))
-    options = fit_options(recipe, inputs)
+    options = fit_options(recipe, inputs, route)
     fitted = from_json(
         FitResult,
         run(
@@ -228,6 +277,7 @@ def _run(
         seconds=run.seconds,
         skipped=run.skipped,
         commands=commands,
+        training=training,
     )
 
 

@@ -31,6 +31,7 @@ from pluralign.fitting.saving import decisive_options, refuse_to_replace, save_f
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.fitting.tuned_encoder import encoder_defaults, fit_tuned_encoder, tunes_encoder
 from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.training.routes import with_fitting_route
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
 
@@ -63,7 +64,9 @@ def fit(
         overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
-        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``.
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``. If none of ``optimizer``,
+            ``precision`` and ``lora`` is given for a backbone, the first route is used that fits the memory
+            (``training.routes``).
 
     Returns:
         The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.
@@ -74,6 +77,7 @@ def fit(
         >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
         (2, 1.0)
     """
+    named = tuple(changes)
     of_finetuning = {
         option.name: changes.pop(option.name) for option in fields(FinetuneOptions) if option.name in changes
     }
@@ -86,7 +90,9 @@ def fit(
     preferences = as_preferences(preferences)
     encoder = tunes_encoder(options, finetuning)
     if encoder:
-        finetuning = encoder_defaults(finetuning, tuple(of_finetuning))
+        finetuning = encoder_defaults(finetuning, named)
+    elif finetuning.backbone is not None:
+        options, finetuning = with_fitting_route(options, finetuning, named)
     settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
     if finetuning.backbone is not None:

@@ -17,8 +17,10 @@ TEXT_FILES = (".json", ".txt", ".jinja", ".model", ".py")
 """Configuration, vocabulary and chat template."""
 WEIGHT_FILES = (".safetensors", ".bin")
 """Only the first kind counts if a folder has both: it is the one that is loaded."""
-OTHER_FORMATS = ("onnx", "openvino")
+OTHER_FORMATS = ("onnx", "openvino", "original", "coreml", "metal")
 """Subfolders that are never loaded; downloads leave them out."""
+CONSOLIDATED = "consolidated"
+"""Start of the names of weights in the format of a model's authors. They are never loaded and not downloaded either."""
 WHOLE_BYTES = 2**24
 """Weights files up to this size are hashed whole."""
 SAMPLE_BYTES = 2**22
@@ -75,7 +77,8 @@ def hub_source(folder: Path) -> tuple[str, str] | None:
 
 
 def _counts(path: Path) -> bool:
-    return not any(part.startswith(".") for part in path.parts) and path.parts[0] not in OTHER_FORMATS
+    hidden = any(part.startswith(".") for part in path.parts)
+    return not hidden and path.parts[0] not in OTHER_FORMATS and not path.name.startswith(CONSOLIDATED)
 
 
 @lru_cache(maxsize=1024)

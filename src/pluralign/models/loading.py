@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError
-from pluralign.core.hub import hub_folder
+from pluralign.core.hub import hub_files, hub_folder
 from pluralign.core.text import one_line
 from pluralign.models.batches import BATCH_TOKENS
 from pluralign.models.bundled import smollm2_folder
+from pluralign.models.identity import CONSOLIDATED, OTHER_FORMATS
+
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
+"""Files of weights that are not loaded: only safetensors are."""
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
@@ -23,10 +27,15 @@ def model_folder(
 ) -> Path:
     """Return the folder of a model: a local folder, or the snapshot of a hub id, downloaded if it is missing.
 
+    Of the weights only safetensors are downloaded, without copies in other formats.
+
     Args:
         name: a local folder or a hub id.
         remedy: the advice in the error message if the download fails.
         revision: branch, tag or commit of a hub id; the default branch if None.
+
+    Raises:
+        DataError: there is no such model, or it has no safetensors weights.
     """
     if Path(name).is_dir():
         return Path(name)
@@ -35,8 +44,14 @@ def model_folder(
         raise DataError("there is no such model folder", file=name, remedy=advice)
     if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
         raise MissingExtraError("transformers", "encoders", f"the model {name}")
-    without = ["*.bin", "*.h5", "*.msgpack", "*.onnx", "*.ot", "onnx/*", "openvino/*"]
-    return hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
+    without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
+    folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
+    if not any(folder.rglob("*.safetensors")):
+        kinds = sorted({Path(file).suffix for file in hub_files(name, revision)} & {".gguf", ".bin", ".pt", ".pth"})
+        found = f", only {' and '.join(kinds)} files" if kinds else ""
+        advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
+        raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
+    return folder
 
 
 def reference_folder(name: str) -> Path:

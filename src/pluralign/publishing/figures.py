@@ -76,12 +76,12 @@ def figure(width: float = 7.0, height: float = 3.8) -> tuple[Figure, Axes]:
     return drawing, axes
 
 
-def panels(width: float, height: float, widths: Sequence[float] = (1.0,)) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure in the common style, with axes of these relative widths side by side."""
+def panels(width: float, height: float, widths: Sequence[float] = (1.0,), rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure in the common style, with rows of axes of these relative widths."""
     with rc_context(STYLE):
         drawing = Drawing(figsize=(width, height), layout="constrained")
-        grid = drawing.add_gridspec(1, len(widths), width_ratios=widths)
-        axes = [drawing.add_subplot(grid[column]) for column in range(len(widths))]
+        grid = drawing.add_gridspec(rows, len(widths), width_ratios=widths)
+        axes = [drawing.add_subplot(grid[place]) for place in range(rows * len(widths))]
         for one in axes:
             one.patch.set_alpha(0)
     return drawing, axes
@@ -143,10 +143,27 @@ def brier_by_size(record: FitRecord, evaluation: Evaluation) -> Figure:
     return drawing
 
 
-def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation) -> None:
+def brier_panels(records: Mapping[str, FitRecord]) -> Figure:
+    """Draw the held-out Brier score by k for several data sets, always with the floor: the paper's Figure 2.
+
+    Args:
+        records: of fits with held-out figures, by the title of the data set.
+    """
+    with rc_context(STYLE):
+        drawing, axes = panels(11.0, 3.7 * math.ceil(len(records) / 2), (1.0, 1.0), math.ceil(len(records) / 2))
+        for panel, (title, record) in zip(axes, records.items(), strict=False):
+            if record.evaluation is None:
+                raise UsageError(f"the ensemble of {title} has no held-out figures to plot.")
+            _draw_sizes(panel, record, record.evaluation, floor=True)
+            panel.set_title(title)
+    return drawing
+
+
+def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation, floor: bool = False) -> None:
+    """Draw Figure 2; the floor is drawn if the votes can measure it, or if ``floor`` is true."""
     sizes, scores = [row.k for row in record.history], [row.test_brier for row in record.history]
     named = {"constant_half": ("constant ½", MUTED), "soft_bt": ("soft BT", RIVAL)}
-    if floor_is_compared(evaluation):
+    if floor or floor_is_compared(evaluation):
         named["floor"] = ("floor", FLOOR)
         axes.axhspan(0, evaluation.baselines["floor"].brier, color=BAND, zorder=0, linewidth=0)
     axes.plot(sizes, scores, marker="o", color=ENSEMBLE, linewidth=2, zorder=3)
@@ -226,27 +243,48 @@ def _draw_comparison(axes: Axes, evaluation: Evaluation) -> None:
 def tau_heat_map(tau: Sequence[Sequence[float]]) -> Figure:
     """Draw Kendall's τ between members, averaged over prompts: the paper's Figure 3. NaN is shown as a dash."""
     with rc_context(STYLE):
-        k = len(tau)
-        side = min(6.4, 1.6 + 0.55 * k)
+        side = min(6.4, 1.6 + 0.55 * len(tau))
         drawing, axes = figure(side, side)
-        colours = LinearSegmentedColormap.from_list("tau", [OPPOSITE, EVEN, ALIKE])
-        axes.pcolormesh(tau, cmap=colours, vmin=-1, vmax=1, edgecolors="none")
-        for row in range(k):
-            for column in range(k):
-                value = tau[row][column]
-                label = "–" if math.isnan(value) else f"{value:z.2f}".replace("0.", ".").replace("-", "−")
-                ink = "#ffffff" if abs(value) > 0.65 else "#1a1d24"
-                axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
-        axes.set_xticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
-        axes.set_yticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
-        axes.invert_yaxis()
-        axes.set_aspect("equal")
-        axes.tick_params(length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        axes.set_xlabel("member")
-        axes.set_ylabel("member")
+        _draw_tau(axes, tau)
     return drawing
+
+
+def tau_panels(taus: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
+    """Draw Kendall's τ between members for several data sets, with its mean over pairs: the paper's Figure 3.
+
+    Args:
+        taus: τ between members, by the title of the data set.
+    """
+    with rc_context(STYLE):
+        side, rows = min(4.6, 1.6 + 0.45 * max(map(len, taus.values()))), math.ceil(len(taus) / 2)
+        drawing, axes = panels(2 * max(side, 3.0), rows * max(side, 3.0), (1.0, 1.0), rows)
+        for panel, (title, tau) in zip(axes, taus.items(), strict=False):
+            _draw_tau(panel, tau)
+            pairs = [tau[j][i] for j in range(len(tau)) for i in range(j)]
+            mean = f": mean τ {np.mean(pairs):z.2f}".replace("-", "−") if pairs else ""
+            panel.set_title(f"{title}{mean}", fontsize=11)
+    return drawing
+
+
+def _draw_tau(axes: Axes, tau: Sequence[Sequence[float]]) -> None:
+    k = len(tau)
+    colours = LinearSegmentedColormap.from_list("tau", [OPPOSITE, EVEN, ALIKE])
+    axes.pcolormesh(tau, cmap=colours, vmin=-1, vmax=1, edgecolors="none")
+    for row in range(k):
+        for column in range(k):
+            value = tau[row][column]
+            label = "–" if math.isnan(value) else f"{value:z.2f}".replace("0.", ".").replace("-", "−")
+            ink = "#ffffff" if abs(value) > 0.65 else "#1a1d24"
+            axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
+    axes.set_xticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
+    axes.set_yticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_xlabel("member")
+    axes.set_ylabel("member")
 
 
 def camp_heat_map(study: CampStudy) -> Figure:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,10 +12,13 @@ from pluralign.cli.console import emit, note, print_json, progress_bar, say, sho
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
+from pluralign.training.options import Optimizer
 from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
+
+TrainingPrecision = Literal["float32", "bfloat16"]
 
 
 def demo(
@@ -106,8 +109,8 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Data set of the paper: multipref, personalllm, helpsteer2 or tldr. Or your own votes: a file, hf:ID "
-            "or demo.",
+            help="Data set of the paper: multipref, personalllm, helpsteer2, tldr, or all four: all. Or your own "
+            "votes: a file, hf:ID or demo.",
         ),
     ],
     load_options: LoadOptions,
@@ -118,7 +121,11 @@ def reproduce(
         ),
     ] = None,
     data: Annotated[
-        str, typer.Option(help="NAME:FOLDER, a local copy of the votes (default: download from the hub).")
+        str,
+        typer.Option(
+            help="NAME:FOLDER, a local copy of the votes (default: download from the hub). With all: a folder with "
+            "the folders multipref, personalllm, helpsteer2 and tldr."
+        ),
     ] = "",
     backbone: Annotated[str, typer.Option(help="Checkpoint to fine-tune: a folder or a hub id.")] = "",
     encoder: Annotated[str, typer.Option(help="Use frozen features of this encoder instead of a backbone.")] = "",
@@ -130,6 +137,14 @@ def reproduce(
         str, typer.Option(help="Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
     ] = "",
     lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
+    optimizer: Annotated[
+        Optimizer | None,
+        typer.Option(help="Optimizer of the training (default: soap, or the first that fits the memory)."),
+    ] = None,
+    precision: Annotated[
+        TrainingPrecision | None,
+        typer.Option(help="Precision of the training (default: float32, or the first that fits the memory)."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
     ] = False,
@@ -145,19 +160,31 @@ def reproduce(
         pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
         pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
         pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
+        pluralign reproduce all -o paper --backbone my-org/my-model
     """
-    from pluralign.cli.views.experiments import plan_page, reproduction_page
+    from pluralign.cli.views.experiments import plan_page, plans_page, reproduction_page, reproductions_page
     from pluralign.experiments.plan import plan as plan_recipe
     from pluralign.experiments.reproduce import reproduce as run_recipe
+    from pluralign.experiments.reproduce_all import ALL, plan_all, reproduce_all
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
     inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
+    inputs |= {"optimizer": optimizer or "", "precision": precision or ""}
+    if dry_run and name == ALL:
+        plans = plan_all(output or "OUT", **inputs)
+        emit(plans, plans_page(plans), as_json)
+        return
     if dry_run:
         plan = plan_recipe(name, output or "OUT", **inputs)
         emit(plan, plan_page(plan), as_json)
         return
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
+    if name == ALL:
+        with progress_bar("Reproducing the paper") as progress:
+            results = reproduce_all(output, tiny=tiny, **inputs, announce=say, progress=progress)
+        emit(results, reproductions_page(results), as_json)
+        return
     with progress_bar(f"Reproducing {name}") as progress:
         reproduction = run_recipe(name, output, tiny=tiny, **inputs, announce=say, progress=progress)
     emit(reproduction, reproduction_page(reproduction), as_json)

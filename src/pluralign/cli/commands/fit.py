@@ -1,6 +1,8 @@
 """Commands that make an ensemble and score it: ``encode``, ``fit`` and ``evaluate``."""
 
+from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -65,6 +67,7 @@ def fit(
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
+    named: Collection[str] = (),
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
 
@@ -83,6 +86,7 @@ def fit(
     from pluralign.fitting.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
+    chosen = {**asdict(fit_options), **asdict(finetune_options)}
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
@@ -95,6 +99,7 @@ def fit(
             overwrite=overwrite,
             progress=progress,
             watcher=watcher,
+            **{name: value for name, value in chosen.items() if name in named},
         )
     if prints:
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}
