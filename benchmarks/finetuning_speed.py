@@ -96,7 +96,7 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
     """Return the speed of all ways on one set of pairs."""
     texts, items = texts_of(votes), votes.items()
     shared = TextPairs(texts, items.a, items.b, np.asarray(votes.prob_a, dtype=np.float64), votes.prompt_index)
-    alone = replace(shared, prompt=np.arange(len(votes)))  # no two pairs belong together
+    alone = replace(shared, prompt=np.arange(len(votes), dtype=np.int32))  # no two pairs belong together
     ways: dict[str, Callable[[], float]] = {
         JOINT: lambda: ours(shared, K, arguments),
         ONE: lambda: ours(shared, 0, arguments),

@@ -1,6 +1,7 @@
 """Micro-batches of fine-tuning: whole prompts, each text once, and the same loss as pair by pair."""
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,9 @@ def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[TextPairs, np
     """Return all pairs of the responses of each prompt, and the lengths of the texts."""
     rng = np.random.default_rng(seed)
     both = np.array(list(combinations(range(responses), 2)))
-    a, b = (both[:, side] + responses * np.arange(prompts)[:, None] for side in (0, 1))
+    a, b = (both[:, side].astype(np.int32) + responses * np.arange(prompts, dtype=np.int32)[:, None] for side in (0, 1))
     items = [(f"prompt {text // responses}", f"text {text}") for text in range(prompts * responses)]
-    prompt = np.repeat(np.arange(prompts), len(both))
+    prompt = np.repeat(np.arange(prompts, dtype=np.int32), len(both))
     return TextPairs(items, a.ravel(), b.ravel(), rng.random(a.size), prompt), rng.integers(5, 50, len(items))
 
 
@@ -81,10 +82,10 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
     steps = draw_steps(pairs.prompt, 2, 30, rng)
     split = split_steps(steps, pairs, lengths, max_texts=12)
 
-    def rewards(ids: torch.Tensor, mask: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def rewards(ids: Any, mask: Any, weight: Any) -> Any:
         return (weight[ids] * mask).sum(1)
 
-    def batch_loss(part: MicroBatch, weight: torch.Tensor) -> torch.Tensor:
+    def batch_loss(part: MicroBatch, weight: Any) -> Any:
         data = MicroBatches([part], pairs, tokens, PairLabels(share, share, np.ones(len(share))), pad=0)[0]
         reward = rewards(data["input_ids"], data["attention_mask"], weight)
         error = (torch.sigmoid(reward[data["a"]] - reward[data["b"]]) - data["prob_a"]) ** 2
@@ -92,13 +93,15 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
 
     for step, parts in zip(steps, split, strict=True):
         weight = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
-        torch.stack([batch_loss(part, weight) for part in parts]).mean().backward()
+        loss: Any = torch.stack([batch_loss(part, weight) for part in parts]).mean()
+        loss.backward()
         pairwise = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
         one_by_one = []
         for pair in step:
             a, b = (pairwise[tokens[side[pair]]["input_ids"]].sum() for side in (pairs.a, pairs.b))
             one_by_one.append((torch.sigmoid(a - b) - share[pair]) ** 2)
-        torch.stack(one_by_one).mean().backward()
+        pair_loss: Any = torch.stack(one_by_one).mean()
+        pair_loss.backward()
         assert weight.grad is not None
         assert pairwise.grad is not None
         torch.testing.assert_close(weight.grad, pairwise.grad.float(), rtol=1e-4, atol=1e-6)

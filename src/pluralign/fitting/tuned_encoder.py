@@ -266,9 +266,9 @@ def _choice(
     """Return the choice between the encoders, and the held-out Brier scores of both."""
     votes = tuned_votes.preferences
     shares = tuned_votes.prob_hat(tuned), frozen_votes.prob_hat(frozen)
-    squares = [(share - votes.prob_a) ** 2 for share in shares]
+    ours, theirs = ((share - votes.prob_a) ** 2 for share in shares)
     corrected = [brier_corrected(share, votes.prob_a, votes.n_votes, votes.counted_ties) for share in shares]
-    difference = paired_difference(*squares, votes.prompt_index, min_clusters=ENOUGH_CLUSTERS)
+    difference = paired_difference(ours, theirs, votes.prompt_index, min_clusters=ENOUGH_CLUSTERS)
     known = not np.isnan(difference.low)
     return EncoderChoice(
         used=used,

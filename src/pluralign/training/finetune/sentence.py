@@ -41,12 +41,13 @@ class PooledRewards(torch.nn.Module):
     """
 
     base_model_prefix = BODY
+    factor: torch.Tensor
 
     def __init__(self, body: Any, layers: tuple[int, ...], factor: Array, theta: FloatArray, trained: int) -> None:
         super().__init__()
         self.body, self.layers = body, layers
         self.register_buffer("factor", torch.as_tensor(factor, dtype=torch.float32))
-        self.score = torch.nn.Linear(*theta.shape, bias=False)
+        self.score = torch.nn.Linear(theta.shape[0], theta.shape[1], bias=False)
         with torch.no_grad():
             self.score.weight.copy_(torch.as_tensor(theta.T))
         depth = body.config.num_hidden_layers
