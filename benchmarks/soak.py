@@ -5,8 +5,8 @@
 `pluralign serve` runs in its own process with a fitted ensemble (hashing features), and this process sends requests
 over loopback; every text is new. A fake server of OpenAI's API in this process writes the candidates of chats, or
 fails. Every kind of load comes in four rounds. Memory is measured after each round, when the server has returned what
-it does not use; the first round is the warm-up, and memory must not grow after it. Latencies are ratios to the first phase. The exit status
-is 1 if a promise is broken.
+it does not use. The first round is the warm-up, and memory must not grow after it. Latencies are ratios to the first
+phase. The exit status is 1 if a promise is broken.
 """
 
 import argparse
@@ -335,7 +335,7 @@ async def stop(server: Server, requests: Iterator[Request], upstream: Upstream, 
     ]
 
 
-# --- load --------------------------------------------------------------------------------------------------------------
+# --- load -------------------------------------------------------------------------------------------------------------
 
 
 async def load(
