@@ -30,6 +30,7 @@ HEAD = (
     b"POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n" % len(BODY)
 )
+EXPECTING = HEAD.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n"
 
 
 def connected(client: Client, sent: bytes = b"") -> socket.socket:
@@ -122,7 +123,10 @@ def test_requests_count_as_concurrent_when_their_body_is_complete(
 
 def test_a_new_connection_replaces_the_oldest_incomplete_body(ensemble: RewardEnsemble) -> None:
     with running(ensemble, limits=Limits(connections=3)) as client, ExitStack() as open_ones:
-        first, second, third = (open_ones.enter_context(connected(client, HEAD + BODY[:-1])) for _ in range(3))
+        first, second, third = (open_ones.enter_context(connected(client, EXPECTING)) for _ in range(3))
+        for connection in (first, second, third):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 100"), "the server waits for the body"
+            connection.sendall(BODY[:-1])
         assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
         assert is_closed(first)
         for connection in (second, third):
