@@ -4,8 +4,9 @@
 
 `pluralign serve` runs in its own process with a fitted ensemble (hashing features), and this process sends requests
 over loopback; every text is new. A fake server of OpenAI's API in this process writes the candidates of chats, or
-fails. Every kind of load comes in two rounds; memory must not grow in the second. Latencies are ratios to the first
-phase. The exit status is 1 if a promise is broken.
+fails. Every kind of load comes in four rounds. Memory is measured after each round, when the server has returned what
+it does not use. The first two rounds are the warm-up: the server's cache of rewards becomes full in the second. Memory
+must not grow after it. Latencies are ratios to the first phase. The exit status is 1 if a promise is broken.
 """
 
 import argparse
@@ -15,7 +16,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,19 +30,22 @@ import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from soak_server import Client, Server, Upstream
 
 from pluralign import fit, town_hall
 
 CLIENTS = 32
-MAX_REQUESTS = 96
 OVERLOAD_CLIENTS = 256
 HALF_OPEN = 200
 SLOW_BODIES = 48
 """With the other clients, fewer than ``MAX_REQUESTS``."""
-MAX_SECONDS = 4
-"""The server's limit for candidates."""
-MAX_GROWTH = 5.0
-"""Megabytes of resident memory, in the second round."""
+ROUNDS = 4
+WARM_UP = 2
+"""Rounds before memory must not grow any more."""
+MAX_GROWTH = 2.0
+"""Megabytes of resident memory, from the end of the warm-up to the end of the last round."""
+SECONDS_TO_SETTLE = 12
+"""The server returns unused memory every 10 seconds."""
 MAX_SLOWDOWN = 3.0
 """Median latency beside slow clients, to that of the steady phase."""
 FINE = ("fine", "surrogate")
@@ -68,7 +71,8 @@ def main() -> None:
     if arguments.json:
         promises = [vars(promise) | {"kept": promise.kept} for promise in found.promises]
         phases = [phase.figures(found.steady) for phase in found.phases]
-        print(json.dumps({"kept": kept, "promises": promises, "phases": phases, "megabytes": found.megabytes}))
+        memory = {"megabytes": found.megabytes, "settled": found.settled}
+        print(json.dumps({"kept": kept, "promises": promises, "phases": phases} | memory))
     else:
         for table in tables(found):
             Console(width=120).print(table)
@@ -126,7 +130,9 @@ class Found:
     """The phase with which latencies are compared."""
     promises: list[Promise] = field(default_factory=list)
     megabytes: dict[int, float] = field(default_factory=dict)
-    """The server's resident memory by number of requests."""
+    """The server's resident memory by number of requests, under load."""
+    settled: list[float] = field(default_factory=list)
+    """The server's resident memory after each round."""
     sent: int = 0
 
     def phase(self, name: str) -> Phase:
@@ -149,6 +155,8 @@ def tables(found: Found) -> Iterator[Table]:
     memory = Table("requests", "resident memory, MB", box=box.SIMPLE_HEAD)
     for sent, megabytes in found.megabytes.items():
         memory.add_row(f"{sent:,}", f"{megabytes:.1f}")
+    for number, megabytes in enumerate(found.settled, 1):
+        memory.add_row(f"after round {number}", f"{megabytes:.1f}")
     yield memory
     promises = Table("promise", "measured", "at most", "kept", box=box.SIMPLE_HEAD)
     for promise in found.promises:
@@ -179,31 +187,31 @@ async def soak(folder: Path, n: int) -> Found:
             if found.sent % every == 0:
                 found.megabytes[found.sent] = server.megabytes
 
-        half = 0.0
-        for number in (1, 2):  # the first round is the warm-up of memory: caches, threads and connections
-            steady = await run(f"{number}: steady", 0.2, CLIENTS)
+        for number in range(1, ROUNDS + 1):
+            steady = await run(f"{number}: steady", 0.4 / ROUNDS, CLIENTS)
             found.steady = found.steady or steady
 
             health = asyncio.create_task(watch_health(server))
-            await run(f"{number}: overload", 0.1, OVERLOAD_CLIENTS, (200, 503))
+            await run(f"{number}: overload", 0.2 / ROUNDS, OVERLOAD_CLIENTS, (200, 503))
             health.cancel()
             found.promises.append(Promise(f"{number}: health checks that failed in the overload", await health))
 
             slow = asyncio.create_task(slow_clients(server))
-            beside = await run(f"{number}: beside slow clients", 0.1, CLIENTS)
+            beside = await run(f"{number}: beside slow clients", 0.2 / ROUNDS, CLIENTS)
             found.promises.append(Promise(f"{number}: slow clients that the server did not end", await slow))
             slowdown = float(beside.quantiles[0] / steady.quantiles[0])
             text = f"{number}: median latency beside slow clients / steady"
             found.promises.append(Promise(text, slowdown, MAX_SLOWDOWN))
 
             phase = found.phase(f"{number}: chats, faults")
-            chats = asyncio.create_task(fault_chats(server, max(n // 250, len(FAULTS) + len(FINE)), phase))
-            await run(f"{number}: beside upstream faults", 0.1, CLIENTS)
+            chats = asyncio.create_task(fault_chats(server, max(n // (125 * ROUNDS), len(FAULTS) + len(FINE)), phase))
+            await run(f"{number}: beside upstream faults", 0.2 / ROUNDS, CLIENTS)
             found.promises.append(Promise(f"{number}: faults not answered with 502, 503 or 504", await chats))
-            half = half or server.megabytes
-        found.megabytes[found.sent] = server.megabytes
-        growth = server.megabytes - half
-        found.promises.append(Promise("memory growth in the second round, MB", growth, MAX_GROWTH))
+            await asyncio.sleep(SECONDS_TO_SETTLE)
+            found.settled.append(server.megabytes)
+        steps = np.diff(found.settled[WARM_UP - 1 :])
+        text = f"memory growth after the warm-up, MB (by round: {', '.join(f'{step:+.1f}' for step in steps)})"
+        found.promises.append(Promise(text, float(steps.sum()), MAX_GROWTH))
         found.promises += await stop(server, requests, upstream, found.phase("SIGTERM"))
     finally:
         server.process.kill()
@@ -223,7 +231,7 @@ def others(phase: Phase, allowed: tuple[int, ...]) -> int:
     return phase.statuses.total() - sum(phase.statuses[status] for status in allowed)
 
 
-async def watch_health(server: "Server") -> int:
+async def watch_health(server: Server) -> int:
     """Check the server's health until cancelled; return the number of failures."""
     failures = 0
     with suppress(asyncio.CancelledError):
@@ -236,7 +244,7 @@ async def watch_health(server: "Server") -> int:
     return failures
 
 
-async def slow_clients(server: "Server") -> int:
+async def slow_clients(server: Server) -> int:
     """Open connections that send half of their headers, or a body byte by byte; return how many stay open."""
 
     async def one(start: bytes, piece: bytes) -> bool:
@@ -260,7 +268,7 @@ async def slow_clients(server: "Server") -> int:
     return (await asyncio.gather(*half, *bodies)).count(False)
 
 
-async def fault_chats(server: "Server", n: int, phase: Phase) -> int:
+async def fault_chats(server: Server, n: int, phase: Phase) -> int:
     """Send chats whose candidates fail upstream; return how many got an answer that is neither right nor an error."""
     kinds = (*FAULTS, *FINE)
     unexpected = 0
@@ -281,7 +289,7 @@ async def fault_chats(server: "Server", n: int, phase: Phase) -> int:
     return unexpected + 1
 
 
-async def chat(server: "Server", text: str, phase: Phase) -> int:
+async def chat(server: Server, text: str, phase: Phase) -> int:
     """Send one chat and return its status, 0 without an answer."""
     client = Client(server)
     body = {"model": "town:consensus", "messages": [{"role": "user", "content": text}]}
@@ -294,7 +302,7 @@ async def chat(server: "Server", text: str, phase: Phase) -> int:
     return reply.status
 
 
-async def stop(server: "Server", requests: Iterator[Request], upstream: "Upstream", phase: Phase) -> list[Promise]:
+async def stop(server: Server, requests: Iterator[Request], upstream: Upstream, phase: Phase) -> list[Promise]:
     """Send SIGTERM while chats and other requests are running; compare the answers with the server's log."""
     before, refused = len(LINE.findall(server.log)), 0
 
@@ -328,87 +336,7 @@ async def stop(server: "Server", requests: Iterator[Request], upstream: "Upstrea
     ]
 
 
-# --- a server, and a load on it ---------------------------------------------------------------------------------------
-
-
-@dataclass
-class Server:
-    """A running server."""
-
-    process: subprocess.Popen[str]
-    port: int
-    log_file: Path
-
-    @classmethod
-    async def start(cls, folder: Path, upstream: str) -> "Server":
-        """Run ``pluralign serve`` in its own process."""
-        limits = {"--max-requests": MAX_REQUESTS, "--max-seconds": MAX_SECONDS, "--timeout": 2, "--concurrency": 16}
-        options = ["--model", "m", "--base-url", upstream, "-n", "2", "--port", "0", "--name", "town", "--json"]
-        for name, value in limits.items():
-            options += [name, str(value)]
-        command = [sys.executable, "-m", "pluralign", "serve", str(folder / "ensemble"), *options]
-        log_file = folder / "log"
-        with log_file.open("w") as log:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-        assert process.stdout
-        line = await asyncio.to_thread(process.stdout.readline)
-        if not line:
-            raise SystemExit(f"the server did not start: {log_file.read_text()}")
-        return cls(process, int(json.loads(line)["address"].rpartition(":")[2]), log_file)
-
-    @property
-    def megabytes(self) -> float:
-        """Resident memory."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    @property
-    def log(self) -> str:
-        """What it has written to stderr."""
-        return self.log_file.read_text()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """An answer of the server."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes
-
-
-class Client:
-    """One connection, kept open as long as the server keeps it."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def send(self, method: str, path: str, body: Any = None) -> Reply | None:
-        """Send a request and return the answer; None if the connection is refused or closed."""
-        content = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
-        try:
-            self.streams = self.streams or await asyncio.open_connection("127.0.0.1", self.server.port)
-            reader, writer = self.streams
-            writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
-            status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-            reply = Reply(int(status.split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
-        except (ConnectionError, asyncio.IncompleteReadError):
-            await self.close()
-            return None
-        if headers.get("connection") == "close":
-            await self.close()
-        return reply
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self.streams:
-            self.streams[1].close()
-            with suppress(ConnectionError):
-                await self.streams[1].wait_closed()
-            self.streams = None
+# --- load -------------------------------------------------------------------------------------------------------------
 
 
 async def load(
@@ -447,62 +375,6 @@ def fresh_requests() -> Iterator[Request]:
             yield "/v1/score", {"texts": [{"prompt": prompt, "response": a}]}
         else:
             yield "/v1/compare", {"pairs": [{"prompt": prompt, "response_a": a, "response_b": b}]}
-
-
-class Upstream:
-    """A server of OpenAI's API. The first word of a question says how it fails."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        """Requests that wait for ``go``."""
-        self.go = asyncio.Event()
-        self.server: asyncio.Server | None = None
-
-    async def start(self) -> str:
-        """Listen on a free port, and return the base URL."""
-        self.server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
-        return f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}/v1"
-
-    def close(self) -> None:
-        """Stop to listen."""
-        if self.server:
-            self.server.close()
-
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-                length = re.search(r"content-length: (\d+)", head)
-                body = await reader.readexactly(int(length[1])) if length else b""
-                if head.startswith("get"):
-                    status, content = 200, json.dumps({"data": [{"id": "m"}]})
-                else:
-                    kind = json.loads(body)["messages"][-1]["content"].partition(":")[0]
-                    if kind == "silent":
-                        await reader.read()  # until the client gives up
-                    if kind in ("drop", "silent"):
-                        break
-                    status, content = await self._reply(kind)
-                # The openai client waits that long between attempts.
-                fields = f"Content-Length: {len(content)}\r\nContent-Type: application/json\r\nretry-after-ms: 20\r\n"
-                writer.write(f"HTTP/1.1 {status} Status\r\n{fields}\r\n{content}".encode())
-        writer.close()
-
-    async def _reply(self, kind: str) -> tuple[int, str]:
-        if kind == "wait":
-            self.waiting += 1
-            await self.go.wait()
-        if kind.isdecimal():
-            return int(kind), json.dumps({"error": {"message": "a fault of the soak"}})
-        texts: dict[str, list[Any]] = {
-            "empty": [],
-            "types": [5, {}],
-            "long": ["x" * 40_000],
-            "surrogate": ["a\ud800", "b"],
-        }
-        choices = [{"message": {"content": text}} for text in texts.get(kind, ["Yes, please.", "No."])]
-        whole = json.dumps({"choices": choices})
-        return 200, {"page": "<html>A page</html>", "cut": whole[:-9], "deep": "[" * 100_000}.get(kind, whole)
 
 
 if __name__ == "__main__":

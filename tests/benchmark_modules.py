@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
+sys.path.append(str(FOLDER))  # scripts import their parts by name
 
 
 def benchmark(name: str) -> ModuleType:

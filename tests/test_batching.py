@@ -113,6 +113,19 @@ def test_the_cache_evicts_the_least_recently_used() -> None:
     assert score.scored == ["one", "two", "three", "two"]
 
 
+def test_cached_rewards_are_those_that_were_scored_and_keep_no_batch() -> None:
+    score = Scorer()
+
+    async def use(used: Batcher) -> None:
+        first = await used.rewards(items("one", "two"))
+        again = await used.rewards(items("one", "two"))
+        assert again.tolist() == first.tolist()
+        assert {type(rewards) for rewards in used._cache.values()} == {bytes}, "a row of an array would keep its batch"
+
+    with_batcher(score, use)
+    assert score.scored == ["one", "two"]
+
+
 def test_a_full_queue_raises_until_it_is_shorter() -> None:
     score = Scorer()
     score.go.clear()

@@ -1,7 +1,8 @@
-"""Clients that connect and send no request do not keep others from being served."""
+"""Clients that send no request, or send one slowly, do not keep others from being served."""
 
 import asyncio
 import errno
+import itertools
 import json
 import logging
 import os
@@ -24,6 +25,12 @@ from pluralign.server.connections import SECONDS_BETWEEN_WARNINGS, AcceptErrors,
 from pluralign.server.limits import Limits
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: loc"
+BODY = json.dumps({"pairs": [pair()]}).encode()
+HEAD = (
+    b"POST /v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n" % len(BODY)
+)
+EXPECTING = HEAD.removesuffix(b"\r\n") + b"Expect: 100-continue\r\n\r\n"
 
 
 def connected(client: Client, sent: bytes = b"") -> socket.socket:
@@ -52,29 +59,90 @@ def test_a_connection_without_a_complete_request_is_closed(ensemble: RewardEnsem
         assert is_closed(connection)
 
 
+def answer_to_a_trickle(connection: socket.socket) -> bytes:
+    """Send one byte after another until the server answers or closes the connection; return its answer."""
+    connection.settimeout(0.02)
+    for _ in range(500):
+        try:
+            connection.sendall(b" ")
+            return connection.recv(4096)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return b""
+    raise AssertionError("the connection was never closed")
+
+
 def test_bytes_of_slow_headers_do_not_extend_the_time(ensemble: RewardEnsemble) -> None:
     with running(ensemble, limits=Limits(header_seconds=0.2)) as client, connected(client, HALF) as connection:
-        connection.settimeout(0.02)
-        for _ in range(500):
-            try:
-                connection.sendall(b"a")
-                assert connection.recv(1) == b""
-            except TimeoutError:
-                continue
-            except ConnectionError:
-                pass
-            break
-        else:
-            raise AssertionError("the connection was never closed")
+        assert answer_to_a_trickle(connection) == b""
+
+
+def test_a_body_that_trickles_is_answered_with_408_and_closed(ensemble: RewardEnsemble) -> None:
+    with (
+        running(ensemble, limits=Limits(slow_body_seconds=0.2, header_seconds=60)) as client,
+        connected(client, HEAD) as connection,
+    ):
+        assert answer_to_a_trickle(connection).startswith(b"HTTP/1.1 408")
+        connection.settimeout(30)
+        assert is_closed(connection)
+
+
+def test_a_body_that_keeps_arriving_may_take_longer(ensemble: RewardEnsemble) -> None:
+    limits = Limits(slow_body_seconds=0.1, body_rate=1)
+    with (
+        running(ensemble, limits=limits) as client,
+        connected(client, HEAD + BODY[:30]) as steady,
+        connected(client, HEAD) as stalled,
+    ):
+        assert stalled.recv(4096).startswith(b"HTTP/1.1 408")
+        steady.sendall(BODY[30:])
+        assert steady.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_a_request_may_take_longer_than_its_headers(ensemble: RewardEnsemble) -> None:
-    head = (
-        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
-    )
     limits = Limits(header_seconds=0.05, body_seconds=0.5)
-    with running(ensemble, limits=limits) as client, connected(client, head) as connection:
+    with running(ensemble, limits=limits) as client, connected(client, HEAD) as connection:
         assert connection.recv(4096).startswith(b"HTTP/1.1 408"), "the limit of its body applies"
+
+
+def test_requests_count_as_concurrent_when_their_body_is_complete(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble, limits=Limits(requests=1)) as client, ExitStack() as open_ones:
+        first, second, _ = (open_ones.enter_context(connected(client, HEAD + BODY[:-1])) for _ in range(3))
+        first.sendall(BODY[-1:])
+        wait_until(lambda: counting.sizes)
+        second.sendall(BODY[-1:])
+        assert second.recv(4096).startswith(b"HTTP/1.1 503")
+        counting.go.set()
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
+
+
+def test_a_new_connection_replaces_the_oldest_incomplete_body(ensemble: RewardEnsemble) -> None:
+    with running(ensemble, limits=Limits(connections=3)) as client, ExitStack() as open_ones:
+        first, second, third = (open_ones.enter_context(connected(client, EXPECTING)) for _ in range(3))
+        for connection in (first, second, third):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 100"), "the server waits for the body"
+            connection.sendall(BODY[:-1])
+        assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
+        assert is_closed(first)
+        for connection in (second, third):
+            connection.sendall(BODY[-1:])
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def test_incomplete_bodies_share_a_limit_of_memory(ensemble: RewardEnsemble) -> None:
+    limits = Limits(body_bytes=len(BODY), buffer_factor=2)
+    with running(ensemble, limits=limits) as client, ExitStack() as open_ones:
+        first, second = (open_ones.enter_context(connected(client, HEAD + BODY[:-1])) for _ in range(2))
+        assert client.json("/v1/compare", {"pairs": [pair()]})["results"], "complete bodies do not count"
+        open_ones.enter_context(connected(client, HEAD + BODY[:-1]))
+        assert is_closed(first)
+        second.sendall(BODY[-1:])
+        assert second.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_a_new_connection_replaces_the_one_that_waits_longest(ensemble: RewardEnsemble) -> None:
@@ -150,13 +218,10 @@ def test_accept_errors_are_logged_once_per_minute(
     loop.close()
 
 
-FILES = 256
-
-
 @contextmanager
 def server_with_few_files(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Client]]:
     """``pluralign serve`` in a process that may open 256 files."""
-    shell = f'ulimit -n {FILES}; exec "$0" -m pluralign serve "$1" --name town --port 0 --json'
+    shell = 'ulimit -n 256; exec "$0" -m pluralign serve "$1" --name town --port 0 --json'
     process = subprocess.Popen(
         ["/bin/sh", "-c", shell, sys.executable, str(folder)],
         stdout=subprocess.PIPE,
@@ -171,20 +236,42 @@ def server_with_few_files(folder: Path) -> Iterator[tuple[subprocess.Popen[str],
         process.communicate()
 
 
-def test_thousands_of_half_open_connections_do_not_stop_the_server(town_folder: Path) -> None:
+@contextmanager
+def many_connections(client: Client, *sent: bytes) -> Iterator[list[socket.socket]]:
+    """2,000 connections that have sent these bytes in turn, or as many as this process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    n = 2000 if hard == resource.RLIM_INFINITY else min(2000, hard - 200)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n + 200) if soft >= 0 else soft, hard))
+    n = 2000 if hard == resource.RLIM_INFINITY else min(2000, hard - 1200)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, n + 1200) if soft >= 0 else soft, hard))
     try:
-        with server_with_few_files(town_folder) as (process, client), ExitStack() as open_ones:
-            for opened in range(1, n + 1):
-                open_ones.enter_context(connected(client, HALF))
-                if opened % 500 == 0:
+        with ExitStack() as open_ones:
+            connections: list[socket.socket] = []
+            for start in itertools.islice(itertools.cycle(sent), n):
+                connections.append(open_ones.enter_context(connected(client, start)))
+                if len(connections) % 500 == 0:
                     assert client.json("/healthz") == {"status": "ok"}
                     assert client.json("/v1/compare", {"pairs": [pair()]})["results"]
-            process.send_signal(signal.SIGTERM)
-            _, log = process.communicate(timeout=30)
-        assert len(log) < 5000, "the log does not grow with the connections"
-        assert "Traceback" not in log
+            yield connections
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_thousands_of_incomplete_requests_do_not_stop_a_server_with_few_files(town_folder: Path) -> None:
+    with server_with_few_files(town_folder) as (process, client):
+        with many_connections(client, HALF, HEAD + b" ") as connections:
+            assert is_closed(connections[0])
+            assert is_closed(connections[1])
+            for connection in connections[1::2]:  # SIGTERM waits for bodies, but not for headers
+                connection.close()
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=30)
+        errors = [line for line in log.splitlines() if "POST /v1/compare 499" not in line]
+        assert len("".join(errors)) < 5000, "the log has one line per request, and does not grow with the connections"
+        assert "Traceback" not in log
+
+
+def test_thousands_of_slow_bodies_do_not_stop_a_server_with_the_default_limits(ensemble: RewardEnsemble) -> None:
+    limits = Limits(slow_body_seconds=300, body_seconds=300)
+    with running(ensemble, limits=limits) as client, many_connections(client, HEAD + BODY[:1]) as connections:
+        assert is_closed(connections[0])
+        connections[-1].sendall(BODY[1:])
+        assert connections[-1].recv(4096).startswith(b"HTTP/1.1 200")

@@ -1,5 +1,6 @@
 """``pluralign serve`` as a process: startup, options, signals, and errors."""
 
+import asyncio
 import json
 import os
 import random
@@ -20,8 +21,10 @@ import pytest
 from conftest import run
 from served import SECRET, TEXTS, Client, running, wait_until
 
-from pluralign import RewardEnsemble, UsageError
-from pluralign.server.run import serve, startup_message
+from pluralign import RewardEnsemble, UsageError, create_app
+from pluralign.server.limits import Limits
+from pluralign.server.memory import trim_memory
+from pluralign.server.run import Server, serve, startup_message
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +218,22 @@ def test_other_hosts_require_an_api_key(ensemble: RewardEnsemble, town_folder: P
     result = run("serve", town_folder, "--host", "0.0.0.0")
     assert result.returncode == 2
     assert "PLURALIGN_API_KEY" in result.stderr
+
+
+@pytest.mark.parametrize(("counter", "trims"), [(0, 1), (1, 0), (99, 0), (100, 1)])
+def test_the_server_returns_freed_memory_every_ten_seconds(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch, counter: int, trims: int
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("pluralign.server.run.trim_memory", lambda: calls.append(None))
+    server = Server.of(create_app(ensemble, name="town"), Limits())
+    server.config.load()
+    server.should_exit = True
+    assert asyncio.run(server.on_tick(counter)) is True
+    assert len(calls) == trims
+
+
+@pytest.mark.parametrize("library", [object(), None])
+def test_memory_is_not_trimmed_without_glibc(monkeypatch: pytest.MonkeyPatch, library: object) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
+    assert trim_memory() is False

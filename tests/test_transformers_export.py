@@ -3,6 +3,9 @@
 import importlib
 import json
 import re
+import resource
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -578,3 +581,19 @@ def test_the_command_writes_the_same_as_the_function(joint_lora: Path, tmp_path:
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
     assert "--overwrite" in again.stderr
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(joint: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk; safetensors has its own error for it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pluralign", "export", str(joint), "-o", str(tmp_path / "out")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    sentence = "file too large; free some space and run the same command"
+    assert done.stderr.splitlines()[-1] == f"pluralign: {tmp_path / 'out'}: {sentence}."
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []

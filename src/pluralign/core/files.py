@@ -4,9 +4,11 @@ New contents are written into a ``.partial`` file or folder beside the target, a
 behind; the next write of the same target takes it over. A lock shows whether its writer is alive.
 """
 
+import errno
 import hashlib
 import itertools
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -15,13 +17,15 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import DataError, UsageError
 
 if sys.platform != "win32":
     import fcntl
 
 LONGEST_STEM = 180
 """Names with more bytes are hashed in the name of a partial file, so that it fits wherever the target does."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+DISK_ERRORS = (*FULL_DISK, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
@@ -62,6 +66,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         UsageError: ``path`` exists and is not a folder.
+        DataError: the disk is full.
 
     Example:
         >>> import tempfile, pathlib
@@ -89,7 +94,8 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         new, old = partial / "new", partial / "old"
         try:
             new.mkdir()  # with the usual permissions; the temporary folder is private to its owner
-            yield new
+            with disk_errors_as_data_error(path):
+                yield new
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -119,6 +125,36 @@ def link_folder(source: Path, target: Path, kept: Collection[str] = (".",)) -> N
     with atomic_folder(target) as partial:
         for name in kept:
             shutil.copytree(source / name, partial / name, copy_function=link_or_copy, dirs_exist_ok=True)
+
+
+@contextmanager
+def disk_errors_as_data_error(
+    path: str | os.PathLike[str], remedy: str = "free some space and run the same command"
+) -> Iterator[None]:
+    """Raise ``DataError`` if the block fails because the disk is full, also where a library has its own error for it.
+
+    safetensors raises ``SafetensorError`` with "(os error 28)", and torch ``RuntimeError``.
+
+    Args:
+        path: file or folder that is written.
+        remedy: what the user should do.
+
+    Example:
+        >>> with disk_errors_as_data_error("model"):
+        ...     raise RuntimeError("I/O error: No space left on device (os error 28)")
+        Traceback (most recent call last):
+        pluralign.core.errors.DataError: model: the disk is full; free some space and run the same command.
+    """
+    try:
+        yield
+    except Exception as error:  # see above: these errors have no common class
+        named = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(named[1]) if named else None
+        is_full = code in FULL_DISK or "No space left" in str(error)
+        if not is_full and code not in DISK_ERRORS:
+            raise
+        reason = "the disk is full" if is_full else os.strerror(code or 0).lower()
+        raise DataError(reason, file=str(path), remedy=remedy) from error
 
 
 def writable_file(path: str | os.PathLike[str]) -> Path:

@@ -71,7 +71,7 @@ class Batcher:
         self._observe = observe
         self._waiting: OrderedDict[bytes, _PendingText] = OrderedDict()
         self._running: dict[bytes, _PendingText] = {}
-        self._cache: OrderedDict[bytes, FloatArray] = OrderedDict()
+        self._cache: OrderedDict[bytes, bytes] = OrderedDict()  # arrays would keep all rewards of their batch
         self._arrived, self._full = asyncio.Event(), asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")
         self._worker: asyncio.Task[None] | None = None
@@ -121,9 +121,10 @@ class Batcher:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _cached(self, key: bytes) -> FloatArray | None:
-        if key in self._cache:
-            self._cache.move_to_end(key)
-        return self._cache.get(key)
+        if key not in self._cache:
+            return None
+        self._cache.move_to_end(key)
+        return np.frombuffer(self._cache[key])
 
     def _release(self, pending: Mapping[bytes, _PendingText]) -> None:
         """Remove one request from its texts; a waiting text without requests leaves the queue."""
@@ -159,7 +160,7 @@ class Batcher:
             self._last_batch = len(items), seconds
             for (key, text), outcome in zip(self._running.items(), outcomes, strict=True):
                 if not isinstance(outcome, Exception):
-                    self._cache[key] = outcome
+                    self._cache[key] = outcome.astype(np.float64).tobytes()
                 text.outcome.set_result(outcome)
             self._running = {}
             while len(self._cache) > self._remember:

@@ -1,8 +1,9 @@
-"""Limits on connections: clients that connect and send no request cannot use up the server's files.
+"""Limits on connections: clients that send no request, or half of one, cannot use up the server's files and memory.
 
-uvicorn has no timeout for headers. ``GuardedProtocol`` closes a connection whose request does not arrive in time. At
-the limit of connections, a new one takes the place of the one that has waited longest for a request. The limit stays
-below the number of files that the process may open, so the server can always accept.
+uvicorn has no timeout for headers. ``GuardedProtocol`` closes a connection whose headers do not arrive in time; the
+middleware has the timeouts of bodies. At the limit of connections, a new one takes the place of the one whose request
+has been incomplete for longest. The limit stays below the number of files that the process may open, so the server can
+always accept. The bodies that are still arriving also share a limit of memory.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -39,21 +40,33 @@ def file_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-@dataclass(frozen=True)
+@dataclass
 class ConnectionGuard:
-    """The limits of all connections of a server, and those that wait for a request."""
+    """The limits of all connections of a server, and those that have no complete request."""
 
     limits: Limits
     waiting: dict["GuardedProtocol", None] = field(default_factory=dict)
-    """In the order in which they began to wait."""
+    """Connections that wait for headers or for a body, in the order in which they began to wait."""
+    buffered: int = 0
+    """Bytes of the bodies that are still arriving."""
+
+    def free_memory(self) -> None:
+        """Close the oldest connections with an incomplete body until the others are within the limit of bytes."""
+        most = self.limits.buffer_factor * self.limits.body_bytes
+        for connection in list(self.waiting) if self.buffered > most else ():
+            if connection.buffered and self.buffered > most:
+                connection.evict()
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's connection with a timeout for requests, and with a limit of connections."""
+    """uvicorn's connection with a timeout for headers, and with limits of connections and of their memory."""
 
     def __init__(self, *arguments: Any, guard: ConnectionGuard, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.guard = guard
+        self.buffered = 0
+        """Bytes of a body that is still arriving."""
+        self._awaited: Literal["headers", "body"] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -62,17 +75,21 @@ class GuardedProtocol(H11Protocol):
         self._update()
         if len(self.connections) > self.guard.limits.connections:
             oldest = next(iter(self.guard.waiting))
-            if oldest is self:  # all others have a running request
+            if oldest is self:  # all others have a complete request, which is running
                 busy = "the server has too many connections; try again later."
                 self._refuse(ApiError(503, busy, code="busy", retry_after=1))
             else:
-                oldest._stop_waiting()
-                oldest.transport.abort()
+                oldest.evict()
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes of a client."""
         super().data_received(data)
         self._update()
+        if self._awaited == "body":
+            before = self.buffered
+            self.buffered = min(before + len(data), self.guard.limits.body_bytes)  # the rest is discarded
+            self.guard.buffered += self.buffered - before
+            self.guard.free_memory()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text is not used
         """Answer bytes that are not HTTP, in the shape of all errors."""
@@ -86,22 +103,37 @@ class GuardedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._stop_waiting()
+        self._wait_for(None)
         super().connection_lost(exc)
 
-    def _update(self) -> None:
-        """Start or stop waiting for a request; bytes of an incomplete one do not extend the time."""
-        if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
-            self._stop_waiting()
-        elif self not in self.guard.waiting:
-            self.guard.waiting[self] = None
-            self._timer = self.loop.call_later(self.guard.limits.header_seconds, self._close)
+    def evict(self) -> None:
+        """Close the connection at once; a request without a complete body is cancelled."""
+        self._wait_for(None)
+        self.transport.abort()
 
-    def _stop_waiting(self) -> None:
+    def _update(self) -> None:
+        """Start or stop waiting for headers or for a body; bytes of an incomplete request do not extend the time."""
+        if self.transport.is_closing():
+            self._wait_for(None)
+        elif self.cycle is None or self.cycle.response_complete:
+            self._wait_for("headers")
+        else:
+            self._wait_for("body" if self.cycle.more_body else None)
+
+    def _wait_for(self, awaited: Literal["headers", "body"] | None) -> None:
+        if awaited == self._awaited:
+            return
+        self._awaited = awaited
         self.guard.waiting.pop(self, None)
+        self.guard.buffered -= self.buffered
+        self.buffered = 0
         if self._timer:
             self._timer.cancel()
             self._timer = None
+        if awaited:
+            self.guard.waiting[self] = None
+        if awaited == "headers":
+            self._timer = self.loop.call_later(self.guard.limits.header_seconds, self._close)
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
@@ -112,7 +144,7 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
     def _close(self) -> None:
-        self._stop_waiting()
+        self._wait_for(None)
         self.transport.close()
         # A client that does not read its last response would keep the connection open.
         self.loop.call_later(self.guard.limits.header_seconds, self.transport.abort)

@@ -38,14 +38,24 @@ class ApiError(Exception):
         code: a fixed identifier that programs can test.
         param: the field or parameter at fault.
         retry_after: seconds after which the client may try again.
+        close: whether the connection is closed after the response.
     """
 
     def __init__(
-        self, status: int, message: str, *, code: str, param: str = "", retry_after: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str,
+        param: str = "",
+        retry_after: int | None = None,
+        close: bool = False,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if close:
+            self.headers["Connection"] = "close"
 
     @property
     def body(self) -> ErrorBody:

@@ -20,6 +20,12 @@ class Limits:
     """Maximum size of a request body."""
     body_seconds: float = 30.0
     """Maximum time for a request body to arrive; slower requests get 408."""
+    slow_body_seconds: float = 10.0
+    """Time that a body may take at any rate; each ``body_rate`` bytes add a second, up to ``body_seconds``."""
+    body_rate: int = 1000
+    """Minimum bytes per second of a body after ``slow_body_seconds``; slower requests get 408."""
+    buffer_factor: int = 64
+    """At most this many times ``body_bytes`` are kept of bodies that are still arriving; the oldest are closed."""
     drain_seconds: float = 5.0
     """Time to read and discard the body of a rejected request, so that its client sees the error."""
     drain_factor: int = 16
@@ -27,9 +33,9 @@ class Limits:
     header_seconds: float = 10.0
     """Maximum time for a request to arrive, up to its body; slower connections are closed."""
     connections: int = ServeOptions.max_connections
-    """Maximum open connections; a new one replaces the one that has waited longest for a request."""
+    """Maximum open connections; a new one replaces the one whose request has been incomplete for longest."""
     requests: int = ServeOptions.max_requests
-    """Maximum concurrent requests; excess requests get 503."""
+    """Maximum concurrent requests; excess requests get 503. Requests count when their body is complete."""
     texts: int = ServeOptions.max_texts
     """Maximum number of (prompt, response) texts per request."""
     characters: int = ServeOptions.max_characters

@@ -13,8 +13,8 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -58,7 +58,7 @@ class AccessMiddleware:
     """Called with the path, status and seconds of each request."""
     log_prompts: bool = False
     active: int = field(default=0, init=False)
-    """Number of concurrent requests."""
+    """Number of concurrent requests, without those whose body is still arriving."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -74,12 +74,12 @@ class AccessMiddleware:
                 event = {**event, "headers": _with_security_headers(event.get("headers", []))}
             await send(event)
 
-        self.active += 1
         try:
             body = await self._accept(scope, receive)
             if self.log_prompts and body:
                 logger.info("%s %s", scope["path"], body.decode(errors="replace"))
-            await self._run(scope, body, receive, send_with_headers)
+            with self._counted(scope["path"]):
+                await self._run(scope, body, receive, send_with_headers)
         except ApiError as error:
             if not status:
                 await _send_error(error, send_with_headers)
@@ -90,10 +90,23 @@ class AccessMiddleware:
                 message = "internal server error; the server's log names the place."
                 await _send_error(ApiError(500, message, code="internal_error"), send_with_headers)
         finally:
-            self.active -= 1
             status, seconds = status or CLIENT_CLOSED_REQUEST, time.perf_counter() - started
             self.observe(scope["path"], status, seconds)
             logger.info("%s %s %s %.0f ms", scope["method"], _printable(scope["path"]), status, 1000 * seconds)
+
+    @contextmanager
+    def _counted(self, path: str) -> Iterator[None]:
+        """Count a running request, or raise the error of a busy server.
+
+        A request counts once its body is complete: clients that send slowly cannot use up the limit.
+        """
+        if self.active >= self.limits.requests and path not in ALWAYS_SERVED:
+            raise ApiError(503, "the server is busy; try again later.", code="busy", retry_after=1)
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
 
     async def _accept(self, scope: Scope, receive: Receive) -> bytes:
         """Check a request and return its body.
@@ -123,8 +136,6 @@ class AccessMiddleware:
     def _check(self, scope: Scope) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         path = scope["path"]
-        if self.active > self.limits.requests and path not in ALWAYS_SERVED:
-            raise ApiError(503, "the server is busy; try again later.", code="busy", retry_after=1)
         if self.api_key is None and _host(headers.get("host", "")) not in LOOPBACK:
             # Without this check a web page could reach the server under its own host name, resolved to 127.0.0.1
             # (DNS rebinding).
@@ -143,24 +154,30 @@ class AccessMiddleware:
                 raise self._too_large()
 
     async def _read(self, receive: Receive) -> bytes:
-        """Read the body, which may come without a Content-Length, up to the limit."""
+        """Read the body, which may come without a Content-Length, up to the limits of size and time."""
         parts: list[bytes] = []
-        size = 0
+        size, limits = 0, self.limits
+        started = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(min(limits.slow_body_seconds, limits.body_seconds)) as deadline:
                 while True:
                     event = await receive()
                     if event["type"] == "http.disconnect":
                         raise ApiError(CLIENT_CLOSED_REQUEST, "the client disconnected.", code="gone")
                     parts.append(event.get("body", b""))
                     size += len(parts[-1])
-                    if size > self.limits.body_bytes:
+                    if size > limits.body_bytes:
                         raise self._too_large()
                     if not event.get("more_body"):
                         return b"".join(parts)
+                    seconds = limits.slow_body_seconds + size / limits.body_rate
+                    deadline.reschedule(started + min(seconds, limits.body_seconds))
         except TimeoutError:
-            message = f"the body must arrive within {self.limits.body_seconds:g} s; send it faster, or send less."
-            raise ApiError(408, message, code="slow_body") from None
+            message = (
+                f"the body must arrive within {limits.body_seconds:g} s, and at {limits.body_rate:,} bytes per second "
+                f"or more after {limits.slow_body_seconds:g} s; send it faster, or send less."
+            )
+            raise ApiError(408, message, code="slow_body", close=True) from None
 
     def _too_large(self) -> ApiError:
         message = f"a request body may have at most {self.limits.body_bytes:,} bytes; send fewer texts per request."

@@ -29,7 +29,11 @@ from pluralign.server.connections import (
     file_limit,
 )
 from pluralign.server.limits import Limits
+from pluralign.server.memory import trim_memory
 from pluralign.server.middleware import LOGGER, LOOPBACK
+
+TICKS_PER_TRIM = 100
+"""Memory is trimmed after this many ticks of uvicorn, which has 10 per second."""
 
 
 def serve(
@@ -109,6 +113,12 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         for listening in sockets or []:
             listening.listen(KERNEL_BACKLOG)  # uvicorn's backlog is also the number of connections accepted at once
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do the regular work: uvicorn's, and every 10 seconds a trim of the memory."""
+        if counter % TICKS_PER_TRIM == 0:
+            trim_memory()
+        return await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

@@ -1,6 +1,5 @@
 """Training of one model: resumed from its last checkpoint, with a smaller micro-batch when memory runs out."""
 
-import errno
 import gc
 import importlib
 import json
@@ -25,6 +24,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError
+from pluralign.core.files import disk_errors_as_data_error
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.types import Progress
 from pluralign.features.options import ChosenPrecision
@@ -115,7 +115,9 @@ class FinetuneRun:
         """
         while True:
             try:
-                with _disk_full_as_data_error(self.folder), random_states_restored(), quiet_transformers():
+                remedy = "free some space and run the same command; it resumes from the last complete checkpoint"
+                disk_errors = disk_errors_as_data_error(self.folder, remedy)
+                with disk_errors, random_states_restored(), quiet_transformers():
                     trainer = self._train(training, unfinished)
                     self.steps = trainer.state.global_step
                     trainer.save_model(str(folder))
@@ -272,19 +274,6 @@ def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _disk_full_as_data_error(folder: Path) -> Iterator[None]:
-    """Raise a ``DataError`` with one sentence when the disk is full. Complete checkpoints stay."""
-    try:
-        yield
-    except Exception as error:  # torch and safetensors wrap the system's error in their own
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not full and "No space left" not in str(error):
-            raise
-        remedy = "free some space and run the same command; it resumes from the last complete checkpoint"
-        raise DataError("the disk is full", file=str(folder), remedy=remedy) from error
 
 
 @contextmanager
