@@ -1,6 +1,6 @@
 """SOAP as fine-tuning uses it: safe for weights in bfloat16, and with a variant that preconditions one side.
 
-Reference: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), which has the one-sided variant too.
+Reference: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam" (2024), which has both.
 """
 
 import math
