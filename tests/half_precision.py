@@ -38,7 +38,7 @@ def regression_loss() -> float:
         loss: Any = ((inputs @ (weights.float() - truth).T) ** 2).mean()
         loss.backward()
         method.step()
-    return loss.item()
+    return float(loss.item())
 
 
 def look_at_gradients(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
