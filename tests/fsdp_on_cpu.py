@@ -20,7 +20,8 @@ os.environ |= {
     "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
 }  # fmt: skip
 make, end = AcceleratorState.__init__, StepCallback.on_step_end
-stop, trained = int(sys.argv.pop(1)), []
+stop = int(sys.argv.pop(1))
+trained: list[int] = []
 
 
 def make_sharded(self: Any, *arguments: Any, fsdp_plugin: Any = None, **options: Any) -> None:
@@ -41,7 +42,7 @@ def stops(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
     end(self, args, state, control, **rest)
 
 
-AcceleratorState.__init__ = make_sharded  # type: ignore[method-assign]
+AcceleratorState.__init__ = make_sharded
 StepCallback.on_step_end = stops  # type: ignore[method-assign]
 
 if __name__ == "__main__":

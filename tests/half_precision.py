@@ -35,10 +35,10 @@ def regression_loss() -> float:
     inputs, method = torch.randn(200, 20) * torch.linspace(0.1, 3, 20), Soap([weights], lr=0.05)
     for _ in range(150):
         method.zero_grad()
-        loss = ((inputs @ (weights.float() - truth).T) ** 2).mean()
+        loss: Any = ((inputs @ (weights.float() - truth).T) ** 2).mean()
         loss.backward()
         method.step()
-    return loss.item()
+    return float(loss.item())
 
 
 def look_at_gradients(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:

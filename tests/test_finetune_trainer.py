@@ -197,7 +197,9 @@ def test_fsdp_gives_the_same_ensemble_as_one_process_even_after_an_interruption(
 ) -> None:
     data = tmp_path / "camps.jsonl"
     data.write_text("\n".join(map(json.dumps, two_camps(100))))
-    options = {"k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16, "micro_batch": 8}
+    options: dict[str, Any] = {
+        "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16, "micro_batch": 8,
+    }  # fmt: skip
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
     script = str(Path(__file__).with_name("fsdp_on_cpu.py"))

@@ -1,6 +1,7 @@
 """Tiny language models and tokenizers, and votes that the models can learn."""
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,29 @@ def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, A
              "votes_a": for_a, "votes_b": people - for_a}
         )  # fmt: skip
     return rows
+
+
+def write_sentence_encoder(folder: Path, **config: Any) -> Path:
+    """Write a BERT of two narrow layers as a folder of sentence-transformers: mean over tokens."""
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]"]
+    tokenizer = word_tokenizer(special, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", model_max_length=32)
+    tokenizer.save_pretrained(folder)
+    sizes = {
+        "vocab_size": 32, "max_position_embeddings": 32, "hidden_size": 8, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 1, **config,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = transformers.BertModel(transformers.BertConfig(initializer_range=0.5, **sizes))
+    model.save_pretrained(folder)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": sizes["hidden_size"], "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return folder
