@@ -1,0 +1,115 @@
+"""Is a fine-tuned sentence encoder worth it? Two ensembles on the same split: tuned features and frozen ones.
+
+    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--json]
+
+Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
+of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The
+interval is that of the difference by prompt, tuned minus frozen, over the prompts of all splits.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import pluralign
+from pluralign.core.arrays import FloatArray
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.theory.calibration import brier_corrected
+from pluralign.theory.intervals import paired_difference
+from pluralign.votes.preferences import PreferenceSet
+
+TEST_FRACTION = 0.2
+
+
+def main() -> None:
+    """Run the benchmark and print its table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("votes", nargs="?")
+    parser.add_argument("--pairs", type=int, default=10_000, help="pairs of the town hall")
+    parser.add_argument("--seeds", type=int, default=3, help="number of splits")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--epochs", type=float)
+    parser.add_argument("--learning-rate", type=float)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    true_prob = None
+    if arguments.votes:
+        votes = pluralign.load_preferences(arguments.votes)
+    else:
+        town = pluralign.town_hall(arguments.pairs)
+        votes, true_prob = town.preferences, town.true_prob
+    rows = []
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+        rows.append(measure(votes, true_prob, seed, arguments))
+        shown = {name: value for name, value in rows[-1].items() if not isinstance(value, list)}
+        print(f"split {seed}: {shown}", file=sys.stderr, flush=True)
+    names = ("tuned", "frozen")
+    means = {name: float(np.mean([row[name] for row in rows])) for name in names}
+    errors = {name: np.concatenate([row[f"{name}_errors"] for row in rows]) for name in names}
+    prompts = np.concatenate([row["prompts"] for row in rows])
+    difference = paired_difference(errors["tuned"], errors["frozen"], prompts)
+    if arguments.json:
+        kept = [{name: value for name, value in row.items() if not isinstance(value, list)} for row in rows]
+        interval = [difference.mean, difference.low, difference.high]
+        print(json.dumps({"splits": kept, **means, "ratio": means["tuned"] / means["frozen"], "difference": interval}))
+        return
+    title = "true error" if true_prob is not None else "held-out Brier score, corrected"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for heading in ("split", "fine-tuned", "frozen", "ratio", "used", "minutes"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = (f"{row['tuned']:.4f}", f"{row['frozen']:.4f}", f"{row['tuned'] / row['frozen']:.3f}")
+        table.add_row(str(row["seed"]), *cells, row["used"], f"{row['seconds'] / 60:.0f}")
+    console = Console(width=100)
+    console.print(table)
+    console.print(
+        f"mean {means['tuned']:.4f} against {means['frozen']:.4f}, ratio {means['tuned'] / means['frozen']:.3f}; "
+        f"difference {difference.mean:.5f} [{difference.low:.5f}, {difference.high:.5f}]"
+    )
+
+
+def measure(
+    votes: PreferenceSet, true_prob: FloatArray | None, seed: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Fit both ensembles on one split and return their errors on its held-out prompts."""
+    rows = votes.test_mask(TEST_FRACTION, seed=seed)
+    test = votes[rows]
+    given = {name: getattr(arguments, name) for name in ("epochs", "learning_rate") if getattr(arguments, name)}
+    options: dict[str, Any] = {"seed": seed, "test_fraction": TEST_FRACTION}
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        tuned = pluralign.fit(votes, folder=Path(folder), backbone=arguments.backbone, **given, **options)
+        seconds = time.perf_counter() - started
+        choice = tuned.record.encoders
+        shares = {"tuned": tuned.prob_hat(test)}
+    frozen: RewardEnsemble = pluralign.fit(votes, encoder=arguments.backbone, **options)
+    shares["frozen"] = frozen.prob_hat(test)
+    target = test.prob_a if true_prob is None else true_prob[rows]
+    errors = {name: (share - target) ** 2 for name, share in shares.items()}
+    if true_prob is None:
+        means = {
+            name: brier_corrected(share, test.prob_a, test.n_votes, test.counted_ties) for name, share in shares.items()
+        }
+    else:
+        means = {name: float(values.mean()) for name, values in errors.items()}
+    return {
+        "seed": seed, **means, "used": choice.used if choice else "", "seconds": seconds,
+        "validation_tuned": choice.validation_tuned if choice else None,
+        "validation_frozen": choice.validation_frozen if choice else None,
+        "tuned_errors": errors["tuned"].tolist(), "frozen_errors": errors["frozen"].tolist(),
+        "prompts": votes.prompt_index[rows].tolist(),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
