@@ -70,18 +70,19 @@ def test_only_the_upper_half_of_the_layers_and_the_rewards_are_trained(encoder: 
 
 def test_mixture_loss_is_the_cross_entropy_of_the_mixture_and_half_that_of_the_last_reward() -> None:
     difference, prob_a = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, -1.0]]), torch.tensor([0.25, 0.9])
-    loss = MixtureLoss((0.3, 0.7))(difference, {"prob_a": prob_a}, RunningFigures(), 0.0)
+    labels = {"prob_a": prob_a, "weight": torch.tensor([1.0, 0.5])}
+    loss = MixtureLoss((0.3, 0.7))(difference, labels, RunningFigures(), 0.0)
 
     def entropy(share: Any, prob: float) -> float:
         return float(-prob * np.log(share) - (1 - prob) * np.log(1 - share))
 
     def sigmoid(x: float) -> float:
-        return 1 / (1 + np.exp(-x))
+        return float(1 / (1 + np.exp(-x)))
 
-    mixture = [0.3 * sigmoid(1) + 0.7 * sigmoid(-2), 0.3 * sigmoid(0) + 0.7 * sigmoid(3)]
+    mixture = [0.3 * sigmoid(1) + 0.7 * sigmoid(-2), 0.3 * sigmoid(0) + 0.7 * sigmoid(1.5)]
     expected = np.mean([
         entropy(share, prob) + 0.5 * entropy(sigmoid(last), prob)
-        for share, last, prob in zip(mixture, (0.5, -1.0), (0.25, 0.9), strict=True)
+        for share, last, prob in zip(mixture, (0.5, -0.5), (0.25, 0.9), strict=True)
     ])  # fmt: skip
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 

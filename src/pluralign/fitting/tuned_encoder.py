@@ -38,9 +38,9 @@ from pluralign.theory.calibration import brier, brier_corrected
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.teacher import Teacher, fit_teacher
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.training.pairs import Pairs, row_squares, validation_folds
+from pluralign.training.teacher import Teacher, damping_factor, fit_teacher
+from pluralign.votes.preferences import Items, PreferenceSet, texts_of
 
 if TYPE_CHECKING:
     from pluralign.training.finetune.train_model import FinetuneRun
@@ -79,14 +79,17 @@ class _Start:
     """Rewards of the mixture, then the one reward, on scaled features, ``(d, outputs)``."""
     offset: FloatArray | None
     """Rewards of each text by its surface features, which stay as they are, ``(n_texts, outputs)``."""
-    teacher: Teacher
+    damping: FloatArray
+    """Factor that shortens long differences, of each pair, ``(n_pairs,)``. It stays that of the frozen features."""
+    weights: FloatArray
+    """π, the weights of the mixture."""
 
-    def prob_mixture(self, vectors: Vectors, theta: FloatArray, pairs: Pairs) -> FloatArray:
-        """Return the share that the mixture predicts on pairs, with other vectors and rewards, ``(n,)``."""
+    def prob_mixture(self, vectors: Vectors, theta: FloatArray, items: Items, rows: Mask) -> FloatArray:
+        """Return the share that the mixture predicts on some pairs, with these vectors and rewards, ``(n,)``."""
         rewards = (vectors[:, : len(self.factor)] * self.factor) @ theta
         rewards = rewards if self.offset is None else rewards + self.offset
-        difference = rewards[pairs.a, :-1] - rewards[pairs.b, :-1]
-        return np.asarray(sigmoid(difference) @ self.teacher.voice_weights)
+        difference = rewards[items.a[rows], :-1] - rewards[items.b[rows], :-1]
+        return np.asarray(sigmoid(difference * self.damping[rows, None]) @ self.weights)
 
 
 def fit_tuned_encoder(
@@ -147,10 +150,10 @@ def fit_tuned_encoder(
             preferences, ~test_rows & ~validation, base, start, options, tuning, checkpoints, progress, watcher
         )
         with encoded_texts(preferences, tuned, options, None, processes, None) as vectors:
-            check = Pairs(frozen, items.a, items.b, preferences.prob_a, preferences.prompt_index)[validation]
+            prob_a = preferences.prob_a[validation]
             errors = {
-                "tuned": brier(start.prob_mixture(vectors, theta, check), check.prob_a),
-                "frozen": brier(start.prob_mixture(frozen, start.theta, check), check.prob_a),
+                "tuned": brier(start.prob_mixture(vectors, theta, items, validation), prob_a),
+                "frozen": brier(start.prob_mixture(frozen, start.theta, items, validation), prob_a),
             }
             kept = errors["tuned"] < errors["frozen"]
             fits = {
@@ -198,17 +201,19 @@ def _start(
     used[items.a[learned]] = used[items.b[learned]] = True
     scaling = fit_feature_map(frozen, n_surface, used, n_layers=base.n_layers)
     mapped = scaling(frozen)
-    pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)[learned]
+    pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)
+    train = pairs[learned]
 
     def compute() -> dict[str, Any]:
-        teacher = fit_teacher(pairs, validation_folds(pairs.prompt, options.seed), dampings=(0.0,), seed=options.seed)
+        teacher = fit_teacher(train, validation_folds(train.prompt, options.seed), seed=options.seed)
         return {one.name: np.asarray(getattr(teacher, one.name)) for one in fields(teacher)}
 
     arrays = checkpoints.arrays("start", compute)
     teacher = Teacher(**{name: array if array.ndim else float(array) for name, array in arrays.items()})  # type: ignore[arg-type]
     theta, n = np.column_stack([teacher.voices, teacher.theta]), frozen.shape[1] - n_surface
     offset = mapped[:, n:].astype(np.float64) @ theta[n:] if n_surface else None
-    return _Start((scaling.gain / scaling.spread)[:n], theta[:n], offset, teacher)
+    damping = damping_factor(row_squares(pairs.difference), teacher.damping, teacher.mean_square)
+    return _Start((scaling.gain / scaling.spread)[:n], theta[:n], offset, damping, teacher.voice_weights)
 
 
 def _tune(
@@ -240,8 +245,8 @@ def _tune(
     )
     run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, base=model)
     watcher.training("the encoder")
-    loss = MixtureLoss(tuple(start.teacher.voice_weights.tolist()))
-    labels = PairLabels(prob_a, prob_a, np.ones(len(prob_a)))
+    loss = MixtureLoss(tuple(start.weights.tolist()))
+    labels = PairLabels(prob_a, prob_a, start.damping[learned])
     training = Training("encoder", start.theta.shape[1], loss, labels, lambda *_: start.theta, start.offset)
     trained = run.folder / "trained"
     seconds = run.train(training, trained)

@@ -113,7 +113,7 @@ class JointLoss:
 class MixtureLoss:
     """Loss of a mixture of Bradley–Terry rewards, and of one reward in the last output, on the votes alone.
 
-    BCE(p, Σ_j π_j σ(Δ_j)) + ½ BCE(p, σ(Δ_last)).
+    BCE(p, Σ_j π_j σ(w Δ_j)) + ½ BCE(p, σ(w Δ_last)), with w the ``weight`` of a pair: damping of long differences.
     """
 
     weights: tuple[float, ...]
@@ -121,7 +121,7 @@ class MixtureLoss:
 
     def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:  # noqa: ARG002
         """Return the loss of a micro-batch."""
-        prob_a = labels["prob_a"]
+        prob_a, difference = labels["prob_a"], difference * labels["weight"][:, None]
         share = torch.sigmoid(difference[:, :-1]) @ torch.tensor(self.weights, device=difference.device)
         mixture = binary_cross_entropy(share.clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE), prob_a)
         return mixture + 0.5 * binary_cross_entropy_with_logits(difference[:, -1], prob_a)
