@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,16 +141,15 @@ def fit_tuned_encoder(
         return Checkpoints(folder, {**inputs, "fit": fit}, processes)
 
     watcher.encoding(len(preferences.items().prompt_index))
-    with (
-        threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"),
-        encoded_texts(preferences, base, options, None, processes, None) as frozen,
-    ):
-        items = preferences.items()
-        start = _start(preferences, frozen, base, ~test_rows & ~validation, options, checkpoints)
+    items, learned = preferences.items(), ~test_rows & ~validation
+    one_thread = partial(threadpool_limits, 1 if len(preferences) < MANY_PAIRS else None, user_api="blas")
+    with encoded_texts(preferences, base, options, None, processes, progress) as frozen:
+        with one_thread():
+            start = _start(preferences, frozen, base, learned, options, checkpoints)
         run, seconds, theta, tuned = _tune(
-            preferences, ~test_rows & ~validation, base, start, options, tuning, checkpoints, progress, watcher
+            preferences, learned, base, start, options, tuning, checkpoints, progress, watcher
         )
-        with encoded_texts(preferences, tuned, options, None, processes, None) as vectors:
+        with encoded_texts(preferences, tuned, options, None, processes, progress) as vectors, one_thread():
             prob_a = preferences.prob_a[validation]
             errors = {
                 "tuned": brier(start.prob_mixture(vectors, theta, items, validation), prob_a),
