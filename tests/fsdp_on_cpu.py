@@ -15,12 +15,8 @@ from accelerate.utils import DistributedType
 from pluralign.cli.main import main
 from pluralign.training.finetune.trainer import StepCallback
 
-os.environ |= {
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-}  # fmt: skip
 make, end = AcceleratorState.__init__, StepCallback.on_step_end
-stop = int(sys.argv.pop(1))
+stop = 0
 trained: list[int] = []
 
 
@@ -42,10 +38,14 @@ def stops(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
     end(self, args, state, control, **rest)
 
 
-AcceleratorState.__init__ = make_sharded
-StepCallback.on_step_end = stops  # type: ignore[method-assign]
-
 if __name__ == "__main__":
+    os.environ |= {
+        "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    }  # fmt: skip
+    stop = int(sys.argv.pop(1))
+    AcceleratorState.__init__ = make_sharded
+    StepCallback.on_step_end = stops  # type: ignore[method-assign]
     with suppress(SystemExit):
         main()
     assert len(trained) == stop

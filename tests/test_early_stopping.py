@@ -92,7 +92,7 @@ def test_the_largest_size_is_a_reason_to_stop(stages: StageValidation) -> None:
 def test_auto_trains_no_stage_after_the_stop_and_resumes_without_training_again(
     tmp_path: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_stopping, "PATIENCE", 1)  # three stages are trained instead of four
+    monkeypatch.setattr(early_stopping, "stopped_improving", lambda errors: len(errors) == 3)
     backbone, folder = write_backbone(tmp_path / "llama"), tmp_path / "town"
     options: dict[str, Any] = {
         "method": "stagewise", "k": "auto", "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32,

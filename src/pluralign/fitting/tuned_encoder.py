@@ -19,7 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
+from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
@@ -28,7 +29,6 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.ensemble.record import EncoderChoice
 from pluralign.features import surface
-from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
 from pluralign.fitting.finetuned import decisive_tuning, validation_rows
@@ -54,9 +54,17 @@ NOT_USED = ("encoder", "features", "folds")
 
 def tunes_encoder(options: FitOptions, tuning: FinetuneOptions) -> bool:
     """Return whether these options fine-tune a sentence encoder: joint, all weights, and a fitted head."""
-    if tuning.backbone is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
+    name = tuning.backbone
+    if name is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
         return False
-    return is_sentence_encoder(backbone_folder(tuning.backbone))
+    if name == "minilm" or Path(name).is_dir():
+        return name == "minilm" or is_sentence_encoder(Path(name))
+    if not HUB_ID.fullmatch(name):
+        return False
+    try:
+        return is_sentence_encoder(hub_folder(name, "model", only=["modules.json"], remedy=""))
+    except PluralignError:  # the fit gives the reason
+        return False
 
 
 def encoder_defaults(tuning: FinetuneOptions, named: tuple[str, ...]) -> FinetuneOptions:

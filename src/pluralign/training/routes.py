@@ -26,8 +26,8 @@ LORA_RANK = FinetuneOptions().lora_rank
 OPTIMIZER_NAMES = {"soap": "SOAP", "soap-one-sided": "one-sided SOAP", "adamw": "AdamW"}
 FSDP_FLAGS = (
     "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
-    "--fsdp_reshard_after_forward", "true", "--fsdp_offload_params", "false", "--fsdp_state_dict_type", "FULL_STATE_DICT", "--fsdp_cpu_ram_efficient_loading", "false", "--mixed_precision",
-    "bf16",
+    "--fsdp_reshard_after_forward", "true", "--fsdp_offload_params", "false", "--fsdp_state_dict_type",
+    "FULL_STATE_DICT", "--fsdp_cpu_ram_efficient_loading", "false", "--mixed_precision", "bf16",
 )  # fmt: skip
 """Options of ``accelerate launch`` with the settings of configs/accelerate_fsdp.yaml, which pip does not install."""
 

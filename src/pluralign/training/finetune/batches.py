@@ -57,7 +57,7 @@ def draw_steps(prompt: IndexArray, steps: int, batch: int, rng: np.random.Genera
 
     Example:
         >>> draw_steps(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0)).tolist()
-        [[3, 2], [0, 1]]
+        [[1, 0], [2, 3]]
     """
     _, number = np.unique(prompt, return_inverse=True)
     epochs = []
