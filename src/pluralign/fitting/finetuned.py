@@ -6,8 +6,8 @@ Training itself is in ``training.finetune``. Every process of a launch runs this
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -47,6 +47,16 @@ SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "ru
 """Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
 
 
+@contextmanager
+def finetuning_packages() -> Iterator[None]:
+    """Import the packages of fine-tuning inside this block. Raises MissingExtraError if one is not installed."""
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            yield
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+
+
 def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
     """Return the options of fine-tuning that change what is learned."""
     return {name: value for name, value in asdict(tuning).items() if name not in SAME_RESULT_OPTIONS}
@@ -73,13 +83,10 @@ def fit_finetuned(
     size = _check_options(options)
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
-            from pluralign.training.finetune import run as finetune
-            from pluralign.training.finetune.batches import TextPairs
-            from pluralign.training.finetune.recipe import check_trackers, choose_precision
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    with finetuning_packages():
+        from pluralign.training.finetune import run as finetune
+        from pluralign.training.finetune.batches import TextPairs
+        from pluralign.training.finetune.recipe import check_trackers, choose_precision
     check_trackers(tuning)
     options = replace(options, precision=choose_precision(options.precision))
     started = time.perf_counter()

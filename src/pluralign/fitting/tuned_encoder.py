@@ -6,9 +6,7 @@ the encoder was not tuned on, decide whether the tuned or the frozen encoder is 
 """
 
 import os
-import sys
 import time
-from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
+from pluralign.core.errors import PluralignError, UsageError
 from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
@@ -31,7 +29,7 @@ from pluralign.ensemble.record import EncoderChoice
 from pluralign.features import surface
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
-from pluralign.fitting.finetuned import decisive_tuning, validation_rows
+from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
@@ -121,12 +119,9 @@ def fit_tuned_encoder(
     """
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
-            from pluralign.training.finetune.recipe import check_trackers
-            from pluralign.training.finetune.run import finetune_processes
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+    with finetuning_packages():
+        from pluralign.training.finetune.recipe import check_trackers
+        from pluralign.training.finetune.run import finetune_processes
     check_trackers(tuning)
     if unused := [name for name in changed_options(options) if name in NOT_USED]:
         raise UsageError(f"--{unused[0]} cannot be used with --backbone; leave it out.")

@@ -93,9 +93,7 @@ class BaseModel:
         config.num_labels = outputs
         for part in {id(part): part for part in (config, config.get_text_config())}.values():
             part.pad_token_id = self.tokenizer.pad_token_id
-            for name, value in part.to_dict().items():
-                if "drop" in name and isinstance(value, float):
-                    setattr(part, name, 0.0)
+            turn_off_dropout(part)
         load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
         try:
             model, info = load(
@@ -119,13 +117,7 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         DataError: transformers cannot load it, or it has no token to pad with.
     """
     folder = backbone_folder(name)
-    try:
-        with quiet_transformers():
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            config: Any = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_loadable(name, error) from error
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    tokenizer, config = read_folder(name, folder)
     notes: list[str] = []
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -137,6 +129,25 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         notes.append(f"{name} has no chat template, so messages are joined as plain text")
     limit = min(max_length, context_length(SimpleNamespace(config=config), tokenizer))
     return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
+
+
+def read_folder(name: str, folder: Path) -> tuple[Any, Any]:
+    """Return the tokenizer, which pads on the right and truncates on the left, and the configuration of a model."""
+    try:
+        with quiet_transformers():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+            config: Any = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise not_loadable(name, error) from error
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    return tokenizer, config
+
+
+def turn_off_dropout(config: Any) -> None:
+    """Set all dropout rates of a configuration to 0."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
 
 
 def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:

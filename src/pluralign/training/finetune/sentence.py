@@ -19,8 +19,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from pluralign.core.arrays import Array, FloatArray
 from pluralign.models.batches import Tokens
-from pluralign.models.loading import not_loadable, quiet_transformers
-from pluralign.training.finetune.base import BaseModel
+from pluralign.models.loading import not_loadable
+from pluralign.training.finetune.base import BaseModel, read_folder, turn_off_dropout
 from pluralign.votes.prompts import Item, plain_text
 
 WEIGHTS_FILE = "model.safetensors"
@@ -113,16 +113,8 @@ def load_sentence_base(
         factor: scale of each pooled dimension, ``(d,)``.
         theta: the first rewards, ``(d, outputs)``.
     """
-    try:
-        with quiet_transformers():
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            config: Any = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_loadable(name, error) from error
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
-    for setting, value in config.to_dict().items():
-        if "drop" in setting and isinstance(value, float):
-            setattr(config, setting, 0.0)
+    tokenizer, config = read_folder(name, folder)
+    turn_off_dropout(config)
     trained = (config.num_hidden_layers + 1) // 2
     return SentenceBase(name, folder, tokenizer, config, max_length, (), layers, factor, theta, trained)
 
