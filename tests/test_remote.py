@@ -532,7 +532,9 @@ def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, wr
     server, path = serve(script), tmp_path / "c.jsonl"
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
     command = ["generate", str(prompts), "-o", str(path), "--model", "parrot", "--base-url", server.url, "-n", "2"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     process = subprocess.Popen([sys.executable, "-m", "pluralign", *command, "--concurrency", "2"], stderr=-3)
+    signal.signal(signal.SIGINT, before)
     for _ in range(2):
         assert finished.acquire(timeout=20)
     written = time.monotonic() + 20

@@ -134,11 +134,14 @@ def test_a_finished_run_repeats_only_steps_whose_product_is_missing(rehearsal: P
     assert [asdict(row) for row in again.history] == printed["history"]
 
 
-def test_a_folder_of_another_run_is_rejected(rehearsal: Path) -> None:
+def test_a_folder_of_another_run_is_rejected_and_keeps_its_votes(rehearsal: Path) -> None:
+    files = [path for path in (rehearsal / "rehearsal").rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
     with pytest.raises(UsageError, match="holds another run; name a new folder"):
         reproduce("multipref", rehearsal, tiny=True, seed=1)
     with pytest.raises(UsageError, match="holds another run"):
         reproduce("tldr", rehearsal, tiny=True)
+    assert {path: path.read_bytes() for path in files} == before
 
 
 def test_a_folder_of_another_unfinished_run_is_rejected(tmp_path: Path) -> None:

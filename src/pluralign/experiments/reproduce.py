@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pluralign.analysis.report_data import collect_report_data
 from pluralign.answering.generate import Generation, generate
 from pluralign.core.checkpoints import Checkpoints, changed_inputs
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.core.files import atomic_write
+from pluralign.core.files import atomic_folder, atomic_write
 from pluralign.core.json_values import from_json, to_json
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
@@ -321,8 +321,8 @@ class _StepRunner:
         """Write ``RECORD_FILE``."""
         results = {name: finished["result"] for name, finished in self._finished.items()}
         record = {"inputs": self._inputs, "results": results, "seconds": self.seconds}
-        with atomic_write(self._record) as partial:
-            partial.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        with atomic_write(self._record) as unfinished:
+            unfinished.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
     def _recorded_inputs(self) -> Mapping[str, Any]:
         """Return the inputs in the record of an earlier run, or this run's if there is no record."""
@@ -412,8 +412,11 @@ def _write_own_rehearsal(data: str, load: LoadOptions | None, folder: Path, seed
 def _write_rehearsal(recipe: Recipe, folder: Path, seed: int) -> tuple[str, str, str]:
     """Write synthetic votes, prompts and a model; return their names as options."""
     votes, prism, model = folder / "votes", folder / "prism", folder / "model"
-    write_sample(recipe.name, votes, seed=seed)
-    write_prism(prism, seed=seed)
+    # A run with another seed must not change the votes of a finished one: it is rejected later.
+    for place, write in ((votes, partial(write_sample, recipe.name)), (prism, write_prism)):
+        if not place.is_dir():
+            with atomic_folder(place) as unfinished:
+                write(unfinished, seed=seed)
     data = f"{recipe.name}:{votes}"
     if not (model / "tokenizer.json").is_file():
         preferences = load_preferences(data)
