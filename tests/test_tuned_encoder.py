@@ -1,8 +1,10 @@
 """Fine-tuned sentence encoders: they start from the frozen ensemble, and are used only if validation says so."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,13 @@ import pytest
 import torch
 from tiny import two_camps, write_sentence_encoder
 
-from pluralign.core.errors import UsageError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting import tuned_encoder
 from pluralign.fitting.fit import fit
 from pluralign.training.finetune.losses import MixtureLoss, RunningFigures
-from pluralign.training.finetune.sentence import load_sentence_base
+from pluralign.training.finetune.sentence import layer_stack, load_sentence_base
 from pluralign.training.finetune.trainer import PairTrainer
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
@@ -177,3 +179,37 @@ def test_a_folder_is_needed_and_other_features_are_refused(encoder: Path, votes:
         fit(votes, backbone=str(encoder))
     with pytest.raises(UsageError, match="--folds cannot be used with --backbone"):
         fit(votes, folder=tmp_path, backbone=str(encoder), folds=3)
+    others: list[dict[str, Any]] = [{"layers": "last"}, {"pooling": "last"}]
+    for other in others:
+        with pytest.raises(UsageError, match="reads the mean over tokens of named layers"):
+            fit(votes, folder=tmp_path, backbone=str(encoder), **other)
+
+
+@pytest.mark.parametrize("change", [{"architectures": ["LlamaForCausalLM"]}, {"is_encoder_decoder": True}])
+def test_a_decoder_is_not_tuned_as_a_sentence_encoder(encoder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(encoder, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, **change}))
+    assert not tuned_encoder.tunes_encoder(FitOptions(), FinetuneOptions(backbone=str(other)))
+
+
+def test_an_encoder_without_safetensors_or_with_one_repeated_layer_is_one_sentence(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(encoder, other)
+    fit(votes, folder=tmp_path / "frozen", encoder=str(other), k=1, layers="2")  # its vectors are in the cache now
+    (other / "model.safetensors").rename(other / "weights.safetensors")
+    with pytest.raises(DataError):
+        fit(votes, folder=tmp_path / "none", backbone=str(other), **QUICK)
+    albert = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2), modules=list, name_or_path="albert")
+    with pytest.raises(DataError, match="albert: its upper layers cannot be trained alone; use --lora"):
+        layer_stack(albert)
+
+
+def test_an_automatic_precision_is_saved_as_chosen(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:
+    quick = QUICK | {"epochs": 0.2, "precision": "auto"}
+    ensemble = fit(votes, folder=tmp_path / "auto", backbone=str(encoder), **quick)
+    assert isinstance(ensemble.features, TextFeatures)
+    assert ensemble.features.precision in ("float32", "bfloat16")

@@ -24,7 +24,7 @@ from pluralign.training.joint import (
 from pluralign.training.pairs import Pairs
 from pluralign.training.policy_level import POLICY_BLENDS, PolicyChoice, choose_policy_options, fit_policy_level
 from pluralign.training.stagewise import hard_votes
-from pluralign.training.teacher import Teacher, fit_teacher
+from pluralign.training.teacher import Teacher, fit_teacher, kept_teacher
 
 NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
 AUTO_TARGET_SIZE = 8
@@ -207,11 +207,5 @@ def _without_validation(task: FitTask, teacher: Teacher, blend: Blend, sizes: It
 
 def _teacher(task: FitTask) -> Teacher:
     """Return the teacher of the training pairs, with its damping and regularisation chosen on the folds."""
-
-    def compute() -> Arrays:
-        teacher = fit_teacher(task.train, task.folds, seed=task.options.seed)
-        return {name: np.asarray(value) for name, value in vars(teacher).items()}
-
-    arrays = task.checkpoints.arrays("teacher", compute)
-    numbers = ("damping", "mean_square", "l2", "voices_l2")
-    return Teacher(**{name: float(array) if name in numbers else array for name, array in arrays.items()})  # type: ignore[arg-type]
+    fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed)
+    return kept_teacher(task.checkpoints, "teacher", fit)

@@ -7,7 +7,7 @@ the encoder was not tuned on, decide whether the tuned or the frozen encoder is 
 
 import os
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import PluralignError, UsageError
+from pluralign.core.errors import DataError, PluralignError, UsageError
 from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
@@ -27,8 +27,10 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import fit_feature_map
 from pluralign.ensemble.record import EncoderChoice
 from pluralign.features import surface
+from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
-from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
+from pluralign.features.layers import LAST, is_decoder
+from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, save_fit
@@ -38,7 +40,7 @@ from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, row_squares, validation_folds
-from pluralign.training.teacher import Teacher, damping_factor, fit_teacher
+from pluralign.training.teacher import damping_factor, fit_teacher, kept_teacher
 from pluralign.votes.preferences import Items, PreferenceSet, texts_of
 
 if TYPE_CHECKING:
@@ -56,13 +58,21 @@ def tunes_encoder(options: FitOptions, tuning: FinetuneOptions) -> bool:
     if name is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
         return False
     if name == "minilm" or Path(name).is_dir():
-        return name == "minilm" or is_sentence_encoder(Path(name))
+        return _is_tunable(backbone_folder(name))
     if not HUB_ID.fullmatch(name):
         return False
     try:
-        return is_sentence_encoder(hub_folder(name, "model", only=["modules.json"], remedy=""))
+        return _is_tunable(hub_folder(name, "model", only=["config.json", "modules.json"], remedy=""))
     except PluralignError:  # the fit gives the reason
         return False
+
+
+def _is_tunable(folder: Path) -> bool:
+    """Return whether a folder holds a sentence encoder whose layers can be pooled: no decoder, and none inside."""
+    if not is_sentence_encoder(folder):
+        return False
+    config = read_config(folder)
+    return not is_decoder(config) and not config.get("is_encoder_decoder")
 
 
 def encoder_defaults(tuning: FinetuneOptions, named: tuple[str, ...]) -> FinetuneOptions:
@@ -125,12 +135,17 @@ def fit_tuned_encoder(
     check_trackers(tuning)
     if unused := [name for name in changed_options(options) if name in NOT_USED]:
         raise UsageError(f"--{unused[0]} cannot be used with --backbone; leave it out.")
+    if options.pooling != "mean" or options.layers == LAST:
+        raise UsageError(
+            "a fine-tuned sentence encoder reads the mean over tokens of named layers; name layers by number."
+        )
     started = time.perf_counter()
     processes = finetune_processes()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
     base = TextFeatures(str(tuning.backbone), options.layers, options.pooling, options.surface, options.precision)
-    base = base.with_chosen_layers().with_identity()
+    base = base.with_chosen_layers().with_chosen_precision(processes).with_identity()
+    options = replace(options, precision=base.precision)
     inputs = {
         "data": preferences.fingerprint,
         "options": decisive_options(options),
@@ -206,13 +221,8 @@ def _start(
     mapped = scaling(frozen)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)
     train = pairs[learned]
-
-    def compute() -> dict[str, Any]:
-        teacher = fit_teacher(train, validation_folds(train.prompt, options.seed), seed=options.seed)
-        return {one.name: np.asarray(getattr(teacher, one.name)) for one in fields(teacher)}
-
-    arrays = checkpoints.arrays("start", compute)
-    teacher = Teacher(**{name: array if array.ndim else float(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+    fit = partial(fit_teacher, train, validation_folds(train.prompt, options.seed), seed=options.seed)
+    teacher = kept_teacher(checkpoints, "start", fit)
     theta, n = np.column_stack([teacher.voices, teacher.theta]), frozen.shape[1] - n_surface
     offset = mapped[:, n:].astype(np.float64) @ theta[n:] if n_surface else None
     damping = damping_factor(row_squares(pairs.difference), teacher.damping, teacher.mean_square)
@@ -233,13 +243,14 @@ def _tune(
     """Tune the encoder. Return the run, its seconds, the tuned rewards, and the tuned encoder as features."""
     from pluralign.training.finetune.batches import TextPairs
     from pluralign.training.finetune.losses import MixtureLoss
-    from pluralign.training.finetune.sentence import load_sentence_base, trained_rewards, write_encoder
+    from pluralign.training.finetune.sentence import WEIGHTS_FILE, load_sentence_base, trained_rewards, write_encoder
     from pluralign.training.finetune.train_model import Training, prepare_run
     from pluralign.training.finetune.trainer import PairLabels
 
     encoder = base.load()
-    if not isinstance(encoder, ModelEncoder):
-        raise UsageError(f"{tuning.backbone} is no sentence encoder that can be fine-tuned.")
+    if not isinstance(encoder, ModelEncoder) or not (encoder.folder / WEIGHTS_FILE).is_file():
+        remedy = "save the model as one safetensors file, or use --lora"
+        raise DataError(f"there is no {WEIGHTS_FILE} in it", file=str(tuning.backbone), remedy=remedy)
     items, prob_a = preferences.items(), np.asarray(preferences.prob_a[learned], dtype=np.float64)
     length = min(tuning.max_length, encoder.max_tokens())
     model = load_sentence_base(str(tuning.backbone), encoder.folder, encoder.layers, length, start.factor, start.theta)

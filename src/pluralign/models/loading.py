@@ -1,6 +1,7 @@
 """Pretrained models: finding their folders, and loading them with transformers."""
 
 import importlib.util
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pluralign.core.hub import hub_files, hub_folder
 from pluralign.core.text import one_line
 from pluralign.models.batches import BATCH_TOKENS
 from pluralign.models.bundled import smollm2_folder
-from pluralign.models.identity import CONSOLIDATED, OTHER_FORMATS
+from pluralign.models.identity import CONSOLIDATED, OTHER_FORMATS, model_files
 
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
 """Files of weights that are not loaded: only safetensors are."""
@@ -52,6 +53,14 @@ def model_folder(
         advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
         raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
     return folder
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy the files of a model: weights, configuration, vocabulary and chat template."""
+    for path in model_files(source):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
 
 
 def reference_folder(name: str) -> Path:

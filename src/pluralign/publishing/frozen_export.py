@@ -7,7 +7,6 @@ told about the encoder. Its rewards are compared with those of the ensemble befo
 """
 
 import json
-import shutil
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path, PurePath
@@ -22,7 +21,7 @@ from pluralign.ensemble.record import FitRecord
 from pluralign.features.encoder import HashingEncoder
 from pluralign.features.frozen import BUNDLED, ENCODER_FOLDER, TextFeatures
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder
-from pluralign.models.identity import model_files
+from pluralign.models.loading import copy_model
 from pluralign.publishing.export_folder import base_id, index_of, write_index
 from pluralign.publishing.model_card import ModelCard, without_path
 from pluralign.publishing.standalone.reward_model import RewardModel
@@ -115,14 +114,6 @@ def _found(saved: TextFeatures, place: Path) -> str:
 def published_record(record: FitRecord) -> FitRecord:
     """Return the record of a fit without local paths."""
     return FitRecord.from_json(without_path(record.to_json()))
-
-
-def copy_model(source: Path, target: Path) -> None:
-    """Copy the files of a model: weights, configuration, vocabulary and chat template."""
-    for path in model_files(source):
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
 
 
 def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:

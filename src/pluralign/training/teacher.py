@@ -5,12 +5,13 @@ feature differences. Damping shortens long differences: votes on very different 
 extreme than a logistic model predicts. Damping and regularisation are chosen on validation prompts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.bradley_terry import (
@@ -67,6 +68,12 @@ class Teacher:
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
         return _fit(pairs, self.damping, self.mean_square, self.l2, self.voices_l2, seed)
+
+
+def kept_teacher(checkpoints: Checkpoints, name: str, fit: Callable[[], Teacher]) -> Teacher:
+    """Return a teacher as a step of a run: as stored if the step was finished, else fitted and stored."""
+    arrays = checkpoints.arrays(name, lambda: {key: np.asarray(value) for key, value in vars(fit()).items()})
+    return Teacher(**{key: array if array.ndim else float(array) for key, array in arrays.items()})  # type: ignore[arg-type]
 
 
 def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:

@@ -4,7 +4,6 @@ Training starts from the rewards that were fitted on the frozen features, and ch
 folder like that of the base, with other weights: any tool for sentence encoders reads it.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,14 @@ import transformers
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.errors import DataError
 from pluralign.models.batches import Tokens
-from pluralign.models.loading import not_loadable
+from pluralign.models.loading import copy_model, not_loadable
 from pluralign.training.finetune.base import BaseModel, read_folder, turn_off_dropout
 from pluralign.votes.prompts import Item, plain_text
 
 WEIGHTS_FILE = "model.safetensors"
 BODY = "body"
-NOT_COPIED = ("*.safetensors", "*.bin", "*.h5", "*.ot", "*.msgpack", "onnx", "openvino", "README.md")
-"""Patterns of the base's files that a trained encoder does not have."""
 
 
 class PooledRewards(torch.nn.Module):
@@ -50,10 +48,8 @@ class PooledRewards(torch.nn.Module):
         self.score = torch.nn.Linear(theta.shape[0], theta.shape[1], bias=False)
         with torch.no_grad():
             self.score.weight.copy_(torch.as_tensor(theta.T))
-        depth = body.config.num_hidden_layers
-        stack = next(part for part in body.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth)
         body.requires_grad_(False)
-        stack[max(0, depth - trained) :].requires_grad_(True)
+        layer_stack(body)[-trained:].requires_grad_(True)
 
     def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
         """Return the rewards of texts as ``logits``, ``(n_texts, outputs)``."""
@@ -65,6 +61,16 @@ class PooledRewards(torch.nn.Module):
     def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
         """Recompute the activations of the body."""
         self.body.gradient_checkpointing_enable(*args, **options)
+
+
+def layer_stack(body: Any) -> Any:
+    """Return the layers of an encoder. Raises DataError if they are not a list, as in models that repeat one layer."""
+    depth = body.config.num_hidden_layers
+    stacks = [part for part in body.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth]
+    if not stacks:
+        remedy = "use --lora, or frozen features with --encoder"
+        raise DataError("its upper layers cannot be trained alone", file=body.name_or_path, remedy=remedy)
+    return stacks[0]
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,11 @@ class SentenceBase(BaseModel):
         ], None
 
     def reward_model(self, *_: Any, **__: Any) -> PooledRewards:
-        """Return the encoder with the rewards that training starts from."""
+        """Return the encoder with the rewards that training starts from.
+
+        Raises:
+            DataError: transformers cannot load it, or its layers are not a list.
+        """
         try:
             body: Any = transformers.AutoModel.from_pretrained(
                 self.folder, config=self.config, dtype=torch.float32, use_safetensors=True
@@ -136,7 +146,7 @@ def write_encoder(trained: Path, base: Path, folder: Path) -> None:
         for name, value in weights.items()
         if name.startswith(f"{BODY}.") and (own := name.removeprefix(f"{BODY}.")) in names
     }
-    shutil.copytree(base, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), dirs_exist_ok=True)
+    copy_model(base, folder)
     safetensors.torch.save_file(body, folder / WEIGHTS_FILE, metadata={"format": "pt"})
 
 
