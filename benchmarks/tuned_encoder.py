@@ -1,6 +1,6 @@
 """Is a fine-tuned sentence encoder worth it? Two ensembles on the same split: tuned features and frozen ones.
 
-    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--json]
+    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--precision auto] [--json]
 
 Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
 of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--backbone", default="minilm")
+    parser.add_argument("--precision", default="auto", help="of training and encoding; auto: bfloat16 if it is faster")
     parser.add_argument("--epochs", type=float)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -85,7 +86,7 @@ def measure(
     rows = votes.test_mask(TEST_FRACTION, seed=seed)
     test = votes[rows]
     given = {name: getattr(arguments, name) for name in ("epochs", "learning_rate") if getattr(arguments, name)}
-    options: dict[str, Any] = {"seed": seed, "test_fraction": TEST_FRACTION}
+    options: dict[str, Any] = {"seed": seed, "test_fraction": TEST_FRACTION, "precision": arguments.precision}
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         tuned = pluralign.fit(votes, folder=Path(folder), backbone=arguments.backbone, **given, **options)

@@ -17,8 +17,11 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting import tuned_encoder
 from pluralign.fitting.fit import fit
+from pluralign.fitting.task import FitTask
+from pluralign.training.finetune import train_model
 from pluralign.training.finetune.losses import MixtureLoss, RunningFigures
 from pluralign.training.finetune.sentence import layer_stack, load_sentence_base
+from pluralign.training.finetune.train_model import FinetuneRun
 from pluralign.training.finetune.trainer import PairTrainer
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
@@ -158,10 +161,60 @@ def test_frozen_encoder_is_used_if_tuning_makes_it_worse(encoder: Path, votes: P
     assert not list((tmp_path / "worse").glob("encoder-*"))
 
 
+def test_choices_on_tuned_features_use_only_prompts_that_the_encoder_was_not_tuned_on(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frozen fit has folds of all training prompts. The tuned fit has one fold: the validation prompts."""
+    folds: list[list[set[int]]] = []
+    trained: list[set[int]] = []
+    start, train = FitTask.start, FinetuneRun.train
+
+    def look_at_folds(*arguments: Any) -> FitTask:
+        task = start(*arguments)
+        folds.append([set(task.train.prompt[fold].tolist()) for fold in task.folds])
+        return task
+
+    def look_at_training(self: FinetuneRun, *arguments: Any) -> float:
+        trained.append(set(self.pairs.prompt.tolist()))
+        return train(self, *arguments)
+
+    monkeypatch.setattr(FitTask, "start", look_at_folds)
+    monkeypatch.setattr(FinetuneRun, "train", look_at_training)
+    fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"epochs": 1})
+    tuned, frozen = folds
+    assert len(tuned) == 1
+    assert not tuned[0] & trained[0]
+    assert len(frozen) > 1
+    assert frozen[0] & trained[0]
+
+
+def test_bfloat16_trains_float32_weights_with_bfloat16_products(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--precision`` of an encoder is that of its products, in training as in encoding."""
+    made: list[tuple[bool, set[str]]] = []
+    trainer = FinetuneRun.trainer
+
+    class Made(Exception):  # noqa: N818 - ends the fit before it trains
+        pass
+
+    def look(self: FinetuneRun, *arguments: Any, **options: Any) -> Any:
+        built = trainer(self, *arguments, **options)
+        made.append((built.args.bf16, {str(weights.dtype) for weights in built.model.parameters()}))
+        raise Made
+
+    monkeypatch.setattr(FinetuneRun, "trainer", look)
+    monkeypatch.setattr(train_model, "check_cpu_bfloat16", lambda _: None)
+    for precision in ("float32", "bfloat16"):
+        with pytest.raises(Made):
+            fit(votes, folder=tmp_path / precision, backbone=str(encoder), **QUICK | {"precision": precision})
+    assert made == [(False, {"torch.float32"}), (True, {"torch.float32"})]
+
+
 def test_sentence_encoders_have_their_own_defaults_unless_options_are_named(encoder: Path) -> None:
     tuning = FinetuneOptions(backbone=str(encoder))
     changed = tuned_encoder.encoder_defaults(tuning, ())
-    assert (changed.optimizer, changed.epochs, changed.learning_rate) == ("adamw", 3.0, 1e-4)
+    assert (changed.optimizer, changed.epochs, changed.learning_rate) == ("adamw", 3.0, 3e-4)
     assert tuned_encoder.encoder_defaults(tuning, ("optimizer", "epochs")).optimizer == "soap"
     assert tuned_encoder.encoder_defaults(replace(tuning, epochs=2.0), ()).epochs == 2.0
 

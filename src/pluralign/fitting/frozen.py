@@ -51,6 +51,7 @@ def learn(
     checkpoints: Checkpoints,
     watcher: FitWatcher,
     raters: RaterVotes | None = None,
+    validation: Mask | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Learn an ensemble from the training pairs and judge it on the others.
 
@@ -63,6 +64,8 @@ def learn(
         checkpoints: finished steps, and the processes that learn together.
         watcher: receives the progress.
         raters: the same votes with their raters, if these are known.
+        validation: training pairs on which everything is chosen, ``(n_pairs,)``: those that fine-tuned features were not
+            trained on. Default: folds of all training prompts.
     """
     processes, items = checkpoints.processes, preferences.items()
     own_texts = _texts_read(preferences, processes)
@@ -93,7 +96,8 @@ def learn(
         history.append(test.history_row(members, train, options.level))
         watcher.record(history[-1])
 
-    task = FitTask.start(train, options, checkpoints, watcher)
+    only_fold = None if validation is None else validation[train_rows]
+    task = FitTask.start(train, options, checkpoints, watcher, only_fold)
     if raters is not None:
         positions = np.cumsum(~test_rows)[train_rows] - 1
         rater_votes = training_votes(raters, ~test_rows)[positions]

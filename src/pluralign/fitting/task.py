@@ -114,9 +114,25 @@ class FitTask:
     watcher: FitWatcher
 
     @classmethod
-    def start(cls, train: Pairs, options: FitOptions, checkpoints: Checkpoints, watcher: FitWatcher) -> "FitTask":
-        """Return the task with its validation folds."""
-        return cls(train, validation_folds(train.prompt, options.seed), options, checkpoints, watcher)
+    def start(
+        cls,
+        train: Pairs,
+        options: FitOptions,
+        checkpoints: Checkpoints,
+        watcher: FitWatcher,
+        validation: Mask | None = None,
+    ) -> "FitTask":
+        """Return the task with its validation folds.
+
+        Args:
+            train: the training pairs.
+            options: how to learn.
+            checkpoints: finished steps.
+            watcher: receives the progress.
+            validation: the training pairs that form the only fold (default: several folds of all prompts).
+        """
+        folds = validation_folds(train.prompt, options.seed) if validation is None else [validation]
+        return cls(train, folds, options, checkpoints, watcher)
 
     @cached_property
     def learn(self) -> Pairs:

@@ -54,9 +54,10 @@ class PooledRewards(torch.nn.Module):
     def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
         """Return the rewards of texts as ``logits``, ``(n_texts, outputs)``."""
         read = self.body(input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True)
-        mask = attention_mask[:, :, None].to(read.hidden_states[0].dtype)
-        means = [(read.hidden_states[n] * mask).sum(1) / mask.sum(1) for n in self.layers]
-        return SequenceClassifierOutput(logits=self.score(torch.hstack(means).float() * self.factor))
+        mask = attention_mask[:, :, None].float()
+        with torch.autocast(input_ids.device.type, enabled=False):  # means and rewards stay in float32
+            means = [(read.hidden_states[n].float() * mask).sum(1) / mask.sum(1) for n in self.layers]
+            return SequenceClassifierOutput(logits=self.score(torch.hstack(means) * self.factor))
 
     def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
         """Recompute the activations of the body."""

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -223,6 +223,7 @@ def prepare_run(
     progress: Progress | None = None,
     precision: ChosenPrecision = "float32",
     base: BaseModel | None = None,
+    mixed: bool = False,
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -234,14 +235,15 @@ def prepare_run(
         progress: called with the steps done and their total.
         precision: of weights, gradients and optimiser states.
         base: the base model (default: a sequence classifier from the backbone).
+        mixed: whether float32 weights are multiplied in bfloat16 on a CPU.
 
     Raises:
         UsageError: the recipe does not work here, see ``make_recipe``, or bfloat16 would end the process.
     """
     processes = checkpoints.processes
-    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
+    recipe = replace(make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision), mixed=mixed)
     base = base or load_base(str(tuning.backbone), tuning.max_length, pairs.items)
-    if precision == "bfloat16" and not torch.cuda.is_available():
+    if (mixed or precision == "bfloat16") and not torch.cuda.is_available():
         check_cpu_bfloat16(layer_shape(base.config.to_dict()))
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
