@@ -1,6 +1,6 @@
 """Is a fine-tuned sentence encoder worth it? Two ensembles on the same split: tuned features and frozen ones.
 
-    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--precision auto] [--json]
+    python benchmarks/tuned_encoder.py [VOTES] [--pairs 10000] [--seeds 3] [--backbone minilm] [--json]
 
 Without VOTES: a town hall, where the true error is known, the squared distance between the predicted shares and those
 of the whole town. With VOTES: the held-out Brier score, corrected for vote noise. Every split is trained anew. The

@@ -195,8 +195,8 @@ def test_bfloat16_trains_float32_weights_with_bfloat16_products(
     made: list[tuple[bool, set[str]]] = []
     trainer = FinetuneRun.trainer
 
-    class Made(Exception):  # noqa: N818 - ends the fit before it trains
-        pass
+    class Made(Exception):
+        """Ends the fit before it trains."""
 
     def look(self: FinetuneRun, *arguments: Any, **options: Any) -> Any:
         built = trainer(self, *arguments, **options)

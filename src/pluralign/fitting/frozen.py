@@ -64,8 +64,8 @@ def learn(
         checkpoints: finished steps, and the processes that learn together.
         watcher: receives the progress.
         raters: the same votes with their raters, if these are known.
-        validation: training pairs on which everything is chosen, ``(n_pairs,)``: those that fine-tuned features were not
-            trained on. Default: folds of all training prompts.
+        validation: training pairs on which everything is chosen, ``(n_pairs,)``. Fine-tuned features need pairs that
+            they were not trained on. Default: folds of all training prompts.
     """
     processes, items = checkpoints.processes, preferences.items()
     own_texts = _texts_read(preferences, processes)
