@@ -34,6 +34,7 @@ from pluralign.votes.preferences import PreferenceSet
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 8, "micro_batch": 4, "epochs": 1,
+    "compare_frozen": False,
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
 from pluralign.features.finetuned import FinetunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
+from pluralign.models.classifier import model_rewards
+from pluralign.publishing.transformers_export import export
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
@@ -106,6 +108,16 @@ def test_a_saved_copy_gives_the_same_rewards_without_the_original(
     shutil.rmtree(tmp_path / "first")
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     np.testing.assert_allclose(RewardEnsemble.load(tmp_path / "second").rewards(ITEMS), rewards[:, [0, 2]], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_members_on_states_are_exported_as_the_head_of_a_plain_classifier(
+    towns: dict[Any, Path], lora: bool, tmp_path: Path
+) -> None:
+    ensemble = RewardEnsemble.load(towns["joint", lora])
+    export(towns["joint", lora], tmp_path / "out")
+    np.testing.assert_allclose(model_rewards(tmp_path / "out", ITEMS), ensemble.rewards(ITEMS), atol=1e-3)
 
 
 @pytest.mark.slow
