@@ -35,7 +35,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.models.classifier import classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.training.finetune.batches import TextPairs
-from pluralign.training.finetune.losses import JointLoss, StageLoss
+from pluralign.training.finetune.losses import StageLoss, VoteLoss
 from pluralign.training.finetune.run import finetune_processes
 from pluralign.training.finetune.train_model import Training, prepare_run
 from pluralign.training.finetune.trainer import PairLabels
@@ -134,7 +134,7 @@ def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
     labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
     with tempfile.TemporaryDirectory() as folder:
         run = prepare_run(pairs, tuning, 0, Checkpoints(folder, {}, finetune_processes()))
-        loss = JointLoss(k, 1.0) if k else StageLoss("bce", 1.0)
+        loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
         training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
         with quiet_transformers():
             trainer = run.trainer(training, Path(folder) / "checkpoints", fit_head=False)

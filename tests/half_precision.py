@@ -23,6 +23,7 @@ from pluralign.votes.preferences import texts_of
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "soap-one-sided", "learning_rate": 1e-2, "batch_size": 32, "micro_batch": 32, "epochs": 2,
     "precision": "bfloat16",
+    "compare_frozen": False,
 }  # fmt: skip
 start, end = StepCallback.on_pre_optimizer_step, StepCallback.on_step_end
 seen: dict[str, Any] = {}
@@ -76,9 +77,9 @@ def main(data: str, backbone: str, folder: Path) -> dict[str, Any]:
     whole, parts = (load_file(next((folder / name / "backbone").glob("*.safetensors"))) for name in ("whole", "parts"))
     features, texts = ensemble.features, texts_of(votes)
     assert isinstance(features, FinetunedFeatures)
-    items = votes.items()
+    items, score = votes.items(), ensemble.members.rewards
     signs = [
-        np.sign((outputs := replace(features, precision=precision)(texts))[items.a] - outputs[items.b])
+        np.sign((rewards := score(replace(features, precision=precision)(texts)))[items.a] - rewards[items.b])
         for precision in ("bfloat16", "float32")
     ]
     assert ensemble.record.evaluation is not None

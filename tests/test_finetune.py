@@ -27,7 +27,7 @@ from pluralign.training.batch_size import batch_and_steps
 from pluralign.training.finetune.base import load_base
 from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.head import HeadFitter
-from pluralign.training.finetune.losses import JointLoss, RunningFigures
+from pluralign.training.finetune.losses import RunningFigures, VoteLoss
 from pluralign.training.finetune.run import fine_tune
 from pluralign.training.finetune.train_model import random_states_restored
 from pluralign.training.finetune.trainer import COMPLETE_FILE, PairTrainer, StepCallback
@@ -38,9 +38,11 @@ from pluralign.votes.preferences import PreferenceSet
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "micro_batch": 64, "epochs": 4,
+    "compare_frozen": False,
 }  # fmt: skip
 
 
+TEXTS = [("so ?", "tea yes"), ("so ?", "no rum well")]
 ONE_PAIR = TextPairs(
     [("so ?", "yes"), ("so ?", "no")],
     np.zeros(1, np.int32), np.ones(1, np.int32), np.array([0.5]), np.zeros(1, np.int32),
@@ -67,14 +69,17 @@ def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
 
 
 @pytest.mark.slow
-def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path) -> None:
-    ensemble = fit(votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **QUICK)
+@pytest.mark.parametrize("fresh_head", [False, True])
+def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path, fresh_head: bool) -> None:
+    ensemble = fit(
+        votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **QUICK | {"fresh_head": fresh_head}
+    )
     record = ensemble.record
     assert record.evaluation is not None
     assert record.data is not None
     assert record.tuning is not None
     baselines = {name: row.brier for name, row in record.evaluation.baselines.items()}
-    assert set(baselines) == {"floor", "constant_half", "soft_bt", "soft_bt_temperature", "pair"}
+    assert {"soft_bt", "hard_bt", "bootstrap", "mixture", "pair"} < set(baselines), "as on frozen features"
     assert baselines["soft_bt"] < 0.02
     assert record.evaluation.test.brier < 0.5 * baselines["constant_half"]
     assert record.evaluation.test.brier < baselines["pair"], "the members are not one reward and its opposite"
@@ -83,7 +88,11 @@ def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path) -> None:
     assert validation_pairs == record.data.train_prompts // 10
     assert record.tuning["steps"] == round(4 * (record.data.train_pairs - validation_pairs) / 64)
     assert len(record.seconds_members or []) == 1
-    assert ensemble.features.to_json()["outputs"] == 3
+    assert ensemble.features.to_json()["outputs"] == 9
+    assert ensemble.features.to_json()["reads"] == "states"
+    assert record.target is not None, "the target was chosen on validation prompts"
+    assert record.encoders is not None
+    assert record.encoders.validation_frozen is None
 
 
 @pytest.mark.slow
@@ -99,20 +108,19 @@ def test_second_stage_learns_the_second_group(tmp_path: Path, llama: Path, varia
     assert len(record.seconds_members or []) == 2
 
 
-def test_joint_loss_is_the_expected_error_of_drawn_votes() -> None:
+def test_vote_loss_is_the_expected_error_of_drawn_votes() -> None:
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     difference, prob_a = rng.standard_normal((5, 4)), rng.random(5)
     running = RunningFigures(square=[1.0, 4.0, 0.25, 1.0], disagreement=[0.1, 0.6, 0.2, 0.9])
     labels = {"prob_a": torch.tensor(prob_a)}
-    loss = float(JointLoss(3, 0.5)(torch.tensor(difference), labels, running, done=0.0))
+    loss = float(VoteLoss(3)(torch.tensor(difference), labels, running, done=0.0))
     q = 1 / (1 + np.exp(-difference[:, :3] / (0.3 * np.array([1.0, 2.0, 0.5]))))
     drawn = rng.random((200_000, 5, 3)) < q
     error = np.mean((drawn.mean(axis=2) - prob_a) ** 2)
     p_bt = 1 / (1 + np.exp(-difference[:, 3]))
     entropy = -np.mean(prob_a * np.log(p_bt) + (1 - prob_a) * np.log(1 - p_bt))
-    penalty = 0.3 / 3 * np.mean((1 - 2 * prob_a) * q[:, 1])  # only the second member is above the bound
-    assert loss == pytest.approx(error + entropy + penalty, abs=1e-3)
+    assert loss == pytest.approx(error + entropy, abs=1e-3)
 
 
 def test_running_figures_do_not_depend_on_micro_batches() -> None:
@@ -170,8 +178,8 @@ def test_micro_batch_does_not_change_the_result_and_is_halved_when_memory_runs_o
     assert 32 < max(calls[:3]) <= 64
     assert max(calls[3:]) <= 32
     assert "memory ran out with a micro-batch of 32, so it continues with 16." in caplog.text
-    np.testing.assert_allclose(halved.weights, whole.weights, atol=1e-3)
-    np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=1e-3)
+    np.testing.assert_allclose(halved.features(TEXTS), whole.features(TEXTS), atol=1e-2)
+    np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=0.05)
     monkeypatch.setattr(PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
     with pytest.raises(DataError, match=r"memory ran out with a micro-batch of 1; use --lora"):
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
@@ -258,7 +266,8 @@ def test_full_disk_raises_a_data_error_and_keeps_the_last_complete_checkpoint(
     assert first[0] == int(saved[0].name.rpartition("-")[2]) + 1
 
 
-FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-size", "32", "--micro-batch", "16")
+FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-size", "32", "--micro-batch", "16",
+       "--no-compare-frozen")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -288,10 +297,10 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
     assert len(out.splitlines()) == 1, "one process prints"
     printed, expected = json.loads(out), json.loads(alone.stdout)
     assert (printed["processes"], expected["processes"]) == (2, 1)
-    np.testing.assert_allclose(printed["weights"], expected["weights"], atol=1e-3)
     one, two = (RewardEnsemble.load(tmp_path / name) for name in ("one", "two"))
+    np.testing.assert_allclose(two.features(TEXTS), one.features(TEXTS), atol=1e-2)  # rounding grows over the steps
     votes = load_preferences(str(data))
-    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
+    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=0.05)
 
 
 # --- errors and notes -------------------------------------------------------------------------------------------------
@@ -303,9 +312,8 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
         ({"encoder": "smollm2"}, "encoder is an option of frozen features; leave it out with --backbone"),
         ({"surface": False}, "surface is an option of frozen features"),
         ({"members": "mlp"}, "members is an option of frozen features"),
-        ({"level": "policy"}, "fine-tuned members are trained for votes; leave --level out"),
-        ({"target": "votes"}, "--target has no effect with --backbone"),
-        ({"k": "auto"}, "--k auto with --backbone needs --method stagewise"),
+        ({"target": "votes", "method": "stagewise"}, "--target has no effect with --method stagewise"),
+        ({"folds": 3}, "--folds cannot be used with --backbone"),
         ({"folder": None}, "a fine-tuned ensemble needs a folder"),
     ],
 )
@@ -423,7 +431,7 @@ def test_fitted_head_is_linear_in_the_features_of_the_base(tmp_path: Path, llama
     heads = HeadFitter(base, pairs, 0, ALONE)
 
     def head(model: Any) -> np.ndarray:
-        return heads.fit(model, lambda inputs, _: np.eye(inputs.inputs.shape[1])[:, [4, 9, 30]], "cpu")
+        return heads.fit(lambda inputs, _: np.eye(inputs.inputs.shape[1])[:, [4, 9, 30]], model, "cpu")
 
     model = base.reward_model(3, FinetuneOptions(backbone=str(llama)), np.random.SeedSequence(0), fit_head=head)
     outputs = classifier_rewards(model, base.tokenizer, texts, 64)

@@ -20,6 +20,8 @@ from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.features import finetuned as tuned
 from pluralign.features.finetuned import FinetunedFeatures, backbone_folder
 from pluralign.fitting.fit import fit
+from pluralign.models.classifier import model_rewards
+from pluralign.publishing.transformers_export import export
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
@@ -45,12 +47,16 @@ def towns(tmp_path_factory: pytest.TempPathFactory, votes: PreferenceSet) -> dic
     folder = tmp_path_factory.mktemp("towns")
     llama = write_backbone(folder / "llama")
     for method, lora in KINDS:
-        fit(votes, folder=folder / f"{method}-{lora}", backbone=str(llama), method=method, lora=lora, **QUICK)
+        place = folder / f"{method}-{lora}"
+        fit(votes, folder=place, backbone=str(llama), method=method, lora=lora, compare_frozen=False, **QUICK)
     return {(method, lora): folder / f"{method}-{lora}" for method, lora in KINDS}
 
 
 def direct(folder: Path, outputs: int, items: list[Item]) -> npt.NDArray[Any]:
-    """Return the outputs of plain transformers and peft for each text alone, with LoRA merged into the base."""
+    """Return the rewards of plain transformers and peft for each text alone, with LoRA merged into the base.
+
+    Of a joint model these are the states before the head.
+    """
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     load = transformers.AutoModelForSequenceClassification.from_pretrained
@@ -61,6 +67,8 @@ def direct(folder: Path, outputs: int, items: list[Item]) -> npt.NDArray[Any]:
         model.config.pad_token_id = tokenizer.pad_token_id
     else:
         model = load(folder)
+    if outputs > 1:
+        model.score = torch.nn.Identity()
     texts = [CHAT.format(*item) for item in items]
     with torch.no_grad():
         rows = [model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits[0] for text in texts]
@@ -78,11 +86,11 @@ def test_rewards_equal_those_of_a_direct_pass(towns: dict[Any, Path], kind: tupl
     assert isinstance(ensemble.features, FinetunedFeatures)
     assert ensemble.features.lora == lora
     if method == "joint":
-        expected = direct(folder / "backbone", 4, ITEMS)
+        expected = direct(folder / "backbone", 9, ITEMS)
     else:
         expected = np.hstack([direct(folder / "backbone" / f"member-{j}", 1, ITEMS) for j in range(3)])
     np.testing.assert_allclose(ensemble.features(ITEMS), expected, atol=1e-5)
-    np.testing.assert_allclose(ensemble.rewards(ITEMS), expected @ ensemble.members.theta, atol=1e-4)
+    np.testing.assert_allclose(ensemble.rewards(ITEMS), expected @ ensemble.members.head(), atol=1e-3)
     assert np.ptp(ensemble.rewards(ITEMS), axis=0).min() > 0.01
     assert not list(folder.rglob("*.bin")), "safetensors only"
 
@@ -100,6 +108,16 @@ def test_a_saved_copy_gives_the_same_rewards_without_the_original(
     shutil.rmtree(tmp_path / "first")
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     np.testing.assert_allclose(RewardEnsemble.load(tmp_path / "second").rewards(ITEMS), rewards[:, [0, 2]], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_members_on_states_are_exported_as_the_head_of_a_plain_classifier(
+    towns: dict[Any, Path], lora: bool, tmp_path: Path
+) -> None:
+    ensemble = RewardEnsemble.load(towns["joint", lora])
+    export(towns["joint", lora], tmp_path / "out")
+    np.testing.assert_allclose(model_rewards(tmp_path / "out", ITEMS), ensemble.rewards(ITEMS), atol=1e-3)
 
 
 @pytest.mark.slow

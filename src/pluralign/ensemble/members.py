@@ -127,6 +127,24 @@ def fit_feature_map(
     return FeatureMap(*(part.astype(np.float32) for part in (mean, np.maximum(spread, 1e-6), gain)))
 
 
+def without_clipping(inputs: FeatureMap) -> FeatureMap:
+    """Return the map with neither clipping nor a mean: rewards are then a linear head on the raw features."""
+    return replace(inputs, mean=np.zeros_like(inputs.mean), clip=np.array(np.inf, dtype=np.float32))
+
+
+def spanned_axes(inputs: FeatureMap, directions: FloatArray) -> Array:
+    """Return orthonormal axes of the inputs that span some linear functions of the raw features, ``(d, m)``.
+
+    Args:
+        inputs: the map without axes.
+        directions: the linear functions, ``(d, m)``.
+    """
+    varies = inputs.gain > 0
+    scaled = directions * np.where(varies, inputs.spread / np.where(varies, inputs.gain, 1), 0)[:, None]
+    left, size, _ = np.linalg.svd(scaled, full_matrices=False)
+    return np.asarray(left[:, size > 1e-6 * size.max(initial=0.0)], dtype=np.float32)
+
+
 def identity_map(dimension: int) -> FeatureMap:
     """Return the identity map, for the outputs of a fine-tuned backbone."""
     zeros, ones = np.zeros(dimension, dtype=np.float32), np.ones(dimension, dtype=np.float32)
@@ -149,6 +167,17 @@ class LinearMembers:
     def rewards(self, features: Array) -> FloatArray:
         """Return the ``(n, k)`` rewards of ``(n, d)`` raw features."""
         return np.asarray(self.inputs(features) @ self.theta, dtype=np.float64)
+
+    def head(self) -> FloatArray:
+        """Return the rewards as linear functions of the raw features, ``(d, k)``, up to a constant.
+
+        Only for inputs without clipping and hidden layer, as those of a fine-tuned backbone are.
+        """
+        inputs = self.inputs
+        assert inputs.hidden is None  # noqa: S101
+        assert np.isinf(inputs.clip)  # noqa: S101
+        theta = self.theta if inputs.axes is None else inputs.axes @ self.theta
+        return np.asarray((inputs.gain / inputs.spread).astype(np.float64)[:, None] * theta)
 
     def take(self, indices: Sequence[int]) -> "LinearMembers":
         """Return some of the members, in the given order."""

@@ -216,21 +216,42 @@ class BoundCost:
 
 
 @dataclass(frozen=True)
+class TunedFit:
+    """One of several fits on a fine-tuned model."""
+
+    validation: float
+    """Brier score on validation prompts."""
+    test: float
+    """Held-out Brier score of the ensemble, corrected for vote noise."""
+    difference: float | None = None
+    """Held-out Brier score minus that of the frozen ensemble, with its 95 % interval by prompt."""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
 class EncoderChoice:
-    """A fine-tuned sentence encoder next to the frozen one: two fits on the same split."""
+    """A fine-tuned model next to the frozen one: fits on the same split."""
 
     used: str
-    """``tuned`` or ``frozen``: the encoder with the lower Brier score on validation prompts."""
+    """The fit with the lowest Brier score on validation prompts.
+
+    ``tuned``: on the states of the fine-tuned model. ``outputs``: members are combinations of its trained outputs.
+    ``frozen``: on the features of the same model before tuning.
+    """
     validation_tuned: float
-    """Brier score on validation prompts of the rewards that the encoder was tuned with."""
-    validation_frozen: float
+    """Brier score on validation prompts of the mixture of rewards on these features."""
+    validation_frozen: float | None
+    """None if the frozen model was not compared."""
     test_tuned: float
     """Held-out Brier score of the ensemble on tuned features, corrected for vote noise."""
-    test_frozen: float
-    difference: float
+    test_frozen: float | None
+    difference: float | None
     """Held-out Brier score, tuned minus frozen, with its 95 % interval by prompt; None with few prompts."""
     low: float | None = None
     high: float | None = None
+    outputs: TunedFit | None = None
+    """The fit of ``outputs``. None for a sentence encoder."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +297,7 @@ class FitRecord:
     tuning: Settings | None = None
     """Options and outcome of fine-tuning, with a backbone."""
     encoders: EncoderChoice | None = None
-    """With a sentence encoder as backbone: the fine-tuned encoder next to the frozen one."""
+    """With a backbone and joint members: the fine-tuned model next to the frozen one."""
     notes: list[str] | None = None
     processes: int | None = None
     seconds_members: list[float] | None = None

@@ -1,8 +1,10 @@
-"""Fine-tuned backbones as features: the features of a text are the models' outputs, and members are linear in them.
+"""Fine-tuned backbones as features: the states before a model's head, or the outputs. Members are linear in them.
 
 Decided here: the files on disk, that changed files are rejected, and how many models are in memory. A joint ensemble is
-one model with several outputs and reads each text once. A stagewise ensemble is one model with one output per member.
-As LoRA adapters, its members share one base in memory. ``training.finetune`` trains the models.
+one model that reads each text once. Its features are the states that the head reads, so its members are another head,
+and an export is a plain classifier. (Earlier versions wrote joint ensembles whose features are the outputs.) A
+stagewise ensemble is one model with one output per member. As LoRA adapters, its members share one base in memory.
+``training.finetune`` trains the models.
 """
 
 import hashlib
@@ -10,12 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from safetensors import safe_open
 
-from pluralign.core.arrays import Vectors
+from pluralign.core.arrays import FloatArray, Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256, link_folder
 from pluralign.core.json_values import from_json
@@ -26,7 +28,7 @@ from pluralign.features.precision import check_cpu_bfloat16
 from pluralign.features.transformer_encoder import layer_shape, read_config
 from pluralign.models.bundled import minilm_folder, smollm2_folder
 from pluralign.models.chat_truncation import TRUNCATION
-from pluralign.models.classifier import classifier_head, classifier_rewards, use_float32_head
+from pluralign.models.classifier import classifier_head, classifier_rewards, remove_head, use_float32_head
 from pluralign.models.loading import model_folder, not_loadable, quiet_transformers
 from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item
@@ -36,11 +38,12 @@ KIND = "backbone"
 """Kind of these features in an ensemble's JSON."""
 KEEP_BYTES = 8_000_000_000
 """Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
+Reads: TypeAlias = Literal["outputs", "states"]
 
 
 @dataclass(frozen=True)
 class FinetunedFeatures:
-    """One or several fine-tuned models, whose outputs are the features."""
+    """One or several fine-tuned models, whose states or outputs are the features."""
 
     base: str
     """Name of the base model, as it was given."""
@@ -48,6 +51,7 @@ class FinetunedFeatures:
     """``joint``: one model with all outputs. ``stagewise``: one model per output."""
     lora: bool
     outputs: int
+    """Number of outputs of the head of a joint model, or number of stagewise models."""
     max_length: int
     """Maximum number of tokens per text; longer texts lose the beginning of the prompt."""
     identity: tuple[str, ...] = ()
@@ -56,13 +60,22 @@ class FinetunedFeatures:
     """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
     precision: ChosenPrecision = "float32"
     """Precision of the models' bodies when they read texts. Heads are always in float32."""
+    reads: Reads = "outputs"
+    """The features: the ``outputs``, or the ``states`` of one model that its head reads."""
     models: str = BACKBONE_FOLDER
     """Name of the folder of the models."""
     folder: Path = field(default=Path(), compare=False)
     """The folder of the ensemble, which holds the folder of the models."""
 
+    surface: ClassVar[bool] = False
+    """An export is a plain classifier, so no surface features stand beside the states."""
+    n_layers: ClassVar[int] = 1
+
     def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
-        """Return ``(n_items, outputs)`` features. Texts that were read before come from the vector cache."""
+        """Return the features, ``(n_items, outputs)`` or ``(n_items, hidden)``.
+
+        Texts that were read before come from the vector cache.
+        """
         parts, texts = self.parts(), as_items(items)
 
         def report(position: int) -> Progress | None:
@@ -83,7 +96,7 @@ class FinetunedFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        absent = ("folder",) if self.revision else ("folder", "revision")
+        absent = ["folder", *([] if self.revision else ["revision"]), *(["reads"] if self.reads == "outputs" else [])]
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
@@ -167,11 +180,13 @@ class Backbone:
 
     @property
     def identity(self) -> str:
-        """Everything that the outputs depend on: the files, the precision, and how long texts are shortened."""
-        return f"{self.sha256} {self.models.features.precision} {TRUNCATION}"
+        """Everything that the features depend on: the files, the precision, and how long texts are shortened."""
+        features = self.models.features
+        states = " states" if features.reads == "states" else ""
+        return f"{self.sha256} {features.precision} {TRUNCATION}{states}"
 
     def encode(self, items: Sequence[Item]) -> Vectors:
-        """Return the outputs of the model, ``(n_items, outputs)``."""
+        """Return the outputs or the states of the model, ``(n_items, outputs)`` or ``(n_items, hidden)``."""
         model, tokenizer = self.models.get(self.folder, self.sha256)
         limit = self.models.features.max_length
         return np.asarray(classifier_rewards(model, tokenizer, items, limit), dtype=np.float32)
@@ -198,6 +213,8 @@ class _Models:
                     self.loaded.clear()
                 base, revision, precision = self.features.base, self.features.revision, self.features.precision
                 self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
+                if self.features.reads == "states":
+                    remove_head(self.loaded[folder][0])
         model, tokenizer = self.loaded[folder]
         if self.features.lora:
             model.set_adapter(folder.name)
@@ -284,6 +301,24 @@ def _read_head(model: Any, folder: Path) -> None:
             for part in {f"{name}.{kind}" for kind, _ in head.named_parameters()} & set(file.keys()):
                 with torch.no_grad():
                     head.get_parameter(part.rpartition(".")[2]).copy_(file.get_tensor(part))
+
+
+def head_weights(features: FinetunedFeatures) -> FloatArray:
+    """Return the weights of the trained head of a joint model, ``(outputs, hidden)``. Loads no other weights."""
+    import torch
+    import transformers
+
+    (folder,) = model_folders(features)
+    source = backbone_folder(features.base, features.revision) if features.lora else folder
+    with quiet_transformers(), torch.device("meta"):
+        config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
+        name, _ = classifier_head(transformers.AutoModelForSequenceClassification.from_config(config))
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                if f".{key}".endswith(f".{name}.weight"):
+                    return np.asarray(file.get_tensor(key).double().numpy())
+    raise DataError("the model was saved without its head", file=str(folder), remedy="fit again")
 
 
 def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:

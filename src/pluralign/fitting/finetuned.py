@@ -1,12 +1,14 @@
-"""A fit that fine-tunes a language model: train, read every text with it, solve the weights, judge.
+"""A fit that fine-tunes a language model: train, read every text with it, fit the members, judge.
 
-Training itself is in ``training.finetune``. Every process of a launch runs this; the first one writes.
+Training itself is in ``training.finetune``, joint members are in ``tuned_model``. The members of a stagewise ensemble
+are the models' outputs: only their weights are solved here. Every process of a launch runs this; the first one writes.
 """
 
+import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.arrays import Mask
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.core.options import changed_options
@@ -22,29 +24,32 @@ from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import LinearMembers, identity_map
-from pluralign.ensemble.record import HistoryRow
 from pluralign.features.finetuned import FinetunedFeatures
-from pluralign.fitting.early_stopping import MOST_STAGES, StageValidation, stage_members
+from pluralign.features.frozen import TextFeatures
+from pluralign.fitting.early_stopping import MOST_STAGES, ChosenSize, StageValidation, stage_members
 from pluralign.fitting.judging import TestPairs, judge
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.selection import choose_temperature
-from pluralign.fitting.task import FitWatcher, Members
+from pluralign.fitting.task import FitWatcher
+from pluralign.fitting.tuned_model import fit_tuned_model
 from pluralign.theory import calibration
 from pluralign.theory.logistic import sigmoid
-from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
 from pluralign.training.bradley_terry import scores
-from pluralign.training.joint import FROM_TEACHER
-from pluralign.training.member_bounds import cap_disagreement, training_bound
+from pluralign.training.member_bounds import training_bound
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, validation_units
-from pluralign.training.stagewise import hard_votes, orientation
+from pluralign.training.stagewise import orientation
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
+logger = logging.getLogger("pluralign")
 FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "members", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
 """Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
+AFTER_TRAINING = ("compare_frozen",)
+"""Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
 
 @contextmanager
@@ -92,7 +97,6 @@ def fit_finetuned(
     started = time.perf_counter()
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     texts, items = texts_of(preferences), preferences.items()
-    watcher.floor(calibration.floor(preferences.prob_a[test_rows]))
     validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
     learned = ~test_rows & ~validation
     a, b, prob_a = items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
@@ -100,16 +104,13 @@ def fit_finetuned(
         kept = orientation(prob_a, options.orient, options.seed) > 0
         a, b, prob_a = np.where(kept, a, b), np.where(kept, b, a), np.where(kept, prob_a, 1 - prob_a)
     text_pairs = TextPairs(texts, a, b, prob_a, preferences.prompt_index[learned])
-    checkpoints = Checkpoints(
-        folder,
-        {
-            "data": preferences.fingerprint,
-            "options": decisive_options(options),
-            "tuning": decisive_tuning(tuning),
-            "version": __version__,
-        },
-        finetune.finetune_processes(),
-    )
+    inputs = {
+        "data": preferences.fingerprint,
+        "options": decisive_options(options),
+        "tuning": {name: value for name, value in decisive_tuning(tuning).items() if name not in AFTER_TRAINING},
+        "version": __version__,
+    }
+    checkpoints = Checkpoints(folder, inputs, finetune.finetune_processes())
     bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
     stages = StageValidation(preferences, items.a, items.b, learned, validation)
     tuned = finetune.fine_tune(
@@ -119,29 +120,22 @@ def fit_finetuned(
 
     reading = time.perf_counter()
     models = tuned.features
-    features = models(texts)
-    pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
-    history: list[HistoryRow] = []
-    for members in _solve_members(train, size, options, bound):
-        history.append(test.history_row(members, train, "vote"))
-        watcher.record(history[-1])
-    chosen = stages.choose(features) if options.k == "auto" else None
-    if chosen:  # the models of later stages are left behind
-        models, features = models.first(chosen.k), features[:, : chosen.k]
-        pairs = replace(pairs, inputs=features)
-        train = pairs[~test_rows]
-        members = stage_members(train)[-1]
-    check, members = pairs[validation], members.unit_spread(train)
-    ensemble = RewardEnsemble(
-        LinearMembers(identity_map(models.outputs), members.theta),
-        members.weights,
-        models,
-        choose_temperature(members, check),
-        members.undecided,
-    )
-    baselines = _single_reward_baselines(train, check, models)
-    ensemble, held_out = judge(ensemble, test, features, options, baselines, history)
+    if options.method == "joint":
+        frozen = TextFeatures(str(tuning.backbone), precision=models.precision) if tuning.compare_frozen else None
+
+        def steps_of(fit: str) -> Checkpoints:
+            return Checkpoints(folder, {**inputs, "fit": fit}, checkpoints.processes)
+
+        fitted = fit_tuned_model(
+            preferences, test_rows, validation, models, options, frozen, steps_of, progress, watcher
+        )
+        ensemble, held_out, choice, chosen = fitted.ensemble, fitted.held_out, fitted.choice, None
+        notes = [*(ensemble.record.notes or []), *tuned.notes, *fitted.notes]
+        for note in fitted.notes if checkpoints.processes.first else []:
+            logger.warning("%s.", note)
+    else:
+        ensemble, held_out, chosen = _fit_stages(preferences, test_rows, models, options, stages, watcher)
+        choice, notes = None, tuned.notes
     now = time.perf_counter()
     record = replace(
         ensemble.record,
@@ -152,10 +146,11 @@ def fit_finetuned(
             "learning_rate": tuned.learning_rate,
             "max_length": models.max_length,
             "scoring_precision": models.precision,
-            "validation_pairs": len(check),
+            "validation_pairs": int(validation.sum()),
             **({"stages": chosen.stages, "stopped": chosen.stopped} if chosen else {}),
         },
-        notes=tuned.notes,
+        encoders=choice,
+        notes=notes,
         processes=tuned.processes,
         seconds_members=tuned.seconds,
         seconds=now - started,
@@ -169,21 +164,50 @@ def fit_finetuned(
     return replace(ensemble, features=RewardEnsemble.load(folder).features)
 
 
+def _fit_stages(
+    preferences: PreferenceSet,
+    test_rows: Mask,
+    models: FinetunedFeatures,
+    options: FitOptions,
+    stages: StageValidation,
+    watcher: FitWatcher,
+) -> tuple[RewardEnsemble, HeldOutVotes, ChosenSize | None]:
+    """Solve the weights of stagewise members, and judge the ensemble. With ``--k auto``, return the chosen size too."""
+    items, features = preferences.items(), models(texts_of(preferences))
+    pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
+    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
+    watcher.floor(calibration.floor(test.pairs.prob_a))
+    sizes = stage_members(train)
+    history = [test.history_row(members, train, "vote") for members in sizes]
+    for row in history:
+        watcher.record(row)
+    members = sizes[-1]
+    chosen = stages.choose(features) if options.k == "auto" else None
+    if chosen:  # the models of later stages are left behind
+        models, features = models.first(chosen.k), features[:, : chosen.k]
+        pairs = replace(pairs, inputs=features)
+        train = pairs[~test_rows]
+        members = stage_members(train)[-1]
+    check, members = pairs[stages.validation], members.unit_spread(train)
+    ensemble = RewardEnsemble(
+        LinearMembers(identity_map(models.outputs), members.theta),
+        members.weights,
+        models,
+        choose_temperature(members, check),
+        members.undecided,
+    )
+    baselines = _first_member_baselines(train, check)
+    return *judge(ensemble, test, features, options, baselines, history), chosen
+
+
 def _check_options(options: FitOptions) -> int:
     """Return k, or the most stages of ``auto``. Raises UsageError for options that have no meaning with a backbone."""
     if frozen := [name for name in changed_options(options) if name in FROZEN_OPTIONS]:
         raise UsageError(f"{frozen[0]} is an option of frozen features; leave it out with --backbone.")
-    if options.level == "policy":
-        raise UsageError("fine-tuned members are trained for votes; leave --level out, both readings are reported.")
-    if options.target != "auto":
-        raise UsageError("--target has no effect with --backbone; leave it out.")
     if options.folds is not None:
         raise UsageError("--folds cannot be used with --backbone, since each fold is trained anew; leave it out.")
-    if options.k == "auto" and options.method == "joint":
-        raise UsageError(
-            "--k auto with --backbone needs --method stagewise, since each size of joint members is trained anew; "
-            "add it, or name a number."
-        )
+    if options.target != "auto" and options.method == "stagewise":
+        raise UsageError("--target has no effect with --method stagewise; leave it out.")
     return MOST_STAGES if options.k == "auto" else int(options.k)
 
 
@@ -197,28 +221,9 @@ def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -
     return rows
 
 
-def _solve_members(train: Pairs, size: int, options: FitOptions, bound: float) -> Sequence[Members]:
-    """Return the ensembles of the history. Each member is a linear function of the model's outputs.
-
-    A stagewise member is one output. Joint members are outputs turned towards the single reward, the last output,
-    until they meet the bound on disagreement.
-    """
-    if options.method == "stagewise":
-        return stage_members(train)
-    axes = np.eye(train.inputs.shape[1])
-    difference, prob_a = train.difference, train.prob_a
-    reward = axes[:, size]
-    capped = [cap_disagreement(axes[:, j], reward, difference, prob_a, bound) for j in range(size)]
-    theta = reward[:, None] if size == 1 else np.column_stack(capped)
-    share = FROM_TEACHER.vote_share
-    target: FloatArray = (1 - share) * sigmoid(scores(difference, reward)) + share * prob_a
-    votes = hard_votes(difference, theta)
-    return [Members(theta, *weights_and_undecided(votes, target, undecided=options.undecided))]
-
-
-def _single_reward_baselines(train: Pairs, check: Pairs, features: FinetunedFeatures) -> dict[str, Baseline]:
-    """Return the single reward that was tuned beside the members: as it is, tempered, and with its opposite."""
-    reward = np.eye(features.outputs)[:, features.outputs - 1 if features.method == "joint" else 0]
+def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
+    """Return the first member as a single reward: as it is, tempered, and with its opposite."""
+    reward = np.eye(train.inputs.shape[1])[:, 0]
     z = scores(check.difference, reward)
     errors = [calibration.brier(sigmoid(z / temperature), check.prob_a) for temperature in TEMPERATURES]
     baselines = {

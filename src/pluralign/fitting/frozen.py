@@ -12,16 +12,23 @@ from pathlib import Path
 
 import numpy as np
 
-from pluralign.core.arrays import Array, Mask, Vectors
+from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
 from pluralign.core.checkpoints import UNFINISHED, Checkpoints
 from pluralign.core.distributed import Processes
 from pluralign.core.random_streams import DIRECTION, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.members import (
+    FeatureMap,
+    LinearMembers,
+    fit_feature_map,
+    spanned_axes,
+    without_clipping,
+)
 from pluralign.ensemble.record import CHANCE, HistoryRow
 from pluralign.features import surface
+from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.store import stored_features
 from pluralign.fitting.joint_fit import fit_joint
@@ -46,12 +53,13 @@ def learn(
     preferences: PreferenceSet,
     test_rows: Mask,
     features: Vectors,
-    text_features: TextFeatures,
+    text_features: TextFeatures | FinetunedFeatures,
     options: FitOptions,
     checkpoints: Checkpoints,
     watcher: FitWatcher,
     raters: RaterVotes | None = None,
     validation: Mask | None = None,
+    directions: FloatArray | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Learn an ensemble from the training pairs and judge it on the others.
 
@@ -66,17 +74,11 @@ def learn(
         raters: the same votes with their raters, if these are known.
         validation: training pairs on which everything is chosen, ``(n_pairs,)``. Fine-tuned features need pairs that
             they were not trained on. Default: folds of all training prompts.
+        directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
     """
     processes, items = checkpoints.processes, preferences.items()
     own_texts = _texts_read(preferences, processes)
-    in_train = np.zeros(len(features), dtype=bool)
-    in_train[items.a[~test_rows]] = in_train[items.b[~test_rows]] = True
-    n_surface, n_layers = len(surface.NAMES) if options.surface else 0, text_features.n_layers
-    inputs = fit_feature_map(features, n_surface, in_train, processes, n_layers=n_layers)
-    if inputs.dimension > WIDE:
-        wide, a, b = inputs, items.a[~test_rows], items.b[~test_rows]
-        kept = checkpoints.arrays("axes", lambda: {"axes": leading_axes(wide, features, a, b, LEADING, processes)})
-        inputs = replace(wide, axes=kept["axes"])
+    inputs = feature_map(preferences, ~test_rows, features, text_features, checkpoints, directions)
     mapped = _map_features(inputs, features, own_texts)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index, processes)
     if options.members == "mlp":
@@ -121,6 +123,40 @@ def learn(
         )
         record_of_fit = replace(record_of_fit, bound=cost)
     return replace(ensemble, record=record_of_fit), held_out
+
+
+def feature_map(
+    preferences: PreferenceSet,
+    train_rows: Mask,
+    features: Vectors,
+    text_features: TextFeatures | FinetunedFeatures,
+    checkpoints: Checkpoints,
+    directions: FloatArray | None = None,
+) -> FeatureMap:
+    """Return the map from features to the inputs of members, without a hidden layer. It does not depend on votes.
+
+    Args:
+        preferences: all votes.
+        train_rows: pairs whose texts give means, spreads and leading directions, ``(n_pairs,)``.
+        features: features of ``texts_of(preferences)``.
+        text_features: how they were made. A fine-tuned backbone has no clipping: its members are a linear head.
+        checkpoints: keeps the directions of wide features.
+        directions: linear functions of the features that the inputs span, ``(d, m)`` (default: all).
+    """
+    processes, items = checkpoints.processes, preferences.items()
+    a, b = items.a[train_rows], items.b[train_rows]
+    in_train = np.zeros(len(features), dtype=bool)
+    in_train[a] = in_train[b] = True
+    n_surface = len(surface.NAMES) if text_features.surface else 0
+    inputs = fit_feature_map(features, n_surface, in_train, processes, n_layers=text_features.n_layers)
+    if isinstance(text_features, FinetunedFeatures):
+        inputs = without_clipping(inputs)
+    if directions is not None:
+        return replace(inputs, axes=spanned_axes(inputs, directions))
+    if inputs.dimension > WIDE:
+        kept = checkpoints.arrays("axes", lambda: {"axes": leading_axes(inputs, features, a, b, LEADING, processes)})
+        return replace(inputs, axes=kept["axes"])
+    return inputs
 
 
 @contextmanager

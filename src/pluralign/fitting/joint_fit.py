@@ -81,6 +81,21 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
     )
 
 
+def quick_members(task: FitTask) -> Members:
+    """Return a joint ensemble of the wanted size from few random starts, to compare features on other prompts.
+
+    Args:
+        task: the fit; its target is chosen on its folds.
+    """
+    teacher = _teacher(task)
+    size = AUTO_TARGET_SIZE if task.options.k == "auto" else int(task.options.k)
+    policy = task.options.level == "policy"
+    if policy:
+        _policy_choice(task)
+    blend = FROM_MIXTURE if policy else choose_blend(task, teacher)
+    return members_of_sizes(task, task.train, teacher, [size], blend, bound=task.bound)[size]
+
+
 def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
     """Choose what joint members learn from: the target whose ensemble predicts the votes of validation prompts best.
 

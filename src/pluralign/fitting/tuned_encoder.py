@@ -25,20 +25,18 @@ from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.ensemble.record import EncoderChoice
 from pluralign.features import surface
 from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.layers import LAST, is_decoder
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
+from pluralign.fitting.encoder_choice import encoder_choice
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
-from pluralign.theory.calibration import brier, brier_corrected
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.calibration import brier
 from pluralign.theory.logistic import sigmoid
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, row_squares, validation_folds
@@ -175,7 +173,7 @@ def fit_tuned_encoder(
                 "tuned": brier(start.prob_mixture(vectors, theta, items, validation), prob_a),
                 "frozen": brier(start.prob_mixture(frozen, start.theta, items, validation), prob_a),
             }
-            kept = errors["tuned"] < errors["frozen"]
+            kept = not tuning.compare_frozen or errors["tuned"] < errors["frozen"]
             fits = {
                 name: learn(preferences, test_rows, of, features, options, steps, watching, validation=unseen)
                 for name, of, features, steps, watching, unseen in (
@@ -193,7 +191,7 @@ def fit_tuned_encoder(
             "max_length": run.base.max_length,
             "validation_pairs": int(validation.sum()),
         },
-        encoders=_choice("tuned" if kept else "frozen", errors, *fits["tuned"], *fits["frozen"]),
+        encoders=encoder_choice("tuned" if kept else "frozen", errors, fits),
         notes=[*(ensemble.record.notes or []), *run.notes] or None,
         processes=processes.count,
         seconds_members=[seconds],
@@ -275,30 +273,3 @@ def _tune(
     folder = checkpoints.folder("encoder", write)
     theta = trained_rewards(trained)
     return run, seconds, theta, replace(base, encoder=str(folder), own=True, hub_id="").with_identity()
-
-
-def _choice(
-    used: str,
-    errors: dict[str, float],
-    tuned: RewardEnsemble,
-    tuned_votes: HeldOutVotes,
-    frozen: RewardEnsemble,
-    frozen_votes: HeldOutVotes,
-) -> EncoderChoice:
-    """Return the choice between the encoders, and the held-out Brier scores of both."""
-    votes = tuned_votes.preferences
-    shares = tuned_votes.prob_hat(tuned), frozen_votes.prob_hat(frozen)
-    ours, theirs = ((share - votes.prob_a) ** 2 for share in shares)
-    corrected = [brier_corrected(share, votes.prob_a, votes.n_votes, votes.counted_ties) for share in shares]
-    difference = paired_difference(ours, theirs, votes.prompt_index, min_clusters=ENOUGH_CLUSTERS)
-    known = not np.isnan(difference.low)
-    return EncoderChoice(
-        used=used,
-        validation_tuned=errors["tuned"],
-        validation_frozen=errors["frozen"],
-        test_tuned=corrected[0],
-        test_frozen=corrected[1],
-        difference=difference.mean,
-        low=difference.low if known else None,
-        high=difference.high if known else None,
-    )

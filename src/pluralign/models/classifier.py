@@ -109,6 +109,19 @@ def classifier_head(model: Any) -> tuple[str, Any]:
     return layers[-1]
 
 
+def remove_head(model: Any) -> tuple[str, Any]:
+    """Replace the head of a sequence classifier by the identity, and return its name and the layer.
+
+    The model then returns the states that the head read, pooled as for the head: of the last token in decoders.
+    """
+    import torch
+
+    name, head = classifier_head(model)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.set_submodule(name, torch.nn.Identity())
+    return name, head
+
+
 def use_float32_head(model: Any) -> None:
     """Compute the head of a sequence classifier in float32. The body keeps its precision."""
     _, head = classifier_head(model)

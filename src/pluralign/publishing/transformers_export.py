@@ -171,7 +171,7 @@ def _write_models(
 ) -> None:
     """Write the models, their cards and the index."""
     for place, chosen in groups.items():
-        model, tokenizer = _model_of(features, card.ensemble.members.theta[:, chosen])
+        model, tokenizer = _model_of(features, card.ensemble.members.head()[:, chosen])
         reads = reads_of(tokenizer)
         _describe(model.config, card.ensemble, card.names, chosen, kind, reads)
         _save(model, tokenizer, partial / place, dtype, features.max_length)
@@ -182,16 +182,16 @@ def _write_models(
 
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
-    """Return one model with one output per column of θ, and its tokenizer."""
-    places = model_folders(features)
+    """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
+    places, outputs = model_folders(features), features.outputs
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
-        places, theta = [places[own]], theta[own : own + 1]
-    model, tokenizer = load_finetuned(places[0], features.base, len(theta), revision=features.revision)
+        places, theta, outputs = [places[own]], theta[own : own + 1], 1
+    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
-    keep_outputs(model, theta)
+    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
     return model, tokenizer
 
 
@@ -271,14 +271,26 @@ def keep_outputs(model: Any, theta: FloatArray) -> None:
         model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.
         theta: ``(outputs, k)``.
     """
+    _, head = classifier_head(model)
+    bias = None if head.bias is None else theta.T @ head.bias.detach().double().cpu().numpy()
+    replace_head(model, head.weight.detach().double().cpu().numpy().T @ theta, bias)
+
+
+def replace_head(model: Any, theta: FloatArray, bias: FloatArray | None = None) -> None:
+    """Change the head of a sequence classifier so that it returns θᵀ·states.
+
+    Args:
+        model: changed in place.
+        theta: ``(hidden, k)``.
+        bias: of a head that has one, ``(k,)``; zeros by default.
+    """
     import torch
 
     name, head = classifier_head(model)
-    mix = torch.as_tensor(np.ascontiguousarray(theta.T), dtype=torch.float64, device=head.weight.device)
-    kept = torch.nn.Linear(head.in_features, len(mix), bias=head.bias is not None, device=mix.device)
+    kept = torch.nn.Linear(len(theta), theta.shape[1], bias=head.bias is not None, device=head.weight.device)
     with torch.no_grad():
-        kept.weight.copy_(mix @ head.weight.double())
-        if head.bias is not None:
-            kept.bias.copy_(mix @ head.bias.double())
+        kept.weight.copy_(torch.as_tensor(np.ascontiguousarray(theta.T)))
+        if kept.bias is not None:
+            kept.bias.copy_(torch.as_tensor(np.zeros(theta.shape[1]) if bias is None else bias))
     model.set_submodule(name, kept)
-    model.num_labels = model.config.num_labels = len(mix)
+    model.num_labels = model.config.num_labels = theta.shape[1]

@@ -147,6 +147,13 @@ class FinetuneOptions:
         default=False,
         metadata={"help": "Backbone: start with a random head (the paper) instead of a fitted one."},
     )
+    compare_frozen: bool = field(
+        default=True,
+        metadata={
+            "help": "Backbone, joint: also fit the ensemble on the model without tuning, and keep it if it predicts "
+            "validation prompts better."
+        },
+    )
     epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
     batch_size: int | None = field(
         default=None,

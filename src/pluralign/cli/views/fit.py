@@ -1,7 +1,7 @@
 """Views of ``pluralign fit``: a live table while it runs, and the fitted ensemble."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.live import Live
@@ -25,7 +25,7 @@ from pluralign.cli.views.tables import figure_table, heading, number
 from pluralign.core.text import counted
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
-from pluralign.ensemble.record import EncoderChoice, HistoryRow
+from pluralign.ensemble.record import EncoderChoice, HistoryRow, TunedFit
 from pluralign.fitting.task import FitWatcher
 
 
@@ -135,24 +135,45 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
     yield Text("Commands: " + " · ".join(f"pluralign {command}" for command in commands) + "\n", no_wrap=True)
 
 
+USED_MODEL = {
+    "tuned": "The fine-tuned model is used.",
+    "outputs": "The fine-tuned model is used, with members that combine its trained outputs.",
+    "frozen": "The frozen model is used: fine-tuning did not help on validation prompts.",
+}
+
+
 def encoder_sentence(choice: EncoderChoice) -> str:
-    """Return which encoder is used and why, and the held-out figures of both.
+    """Return which model is used, and the validation and held-out figures of all fits.
 
     Example:
         >>> print(encoder_sentence(EncoderChoice("tuned", 0.0568, 0.0584, 0.0246, 0.0268, -0.0022, -0.003, -0.0014)))
-        The fine-tuned encoder is used: on validation prompts its Brier score is 0.0568, that of the frozen one 0.0584.
-        Held-out Brier score (corrected): 0.0246 fine-tuned, 0.0268 frozen; difference -0.0022 [-0.0030, -0.0014].
+        The fine-tuned model is used.
+        Brier score on validation prompts: 0.0568 fine-tuned, 0.0584 frozen.
+        Held-out Brier score (corrected): 0.0246 fine-tuned, 0.0268 frozen.
+        Held-out difference from frozen: -0.0022 [-0.0030, -0.0014] fine-tuned.
     """
-    used = "fine-tuned" if choice.used == "tuned" else "frozen"
-    scores = f"{choice.validation_tuned:.4f}", f"{choice.validation_frozen:.4f}"
-    own, other = scores if choice.used == "tuned" else scores[::-1]
-    rest = "frozen" if choice.used == "tuned" else "fine-tuned"
-    interval = "" if choice.low is None or choice.high is None else f" [{choice.low:.4f}, {choice.high:.4f}]"
-    return (
-        f"The {used} encoder is used: on validation prompts its Brier score is {own}, that of the {rest} one {other}.\n"
-        f"Held-out Brier score (corrected): {choice.test_tuned:.4f} fine-tuned, {choice.test_frozen:.4f} frozen; "
-        f"difference {choice.difference:.4f}{interval}."
-    )
+    tuned = TunedFit(choice.validation_tuned, choice.test_tuned, choice.difference, choice.low, choice.high)
+    fits = {"fine-tuned": tuned} | ({"outputs": choice.outputs} if choice.outputs else {})
+    validation = {name: fit.validation for name, fit in fits.items()} | {"frozen": choice.validation_frozen}
+    held_out = {name: fit.test for name, fit in fits.items()} | {"frozen": choice.test_frozen}
+    lines = [
+        USED_MODEL[choice.used],
+        f"Brier score on validation prompts: {_named_scores(validation)}.",
+        f"Held-out Brier score (corrected): {_named_scores(held_out)}.",
+    ]
+    if choice.difference is not None:
+        differences = ", ".join(f"{_with_interval(fit)} {name}" for name, fit in fits.items())
+        lines.append(f"Held-out difference from frozen: {differences}.")
+    return "\n".join(lines)
+
+
+def _named_scores(scores: Mapping[str, float | None]) -> str:
+    return ", ".join(f"{score:.4f} {name}" for name, score in scores.items() if score is not None)
+
+
+def _with_interval(fit: TunedFit) -> str:
+    interval = "" if fit.low is None or fit.high is None else f" [{fit.low:.4f}, {fit.high:.4f}]"
+    return f"{fit.difference:.4f}{interval}"
 
 
 def target_sentence(target: str | None, vote_share: float | None) -> str:

@@ -5,13 +5,12 @@ from typing import Any, TypeAlias
 
 import accelerate
 import numpy as np
-import torch
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.distributed import Processes
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.models.classifier import classifier_head, classifier_rewards
+from pluralign.models.classifier import classifier_rewards, remove_head
 from pluralign.training.finetune.base import BaseModel
 from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.pairs import Pairs, validation_folds
@@ -19,6 +18,8 @@ from pluralign.training.teacher import Teacher, fit_teacher
 
 Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]
 """Fits linear rewards to pairs, ``(hidden, outputs)``."""
+FirstHead: TypeAlias = Callable[[Any, Any], FloatArray]
+"""Takes a fresh model and a device; returns the weights that its head starts from, ``(outputs, hidden)``."""
 
 
 class HeadFitter:
@@ -36,12 +37,12 @@ class HeadFitter:
         self._read: tuple[Pairs, FloatArray] | None = None
         self._teacher: Teacher | None = None
 
-    def fit(self, model: Any, heads: Heads, device: Any) -> FloatArray:
+    def fit(self, heads: Heads, model: Any, device: Any) -> FloatArray:
         """Return the weights of a head, ``(outputs, hidden)``.
 
         Args:
-            model: a sequence classifier made from the base model, before any training.
             heads: fits the rewards.
+            model: a sequence classifier made from the base model, before any training.
             device: where the model reads the texts.
         """
         if self._read is None:
@@ -55,8 +56,7 @@ class HeadFitter:
     def _read_texts(self, model: Any, device: Any) -> tuple[Pairs, FloatArray]:
         """Return the pairs by the scaled inputs of the head, and the scale factor of each dimension, ``(hidden,)``."""
         pairs = self.pairs
-        name, head = classifier_head(model)
-        model.set_submodule(name, torch.nn.Identity())
+        name, head = remove_head(model)
         own = range(self.processes.rank, len(pairs.items), self.processes.count)
         items = [pairs.items[i] for i in own]
         model = model.to(device).eval()

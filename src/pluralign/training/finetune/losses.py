@@ -1,4 +1,4 @@
-"""Losses of fine-tuning on pairs: one for joint members, one for a member of a stagewise ensemble.
+"""Losses of fine-tuning on pairs: two for joint ensembles, one for a member of a stagewise ensemble.
 
 Each loss is a mean over pairs of terms that are fixed during a step. So a step does not depend on how its pairs are
 split over devices and micro-batches.
@@ -11,15 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
-from pluralign.training.joint import DISAGREEMENT_PENALTY, FROM_TEACHER
 from pluralign.training.options import Loss
 
 TEMPERATURES = (0.3, 0.05)
-"""τ of the joint members' soft votes at the first and the last step, with a fresh head."""
-TEMPERATURES_FITTED = (0.1, 0.05)
-"""The same with a fitted head."""
-VOTES_UNTIL = 0.2
-"""With a fresh head, members learn from raw votes alone for this share of the training, then also from the reward."""
+"""τ of the soft votes of a fresh head at the first and the last step, relative to the spread of differences."""
 STAGE_PENALTY = 1.0
 """Penalty of a stagewise member for disagreement above the bound: enough to outweigh the residual."""
 SMALLEST_SHARE = 1e-4
@@ -86,27 +81,27 @@ class PairLoss(Protocol):
 
 
 @dataclass(frozen=True)
-class JointLoss:
-    """Loss of all joint members, and of the reward in the last output; ``fine_tune`` has the formula."""
+class VoteLoss:
+    """Loss of a fresh joint head: the expected squared error of the members' hard votes, and of one reward.
+
+        mean (p̂ − p)² + 1/k² Σ_j q_j (1 − q_j) + BCE(p, σ(Δ_last)),   q_j = σ(Δ_j / (s_j τ)),   p̂ = 1/k Σ_j q_j,
+
+    with s_j the running spread of Δ_j, and τ decreasing. The first two terms are the expected error of votes drawn with
+    probabilities q_j. Rewards that start nearly equal stay equal under ``MixtureLoss``; here equal votes have a high
+    error, so they part. Members learn from the votes alone: a reward as their teacher hides what divides people.
+    """
 
     k: int
-    bound: float
-    fitted: bool = False
-    """Whether the head was fitted, so that members can learn from its reward from the start."""
 
     def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:
         """Return the loss of a micro-batch."""
         prob_a = labels["prob_a"]
         members, reward = difference[:, : self.k], difference[:, self.k]
-        first, last = TEMPERATURES_FITTED if self.fitted else TEMPERATURES
+        first, last = TEMPERATURES
         tau = first * (last / first) ** done
         soft = torch.sigmoid(members / (running.spread(difference)[: self.k] * tau))
-        vote_share = 1.0 if done < VOTES_UNTIL and not self.fitted else FROM_TEACHER.vote_share
-        target = (1 - vote_share) * torch.sigmoid(reward).detach() + vote_share * prob_a
-        # The expected squared error of votes drawn with these probabilities: undecided members are penalised.
-        error = ((soft.mean(1) - target) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
-        excess = ((1 - 2 * prob_a)[:, None] * soft).mean(0) @ running.above(self.bound, difference)[: self.k]
-        return error + DISAGREEMENT_PENALTY / self.k * excess + binary_cross_entropy_with_logits(reward, prob_a)
+        error = ((soft.mean(1) - prob_a) ** 2 + (soft * (1 - soft)).sum(1) / self.k**2).mean()
+        return error + binary_cross_entropy_with_logits(reward, prob_a)
 
 
 @dataclass(frozen=True)

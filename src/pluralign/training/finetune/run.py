@@ -5,6 +5,7 @@ Every process of a launch must call ``fine_tune``; the first one writes. ``train
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -19,17 +20,15 @@ from pluralign.features.finetuned import FinetunedFeatures, forget_models, model
 from pluralign.models.identity import hub_source
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
-from pluralign.training.bradley_terry import fit_bradley_terry
 from pluralign.training.finetune.batches import TextPairs
-from pluralign.training.finetune.losses import JointLoss, StageLoss
+from pluralign.training.finetune.losses import MixtureLoss, PairLoss, StageLoss, VoteLoss
 from pluralign.training.finetune.recipe import choose_precision
 from pluralign.training.finetune.train_model import FinetuneRun, Training, prepare_run
 from pluralign.training.finetune.trainer import PairLabels
-from pluralign.training.joint import FEW_RESTARTS, FROM_TEACHER, fit_joint
 from pluralign.training.options import FinetuneOptions, FitOptions, Variant
-from pluralign.training.pairs import Pairs
+from pluralign.training.pairs import Pairs, row_squares
 from pluralign.training.stagewise import fit_member, stage_target
-from pluralign.training.teacher import Teacher
+from pluralign.training.teacher import VOICES, Teacher, damping_factor
 
 Enough: TypeAlias = Callable[[npt.NDArray[np.float32]], bool]
 """Takes the rewards of the members so far for every text, ``(n_items, members)``; returns whether to stop there."""
@@ -62,42 +61,39 @@ def fine_tune(
     progress: Progress | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
-    """Fine-tune the members of an ensemble on the votes of ``pairs``.
+    """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
-    ``joint``: one model with k + 1 outputs. The last is a soft-label Bradley–Terry reward, trained in the same pass:
-
-        mean (p̂ − t)² + 1/k² Σ_j q_j (1 − q_j) + BCE(p, σ(Δ_bt)),
-        q_j = σ(Δ_j / (s_j τ)),   p̂ = 1/k Σ_j q_j,   t = (1 − v) σ(Δ_bt) + v p,
-
-    with s_j the running spread of Δ_j, and τ decreasing. The first two terms are the expected error of votes drawn
-    with probabilities q_j, so undecided members are penalised: hard votes cannot be undecided.
+    ``joint``: one model whose outputs are the rewards of a mixture, then one reward. It learns from the votes alone
+    (``MixtureLoss``); no output learns from the prediction of another, because a single reward hides what divides
+    people. The head starts as the mixture on the base model's states, fitted as the teacher of a frozen ensemble is,
+    with its weights and its damping. The members themselves are fitted afterwards, on the states of the trained model.
 
     ``stagewise``: k models with one output, each from the same checkpoint, fitted to the residual of the hard votes of
-    the members before it (§4).
+    the members before it (§4). The head starts as the best linear one on the base model's states. A member whose
+    running disagreement with people is above the bound is penalised.
 
-    In both, a member whose running disagreement with people is above the bound is penalised. The head starts as the
-    best linear one on the base model's features of the texts: fine-tuning starts from the ensemble on frozen features.
-    With ``fresh_head`` it starts random instead.
+    With ``fresh_head`` the head starts random instead, and a joint model learns by ``VoteLoss``.
 
     Args:
         pairs: the training pairs.
-        k: number of members; with ``enough`` the largest.
+        k: number of stagewise members; with ``enough`` the largest. A joint model does not depend on it.
         options: method, variant, loss and seed.
         tuning: the backbone and the recipe.
         checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
             ``finetune_processes()`` as its processes.
-        bound: training disagreement above which a member is penalised; 1 sets no bound.
+        bound: stagewise: training disagreement above which a member is penalised; 1 sets no bound.
         enough: stagewise: called after each stage; if it returns True, no further stage is trained. Its answer is
             stored, so a resumed run stops at the same stage.
         progress: called with the steps done and their total.
-        report: called with the name of each member before its training.
+        report: called with the name of each model before its training.
 
     Returns:
-        The models as features, in the folder of ``checkpoints``.
+        The models as features, in the folder of ``checkpoints``: the states of a joint model, or the outputs of
+        stagewise models.
     """
     run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, choose_precision(options.precision))
     if options.method == "joint":
-        features, seconds = _joint(run, k, options, bound, report)
+        features, seconds = _joint(run, report)
     else:
         features, seconds = _stagewise(run, k, options, bound, enough, report)
     recipe = run.recipe
@@ -111,30 +107,38 @@ def finetune_processes() -> Processes:
     return join_launch(cpu=not torch.cuda.is_available())
 
 
-def _joint(
-    run: FinetuneRun, k: int, options: FitOptions, bound: float, report: Callable[[str], None]
-) -> tuple[FinetunedFeatures, list[float]]:
-    report("all members")
-
-    def heads(pairs: Pairs, teacher: Teacher) -> FloatArray:
-        reward = fit_bradley_terry(pairs.difference, pairs.prob_a, teacher.l2)
-        if k == 1:
-            return np.column_stack([reward, reward])
-        # The loss has no undecided share, so the members that it starts from have none either.
-        fit = fit_joint(
-            pairs, teacher, k, FROM_TEACHER, seed=options.seed, bound=bound, restarts=FEW_RESTARTS, undecided=False
-        )
-        return np.column_stack([fit.theta, reward])
-
+def _joint(run: FinetuneRun, report: Callable[[str], None]) -> tuple[FinetunedFeatures, list[float]]:
     prob_a = run.pairs.prob_a
-    loss = JointLoss(k, bound, fitted=not run.recipe.tuning.fresh_head)
-    features = _features(run, "joint", k + 1)
+    loss: PairLoss = VoteLoss(VOICES)
+    start = {"head": np.zeros(0), "damping": np.ones(len(prob_a))}  # a fresh head needs none
+    if not run.recipe.tuning.fresh_head:
+        start = _start(run)
+        loss = MixtureLoss(tuple(start["weights"].tolist()))
+    report("all members")
+    labels = PairLabels(prob_a, prob_a, start["damping"])
+    features = _features(run, "joint", VOICES + 1)
     (folder,) = model_folders(features)
-    labels = PairLabels(prob_a, prob_a, np.ones(len(prob_a)))
-    seconds = run.train(Training("joint", k + 1, loss, labels, heads), folder)
+    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda *_: start["head"]), folder)
     features = features.with_current_hashes()
     _outputs(run, features)  # fills the cache of vectors
     return features, [seconds]
+
+
+def _start(run: FinetuneRun) -> dict[str, FloatArray]:
+    """Return the mixture that a joint training starts from: ``head``, ``weights``, and ``damping`` of each pair."""
+    found: dict[str, FloatArray] = {}
+
+    def heads(pairs: Pairs, teacher: Teacher) -> FloatArray:
+        squares = row_squares(pairs.difference)
+        found["damping"] = damping_factor(squares, teacher.damping, teacher.mean_square)
+        found["weights"] = teacher.voice_weights
+        return np.column_stack([teacher.voices, teacher.theta])
+
+    def compute() -> dict[str, FloatArray]:
+        head = run.fit_head(heads)
+        return {"head": head, **found}
+
+    return run.checkpoints.arrays("start", compute)
 
 
 def _stagewise(
@@ -163,7 +167,8 @@ def _stagewise(
 
         stage = stage_target(residual, variant, options.loss)
         labels = PairLabels(pairs.prob_a, stage.target, stage.weight)
-        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(stage.loss, bound), labels, heads), folder))
+        head = partial(run.head.fit, heads)
+        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(stage.loss, bound), labels, head), folder))
         identity = (*identity, model_identity(folder, features))
         features = _features(run, "stagewise", j + 1, identity)
         outputs = _outputs(run, features)
@@ -185,12 +190,12 @@ def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[st
     return FinetunedFeatures(
         base=run.base.name, method=method, lora=run.recipe.tuning.lora, outputs=outputs,
         max_length=run.base.max_length, identity=identity, revision=source[1] if source else "",
-        precision=run.recipe.scoring, folder=run.folder,
+        precision=run.recipe.scoring, folder=run.folder, reads="states" if method == "joint" else "outputs",
     )  # fmt: skip
 
 
 def _outputs(run: FinetuneRun, features: FinetunedFeatures) -> npt.NDArray[np.float32]:
-    """Return the outputs for all texts, ``(n_items, outputs)``.
+    """Return the features of all texts: the outputs of stagewise models, ``(n_items, outputs)``, or joint states.
 
     Each process computes a part; the cache of vectors then gives all of them to every process.
     """

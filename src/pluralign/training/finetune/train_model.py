@@ -35,7 +35,7 @@ from pluralign.models.classifier import classifier_head
 from pluralign.models.loading import quiet_transformers
 from pluralign.training.finetune.base import BaseModel, load_base
 from pluralign.training.finetune.batches import TextPairs
-from pluralign.training.finetune.head import HeadFitter, Heads
+from pluralign.training.finetune.head import FirstHead, HeadFitter, Heads
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
 from pluralign.training.finetune.recipe import Recipe, make_recipe
 from pluralign.training.finetune.trainer import (
@@ -49,6 +49,8 @@ from pluralign.training.finetune.trainer import (
 from pluralign.training.options import FinetuneOptions
 
 logger = logging.getLogger("pluralign")
+FIRST_HEAD = np.random.SeedSequence(0)
+"""Seed of a head that is replaced before it is used."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Training:
     outputs: int
     loss: PairLoss
     labels: PairLabels
-    heads: Heads
-    """Fits the first head; not used with ``fresh_head``."""
+    head: FirstHead
+    """The first head; not used with ``fresh_head``."""
     offset: FloatArray | None = None
     """Rewards of each text that are not trained, ``(n_texts, outputs)``."""
 
@@ -108,6 +110,19 @@ class FinetuneRun:
         self.steps = int(done["steps"])
         return float(done["seconds"])
 
+    def fit_head(self, heads: Heads) -> FloatArray:
+        """Return the weights of a head fitted to the base model's states, ``(outputs, hidden)``. Loads the model."""
+        recipe = self.recipe
+        try:
+            with random_states_restored(), quiet_transformers():
+                device = recipe.arguments(self.folder, recipe.processes, "").device
+                model = self.base.reward_model(1, replace(recipe.tuning, lora=False), FIRST_HEAD, recipe.bf16_body)
+                fitted = self.head.fit(heads, model, device)
+                del model  # so that its memory is free for the training
+            return fitted
+        finally:
+            _free_memory()
+
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
 
@@ -154,7 +169,7 @@ class FinetuneRun:
         arguments = recipe.arguments(unfinished, len(batches[0]), self._run_name(training))
 
         def head(model: Any) -> FloatArray:
-            return self.head.fit(model, training.heads, arguments.device)
+            return training.head(model, arguments.device)
 
         sequence = np.random.SeedSequence(seed)
         model = self.base.reward_model(
