@@ -225,9 +225,7 @@ def judge_draws(name: str, ensemble: RewardEnsemble, group: Group, scored: Score
     drawn = {
         f"{name}, random member's favourite": first_choices(scored.rewards, alpha),
         f"{name}, sampled policies": first_choices(scored.rewards, alpha, beta),
-        f"{name}, sampled policies and undecided share": first_choices(
-            scored.rewards, alpha, beta, ensemble.undecided
-        ),
+        f"{name}, sampled policies and undecided share": first_choices(scored.rewards, alpha, beta, ensemble.undecided),
         **{f"Plackett–Luce from {rival}": share for rival, share in luce.items()},
         "always the top of soft BT": np.eye(n)[scored.single.argmax()],
         "uniform": np.full(n, 1 / n),

@@ -131,6 +131,14 @@ def test_answer_supports_three_modes(client: Client) -> None:
     assert [one["name"] for one in balanced["answers"]] == [
         balanced["members"][one["member"]] for one in balanced["answers"]
     ]
+    assert sum(one["weight"] for one in balanced["answers"]) == pytest.approx(1)
+    assert sum(one["share"] for one in balanced["answers"]) == pytest.approx(balanced["coverage"])
+    two = client.json("/v1/answer", body | {"slate_size": 2, "cover": "top-two"})
+    assert (len(two["answers"]), two["coverage"]) == (2, pytest.approx(1)), "two of three contain one of the top two"
+    votes = client.json("/v1/answer", body | {"level": "vote"})
+    assert [one["weight"] for one in votes["answers"]] != [one["share"] for one in votes["answers"]]
+    assert client.error("/v1/answer", body | {"mode": "distributional", "slate_size": 2})[:2] == (400, "unusable")
+    assert client.error("/v1/answer", body | {"cover": "everyone"})[0] == 400
     assert client.json("/v1/answer", body | {"mode": "distributional"})["answers"][0]["text"] in TEXTS
     steered = client.json("/v1/answer", body | {"mode": "steerable", "member": 2})
     assert steered["steering"]["name"] == steered["members"][2]

@@ -55,7 +55,7 @@ class SlateEntry:
     members: tuple[int, ...] = ()
     """On a slate: the members that prefer it to every other entry. Otherwise: the members that chose this text."""
     share: float | None = None
-    """Predicted share of people whose favourite among all candidates it is. None for a refusal."""
+    """Predicted share of people whose favourite among all candidates it is. None if steered or refused."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Predicted shares of people by first choice or by top two, and the slate that covers most of them.
 
 A person has the preferences of a member with probability α_j and chooses by its policy ∝ exp(r_j/β), first among all
-candidates and then among the others. The limit β → 0 is the member's favourite. The undecided share u chooses at random.
+candidates and then among the others. The limit β → 0 is the member's favourite. The undecided share u chooses
+uniformly.
 """
 
 from collections.abc import Callable, Mapping
