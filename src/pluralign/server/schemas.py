@@ -314,9 +314,7 @@ class AnswerEntry(Result):
         description="Slate: weight of the members that prefer it to all other entries; else: of those that chose it"
     )
     members: list[int]
-    share: float | None = Field(
-        description="Predicted share of people whose favourite it is; null if steered"
-    )
+    share: float | None = Field(description="Predicted share of people whose favourite it is; null if steered")
     name: str | None = Field(description="Name of the member that answers")
 
 
