@@ -12,7 +12,8 @@ higher-order judgments.
 
 Intervals are 95 % over questions; rows that start with "−" are paired differences to the named baseline. Rivals are one
 soft Bradley–Terry reward and its damped form. A damped reward has no score per response: its responses are ranked by
-the mean log-odds against all others. With few people per group, total variation favours sharp predictions; the squared
+the mean log-odds against all others. A slate shows one of several near-duplicates; the figures with "or a
+near-duplicate" count it as all of them, for rivals too. With few people per group, total variation favours sharp predictions; the squared
 distance is a proper score.
 """
 
@@ -32,7 +33,7 @@ from rich.table import Table
 from scipy.special import logit, softmax
 
 import pluralign
-from pluralign.answering.consensus import slate
+from pluralign.answering.consensus import NEAR_DUPLICATE, similarity, slate
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.measure import baselines_of
@@ -54,6 +55,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 SOFT_BT, DAMPED = "soft BT", "damped soft BT"
 TRUE = "true"
+WHOSE = {"favourite": "a person's favourite", "top-two": "a person's favourite or second"}
 Figure: TypeAlias = tuple[str, float, Mapping[str, float]]
 """A figure's name, its value, and the values of its rivals by name."""
 
@@ -246,6 +248,7 @@ def judge_slates(
 ) -> Iterator[Figure]:
     """Yield how many people are covered by slates, and by as many of the top of single rewards."""
     covered = {"favourite": group.place == 0, "top-two": group.place < 2}
+    alike = np.array([[similarity(a, b) >= NEAR_DUPLICATE for b in group.texts] for a in group.texts])
     orders = {SOFT_BT: np.argsort(-scored.single), DAMPED: np.argsort(-scored.damped)}
     for level, beta in (("policy", ensemble.temperature), ("vote", 0.0)):
         for cover, liked in covered.items():
@@ -260,19 +263,18 @@ def judge_slates(
                 cover=cover,
             )
             shown = [group.texts.index(entry.text) for entry in found.entries]
-            subject = f"{name}, {level} level"
-            share = float(liked[:, shown].any(axis=1).mean())
-            rivals = {
-                f"top of {rival}": float(liked[:, order[: len(shown)]].any(axis=1).mean())
-                for rival, order in orders.items()
-            }
-            heading = f"slate contains a person's {'favourite' if cover == 'favourite' else 'favourite or second'}"
-            yield f"{heading}: {subject}", share, rivals
-            if cover == "favourite":
-                yield f"slate, predicted minus true coverage: {subject}", found.coverage - share, {}
-                yield f"slate size: {subject}", float(len(shown)), {"number of texts": float(len(group.texts))}
-            for rival, value in rivals.items():
-                yield f"{heading}: {rival} (same size as {subject})", value, {}
+            subject, whose = f"{name}, {level} level", WHOSE[cover]
+            for what, serves in ((whose, liked), (f"{whose}, or a near-duplicate", liked @ alike)):
+                share = float(serves[:, shown].any(axis=1).mean())
+                rivals = {
+                    f"top of {rival}": float(serves[:, order[: len(shown)]].any(axis=1).mean())
+                    for rival, order in orders.items()
+                }
+                yield f"slate contains {what}: {subject}", share, rivals
+                for rival, value in rivals.items():
+                    yield f"slate contains {what}: {rival} (same size as {subject})", value, {}
+            yield f"slate, predicted minus true coverage, {cover}: {subject}", found.coverage - share, {}
+            yield f"slate size, {cover}: {subject}", float(len(shown)), {}
 
 
 def judge_consensus(name: str, ensemble: RewardEnsemble, group: Group, scored: Scored) -> Iterator[Figure]:
