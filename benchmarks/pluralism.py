@@ -13,8 +13,8 @@ higher-order judgments.
 Intervals are 95 % over questions; rows that start with "−" are paired differences to the named baseline. Rivals are one
 soft Bradley–Terry reward and its damped form. A damped reward has no score per response: its responses are ranked by
 the mean log-odds against all others. A slate shows one of several near-duplicates; the figures with "or a
-near-duplicate" count it as all of them, for rivals too. With few people per group, total variation favours sharp predictions; the squared
-distance is a proper score.
+near-duplicate" count it as all of them, for rivals too. With few people per group, total variation favours sharp
+predictions; the squared distance is a proper score.
 """
 
 import argparse
