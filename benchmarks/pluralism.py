@@ -21,7 +21,7 @@ import argparse
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -68,8 +68,8 @@ class Group:
     texts: list[str]
     place: npt.NDArray[np.int64]
     """Place of each text in each person's ranking, 0 for the favourite, ``(n_people, n_texts)``."""
-    rows: npt.NDArray[np.int64] | None = None
-    """Rows of the texts in the true features of a town hall."""
+    rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Rows of the texts in the features of a town hall; empty for others."""
 
     @property
     def first(self) -> FloatArray:

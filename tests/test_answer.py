@@ -13,7 +13,8 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import Mode, choose, favourites, refuse, score
+from pluralign.answering.answer import Mode, choose, refuse, score
+from pluralign.answering.consensus import favourites
 from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level

@@ -295,7 +295,7 @@ def policy(rewards: FloatArray, beta: float) -> FloatArray:
         >>> policy(np.array([1.0, 0.0]), 1.0).round(3)
         array([0.731, 0.269])
     """
-    return policies(rewards[:, None], beta)[:, 0]
+    return np.asarray(policies(rewards[:, None], beta)[:, 0])
 
 
 def _distinct(texts: Sequence[str], rewards: FloatArray) -> tuple[list[str], FloatArray]:
