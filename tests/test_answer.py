@@ -13,7 +13,8 @@ from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import Mode, choose, favourites, refuse, score
+from pluralign.answering.answer import Mode, choose, refuse, score
+from pluralign.answering.consensus import favourites
 from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
@@ -57,7 +58,7 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("balanced", {"rule": "borda"}),
+        ("balanced", {"rule": "maximin", "slate_size": 2, "cover": "top-two"}),
         ("distributional", {}),
         ("steerable", {"member": 1}),
         ("steerable", {"like": "short answers"}),
@@ -69,12 +70,13 @@ def favourite_text(ensemble: RewardEnsemble, member: int) -> str:
 def test_answer_is_score_followed_by_choose(
     ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
-    ensemble = replace(ensemble, record=replace(ensemble.record, level=level), undecided=0.3)
+    ensemble, options = replace(ensemble, undecided=0.3), {**options, "level": level}
     texts = [*CANDIDATES, CANDIDATES[0]]
     scored = dict(options)
     if "choices" in options:
         votes = load_held_out(folder).preferences[:5]
-        options, scored = {"choices": votes}, {"choices": ScoredChoices.of(ensemble, votes)}
+        options |= {"choices": votes}
+        scored |= {"choices": ScoredChoices.of(ensemble, votes)}
     rewards = score(ensemble, PROMPT, texts)
     assert rewards.shape == (6, ensemble.k)
     for seed in range(5):
@@ -85,7 +87,6 @@ def test_answer_is_score_followed_by_choose(
             texts,
             mode,
             prompt=PROMPT,
-            level=level,
             temperature=ensemble.temperature,
             undecided=0.3,
             profiles=cards,
@@ -112,20 +113,34 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
 # --- balanced ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_slate_lists_every_members_pick_and_its_weight(ensemble: RewardEnsemble) -> None:
-    found = answer(ensemble, PROMPT, CANDIDATES)
-    for entry in found.answers:
-        assert {favourite_text(ensemble, j) for j in entry.members} == {entry.text}
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_every_member_stands_behind_its_favourite_entry_of_the_slate(
+    ensemble: RewardEnsemble, size: int | None
+) -> None:
+    found = answer(ensemble, PROMPT, CANDIDATES, slate_size=size)
+    rewards = score(ensemble, PROMPT, [entry.text for entry in found.answers])
+    for row, entry in enumerate(found.answers):
+        assert entry.members == tuple(np.flatnonzero(rewards.argmax(axis=0) == row).tolist())
         assert entry.weight == pytest.approx(sum(ensemble.weights[list(entry.members)]))
     assert sorted(j for entry in found.answers for j in entry.members) == list(range(ensemble.k))
-    weights = [entry.weight for entry in found.answers]
-    assert weights == sorted(weights, reverse=True)
+    shares = [entry.share or 0 for entry in found.answers]
+    assert shares == sorted(shares, reverse=True)
+    assert found.coverage == pytest.approx(sum(shares))
+    assert len(found.answers) == (size or len({favourite_text(ensemble, j) for j in range(ensemble.k)}))
+
+
+def test_a_slate_at_the_vote_level_lists_every_members_favourite(ensemble: RewardEnsemble) -> None:
+    found = answer(replace(ensemble, undecided=0.2), PROMPT, CANDIDATES, level="vote")
+    for entry in found.answers:
+        assert {favourite_text(ensemble, j) for j in entry.members} == {entry.text}
+        assert entry.share == pytest.approx(0.2 / 5 + 0.8 * entry.weight)
 
 
 def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> None:
     rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])
+    ensemble = replace(ensemble, undecided=0.0)
     for rule in ("maximin", "borda", "schulze", "lottery"):
-        found = answer(ensemble, PROMPT, CANDIDATES, rule=rule).consensus
+        found = answer(ensemble, PROMPT, CANDIDATES, rule=rule, level="vote").consensus
         assert found is not None
         winner = CANDIDATES.index(found.text)
         against = [
@@ -133,7 +148,7 @@ def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> Non
         ]
         assert found.least_support == pytest.approx(min(against))
         assert found.mean_support == pytest.approx(np.mean(against))
-    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin").consensus
+    best = answer(ensemble, PROMPT, CANDIDATES, rule="maximin", level="vote").consensus
     assert best is not None
     every = [min(float((rewards[a] > rewards[b]) @ ensemble.weights) for b in range(5) if b != a) for a in range(5)]
     assert best.least_support == pytest.approx(max(every))
@@ -146,7 +161,8 @@ def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ens
         instructions.append(instruction)
         return [CANDIDATES[0], "", "Nonsense nonsense nonsense", CANDIDATES[0] + " We all agree on that, dear friends!"]
 
-    found = answer(ensemble, PROMPT, CANDIDATES, writer=writer).distilled
+    ensemble = replace(ensemble, undecided=0.0)
+    found = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
     assert found is not None
     assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
     assert PROMPT in instructions[0]
@@ -185,10 +201,10 @@ def test_members_are_drawn_in_proportion_to_their_weights(ensemble: RewardEnsemb
 def test_drawn_answers_to_a_pair_match_the_predicted_share_of_the_members(ensemble: RewardEnsemble) -> None:
     pair = PreferenceSet.from_columns([PROMPT], [CANDIDATES[0]], [CANDIDATES[2]], [1], [1])
     for level in ("vote", "policy"):
-        leveled = replace(ensemble, record=replace(ensemble.record, level=level), undecided=0.0)
-        share = float(leveled.prob_hat(pair, level)[0])
+        share = float(replace(ensemble, undecided=0.0).prob_hat(pair, level)[0])
+        texts = [CANDIDATES[0], CANDIDATES[2]]
         drawn = [
-            answer(leveled, PROMPT, [CANDIDATES[0], CANDIDATES[2]], "distributional", seed=seed).answers[0].text
+            answer(ensemble, PROMPT, texts, "distributional", level=level, seed=seed).answers[0].text
             for seed in range(400)
         ]
         assert stats.binomtest(drawn.count(CANDIDATES[0]), 400, share).pvalue > 1e-4
@@ -211,6 +227,11 @@ def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
     assert found.steering.posterior == (0.0, 0.0, 1.0, 0.0)
     with pytest.raises(UsageError, match="numbered from 0 to 3; there is no member 4"):
         answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
+
+
+def test_a_slate_needs_at_least_one_answer(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="at least one answer; slate_size cannot be 0"):
+        answer(ensemble, PROMPT, CANDIDATES, slate_size=0)
 
 
 def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
@@ -287,7 +308,7 @@ def test_the_command_prints_the_result_of_the_function(folder: Path, lines: Path
     assert expected.consensus is not None
     assert facts["consensus"]["text"] == expected.consensus.text
     page = run("answer", folder, PROMPT, "--candidates", lines)
-    for words in ("of the weight", "consensus", "strongest rival"):
+    for words in ("of the weight", "consensus", "strongest rival", "of people (predicted)"):
         assert words in page.stdout
 
 
@@ -307,6 +328,9 @@ def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
         (["--candidates", "nowhere.jsonl"], "there is no such file"),
         (["--candidates", "LINES", "--mode", "steerable"], "needs one of"),
         (["--candidates", "LINES", "--rule", "plurality"], "there is no rule 'plurality'"),
+        (["--candidates", "LINES", "--cover", "top two"], "there is no cover 'top two'; did you mean 'top-two'"),
+        (["--candidates", "LINES", "--level", "votes"], "there is no level 'votes'"),
+        (["--candidates", "LINES", "--mode", "distributional", "--slate-size", "2"], "slate_size requires"),
         (["--candidates", "LINES", "--mode", "steerable", "--like", "purple"], "nothing in 'purple'"),
     ],
     ids=str,

@@ -131,6 +131,14 @@ def test_answer_supports_three_modes(client: Client) -> None:
     assert [one["name"] for one in balanced["answers"]] == [
         balanced["members"][one["member"]] for one in balanced["answers"]
     ]
+    assert sum(one["weight"] for one in balanced["answers"]) == pytest.approx(1)
+    assert sum(one["share"] for one in balanced["answers"]) == pytest.approx(balanced["coverage"])
+    two = client.json("/v1/answer", body | {"slate_size": 2, "cover": "top-two"})
+    assert (len(two["answers"]), two["coverage"]) == (2, pytest.approx(1)), "two of three contain one of the top two"
+    votes = client.json("/v1/answer", body | {"level": "vote"})
+    assert [one["weight"] for one in votes["answers"]] != [one["share"] for one in votes["answers"]]
+    assert client.error("/v1/answer", body | {"mode": "distributional", "slate_size": 2})[:2] == (400, "unusable")
+    assert client.error("/v1/answer", body | {"cover": "everyone"})[0] == 400
     assert client.json("/v1/answer", body | {"mode": "distributional"})["answers"][0]["text"] in TEXTS
     steered = client.json("/v1/answer", body | {"mode": "steerable", "member": 2})
     assert steered["steering"]["name"] == steered["members"][2]
@@ -152,7 +160,7 @@ def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, 
         entries = slate["pluralign"]["answers"]
         assert [entry["name"] for entry in entries] == [names[entry["member"]] for entry in entries]
         for number, entry in enumerate(entries, 1):
-            heading = f"{number}. {entry['weight']:.0%}: {names[entry['member']]}\n"
+            heading = f"{number}. {entry['share']:.0%}: {names[entry['member']]}\n"
             assert heading in slate["choices"][0]["message"]["content"]
         member = client.json("/v1/chat/completions", chat | {"model": "town:member-1"})["pluralign"]
         assert member["steering"]["name"] == member["answers"][0]["name"] == names[1]

@@ -26,7 +26,7 @@ def test_the_first_example_is_answered_when_the_page_opens(
     assert percent(expected.consensus.least_support) in page.inner_text(".consensus")
     cards = page.query_selector_all(".slate .answer")
     assert [card.query_selector(".share").inner_text() for card in cards] == [
-        percent(one.weight) for one in expected.answers
+        percent(one.share or 0.0) for one in expected.answers
     ]
     assert [card.query_selector(".data").text_content() for card in cards] == [one.text for one in expected.answers]
     for card, one in zip(cards, expected.answers, strict=True):
@@ -41,10 +41,10 @@ def test_examples_and_rules_can_be_changed(
     page.click("text=More questions")
     page.click("[data-example='5']")
     tab.rest()
-    page.select_option("#rule", "borda")
+    page.select_option("#rule", "maximin")
     tab.rest()
     example = shown["examples"][5]
-    expected = answer(ensemble, example["prompt"], example["responses"], rule="borda")
+    expected = answer(ensemble, example["prompt"], example["responses"], rule="maximin")
     assert expected.consensus
     assert page.text_content(".consensus .data") == expected.consensus.text
     assert page.get_attribute("[data-example='5']", "aria-pressed") == "true"
@@ -111,7 +111,7 @@ def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None
     for mode in ("distributional", "steerable", "balanced"):
         page.click(f"input[value={mode}]")
         tab.rest()
-    page.select_option("#rule", "borda")
+    page.select_option("#rule", "maximin")
     tab.rest()
     assert "Press Ask" in page.inner_text("#ask .results")
     page.click("input[value=steerable]")

@@ -274,7 +274,7 @@ def test_a_distributional_answer_is_drawn_by_the_weights_of_the_members() -> Non
     rewards, weights = np.eye(2), np.array([0.7, 0.3])
     drawn = [
         [
-            choose(rewards, weights, ["A", "B"], "distributional", undecided=u, seed=seed).answers[0].text
+            choose(rewards, weights, ["A", "B"], "distributional", level="vote", undecided=u, seed=seed).answers[0].text
             for u in (0, 0.9)
         ]
         for seed in range(400)

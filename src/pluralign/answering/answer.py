@@ -1,16 +1,15 @@
 """Answer a prompt with an ensemble, from candidates, in one of three modes (§2, "Policy ensemble inference").
 
-- *balanced*: a slate of every member's pick with its weight, and one consensus answer.
+- *balanced*: the slate that covers the largest predicted share of people's favourites, and one consensus answer.
 - *steerable*: one member answers, chosen by number, by a preference in words, or by the user's own choices.
-- *distributional*: a member is drawn with probability equal to its weight.
+- *distributional*: a member is drawn with probability equal to its weight, and samples a candidate from its policy.
 
 The undecided share of an ensemble is no member: it is never drawn, has no entry on a slate, and does not change the
-consensus. It only makes steering by choices more cautious.
+consensus. It makes predicted shares of people, and steering by choices, more cautious.
 
 ``answer`` is two steps: ``score`` asks the ensemble for rewards, and ``choose`` picks answers from them without any
-model. A member's policy is best-of-N: it answers with its favourite candidate. In distributional mode, the members of
-an ensemble fitted at the policy level sample a candidate from their policy instead. A refusal policy runs before any
-mode (the paper's Discussion).
+model. Members choose by their policies ∝ exp(r/β), or, with ``level="vote"``, each takes its favourite (best-of-N). A
+steered member always answers with its favourite. A refusal policy runs before any mode (the paper's Discussion).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +18,24 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import softmax
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.consensus import Consensus, Distilled, SlateEntry, Writer, consensus, slate, write_statement
+from pluralign.answering.consensus import (
+    Consensus,
+    Distilled,
+    SlateEntry,
+    Writer,
+    consensus,
+    favourites,
+    slate,
+    write_statement,
+)
 from pluralign.answering.steering import ScoredChoices, Steering, steer
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.theory.choice_shares import COVERS, first_choices, policies
 from pluralign.theory.social_choice import RULES
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
@@ -52,6 +60,8 @@ class Answer:
     refused: bool = False
     candidates: int = 0
     """Number of distinct candidates."""
+    coverage: float | None = None
+    """Balanced mode: predicted share of people that the slate covers."""
     notes: tuple[str, ...] = ()
 
 
@@ -61,7 +71,10 @@ def answer(
     candidates: Sequence[str],
     mode: Mode = "balanced",
     *,
-    rule: str = "maximin",
+    rule: str = "borda",
+    level: Level = "policy",
+    slate_size: int | None = None,
+    cover: str = "favourite",
     writer: Writer | None = None,
     member: int | None = None,
     like: str = "",
@@ -79,6 +92,11 @@ def answer(
         candidates: responses to choose from.
         mode: ``balanced``, ``steerable`` or ``distributional``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
+        level: balanced and distributional mode: members choose by their policies ∝ exp(r/β) (``policy``), or each takes
+            its favourite (``vote``).
+        slate_size: balanced mode: number of answers on the slate. Default: as many as the members have different
+            favourites.
+        cover: balanced mode: the slate covers people whose ``favourite`` is on it, or one of whose ``top-two`` is.
         writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
             the support of the best candidate.
         member: steerable mode: this member answers.
@@ -99,7 +117,9 @@ def answer(
     """
     ensemble = as_ensemble(ensemble)
     own_votes = None if choices is None else as_preferences(choices, LoadOptions(min_votes=1))
-    check_request(mode, rule, member=member, like=like, choices=own_votes)
+    check_request(
+        mode, rule, level=level, slate_size=slate_size, cover=cover, member=member, like=like, choices=own_votes
+    )
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
     rewards = score(ensemble, prompt, candidates, progress)
@@ -109,10 +129,12 @@ def answer(
         candidates,
         mode,
         prompt=prompt,
-        level=ensemble.level,
+        level=level,
         temperature=ensemble.temperature,
         undecided=ensemble.undecided,
         rule=rule,
+        slate_size=slate_size,
+        cover=cover,
         member=member,
         like=like,
         choices=None if own_votes is None else ScoredChoices.of(ensemble, own_votes),
@@ -131,6 +153,8 @@ def answer(
             found.answers,
             writer,
             lambda drafts: score(ensemble, prompt, drafts, progress),
+            temperature=ensemble.temperature if level == "policy" else 0.0,
+            undecided=ensemble.undecided,
         )
     except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
         return replace(found, notes=(*found.notes, f"no statement was written: {str(error).rstrip('.')}"))
@@ -155,10 +179,12 @@ def choose(
     mode: Mode = "balanced",
     *,
     prompt: PromptLike = "",
-    level: Level = "vote",
+    level: Level = "policy",
     temperature: float = 1.0,
     undecided: float = 0.0,
-    rule: str = "maximin",
+    rule: str = "borda",
+    slate_size: int | None = None,
+    cover: str = "favourite",
     member: int | None = None,
     like: str = "",
     choices: ScoredChoices | None = None,
@@ -173,11 +199,13 @@ def choose(
         texts: the candidates; repeats count once.
         mode: ``balanced``, ``steerable`` or ``distributional``.
         prompt: the question; its hash selects the random stream, beside ``seed``.
-        level: the level that the ensemble was fitted at. Distributional mode: ``policy`` samples a candidate from the
-            member's policy, ``vote`` takes its favourite.
+        level: balanced and distributional mode: members choose by their policies ∝ exp(r/β) (``policy``), or each takes
+            its favourite (``vote``).
         temperature: β of the ensemble, for ``level="policy"`` and for ``choices``.
-        undecided: the ensemble's undecided share, for ``choices``.
+        undecided: the ensemble's undecided share, for predicted shares and for ``choices``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
+        slate_size: balanced mode: number of answers on the slate; None for as many as there are different favourites.
+        cover: balanced mode: ``favourite`` or ``top-two``, see ``consensus.slate``.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, with their rewards.
@@ -187,24 +215,32 @@ def choose(
     Example:
         >>> rewards = np.array([[1.0, 3.0], [2.0, 0.0]])
         >>> found = choose(rewards, np.array([0.6, 0.4]), ["Yes.", "No."], prompt="Tea?")
-        >>> [(entry.text, entry.weight) for entry in found.answers]
-        [('No.', 0.6), ('Yes.', 0.4)]
+        >>> [(entry.text, entry.weight, round(entry.share, 2)) for entry in found.answers]
+        [('Yes.', 0.4, 0.54), ('No.', 0.6, 0.46)]
     """
-    check_request(mode, rule, member=member, like=like, choices=choices)
+    check_request(
+        mode, rule, level=level, slate_size=slate_size, cover=cover, member=member, like=like, choices=choices
+    )
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes = _notes(texts)
     texts, rewards = _distinct(texts, rewards)
     random = np.random.default_rng([seed, int(Prompt(prompt).hash() * 2**53)])
     favourite = favourites(rewards, random)
+    beta = temperature if level == "policy" else 0.0
     if mode == "balanced":
-        winner = consensus(texts, rewards, weights, rule, random)
-        return Answer(mode, slate(texts, favourite, weights), winner, candidates=len(texts), notes=notes)
+        winner = consensus(texts, rewards, weights, rule, random, temperature=beta, undecided=undecided)
+        shown = slate(
+            texts, rewards, weights, random, temperature=beta, undecided=undecided, size=slate_size, cover=cover
+        )
+        return Answer(mode, shown.entries, winner, candidates=len(texts), coverage=shown.coverage, notes=notes)
     if mode == "distributional":
         drawn = int(random.choice(len(weights), p=weights / weights.sum()))
         if level == "policy":
             favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
-        return Answer(mode, (_pick(texts, favourite, weights, drawn),), candidates=len(texts), notes=notes)
+        shares = first_choices(rewards, weights / weights.sum(), beta, undecided)
+        entry = replace(_pick(texts, favourite, weights, drawn), share=float(shares[favourite[drawn]]))
+        return Answer(mode, (entry,), candidates=len(texts), notes=notes)
     steering = steer(
         weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
     )
@@ -223,34 +259,31 @@ def refuse(text: str, mode: Mode) -> Answer:
 
 
 def check_request(
-    mode: str, rule: str, *, member: int | None = None, like: str = "", choices: object | None = None
+    mode: str,
+    rule: str,
+    *,
+    level: str = "policy",
+    slate_size: int | None = None,
+    cover: str = "favourite",
+    member: int | None = None,
+    like: str = "",
+    choices: object | None = None,
 ) -> None:
-    """Check the mode, the rule and the steering arguments, before anything is sampled or scored.
+    """Check the mode and its arguments, before anything is sampled or scored.
 
     Raises:
-        UsageError: if the mode or the rule is unknown, or if another mode than ``steerable`` gets steering arguments.
+        UsageError: if a name is unknown, if the slate would be empty, or if arguments belong to another mode.
     """
-    for what, given, known in (("mode", mode, MODES), ("rule", rule, tuple(RULES))):
+    names = (("mode", mode, MODES), ("rule", rule, tuple(RULES)), ("level", level, get_args(Level)))
+    for what, given, known in (*names, ("cover", cover, tuple(COVERS))):
         if given not in known:
             raise UsageError(f"there is no {what} {given!r}; {did_you_mean(str(given), known)}.")
+    if slate_size is not None and slate_size < 1:
+        raise UsageError(f"a slate needs at least one answer; slate_size cannot be {slate_size}.")
+    if mode != "balanced" and slate_size is not None:
+        raise UsageError(f"slate_size requires mode balanced; mode {mode} has no slate.")
     if mode != "steerable" and (member is not None or like or choices is not None):
         raise UsageError(f"member, like and choices require mode steerable; mode {mode} takes none of them.")
-
-
-def favourites(rewards: FloatArray, random: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return the index of each member's top candidate, ``(k,)``; ties are broken at random.
-
-    Args:
-        rewards: of the candidates, ``(n_candidates, k)``.
-        random: breaks ties.
-
-    Example:
-        >>> favourites(np.array([[1.0, 3.0], [2.0, 0.0]]), np.random.default_rng(0))
-        array([1, 0])
-    """
-    top = rewards == rewards.max(axis=0)
-    order = random.random(rewards.shape)
-    return np.asarray(np.where(top, order, -1.0).argmax(axis=0), dtype=np.int64)
 
 
 def policy(rewards: FloatArray, beta: float) -> FloatArray:
@@ -262,7 +295,7 @@ def policy(rewards: FloatArray, beta: float) -> FloatArray:
         >>> policy(np.array([1.0, 0.0]), 1.0).round(3)
         array([0.731, 0.269])
     """
-    return np.asarray(softmax((rewards - rewards.max()) / beta))
+    return np.asarray(policies(rewards[:, None], beta)[:, 0])
 
 
 def _distinct(texts: Sequence[str], rewards: FloatArray) -> tuple[list[str], FloatArray]:

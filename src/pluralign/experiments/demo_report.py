@@ -110,12 +110,12 @@ def _pruning(pruning: Pruning) -> ReportTable:
 
 
 def _question(asked: Asked) -> ReportTable:
-    slate = {entry.text: entry.weight for entry in asked.answer.answers}
+    slate = {entry.text: f"{entry.share:.0%}" for entry in asked.answer.answers}
     chosen = asked.answer.consensus.text if asked.answer.consensus else ""
     rows = [
         (
             f"answer {number}",
-            f"{slate.get(text, 0.0):.0%}",
+            slate.get(text, "not shown"),
             f"{asked.share_of(text):.0%}",
             f"{'Consensus. ' if text == chosen else ''}{text}",
         )
@@ -123,9 +123,9 @@ def _question(asked: Asked) -> ReportTable:
     ]
     return ReportTable(
         f"One held-out question: “{asked.prompt}”",
-        ("", "weight of members", "share of the town", ""),
+        ("", "predicted", "share of the town", ""),
         rows,
-        "Weight of the members and share of the whole town with this first choice.",
+        "Predicted share of people with this first choice, for the answers of the slate, and true share of the town.",
     )
 
 

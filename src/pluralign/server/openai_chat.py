@@ -108,6 +108,7 @@ def answer_details(
         steering=SteeringResponse(**asdict(steering), name=names[steering.member]) if steering else None,
         refused=first.refused,
         candidates=first.candidates,
+        coverage=first.coverage,
         notes=list(first.notes),
         seed=seed,
         generator=generator,
@@ -121,7 +122,7 @@ def message_text(answer: Answer, target: ModelTarget, names: Sequence[str]) -> s
         return answer.consensus.text
     if target.voice == "balanced" and len(answer.answers) > 1:
         entries = [
-            f"{number}. {entry.weight:.0%}: {'' if entry.member is None else names[entry.member]}\n\n{entry.text}"
+            f"{number}. {entry.share or 0.0:.0%}: {'' if entry.member is None else names[entry.member]}\n\n{entry.text}"
             for number, entry in enumerate(answer.answers, 1)
         ]
         return "\n\n".join(entries)

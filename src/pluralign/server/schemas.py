@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from pluralign.answering.answer import Mode
 from pluralign.answering.consensus import Consensus, Distilled
+from pluralign.core.types import Level
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import MemberVote
 from pluralign.votes.prompts import Message
@@ -284,7 +285,15 @@ class AnswerRequest(Body):
     mode: Mode = "balanced"
     candidates: CandidatesField = None
     n_candidates: int | None = Field(default=None, alias="n", ge=1, description="Number of candidates to generate")
-    rule: str = Field(default="maximin", description="Balanced mode: maximin, borda, schulze or lottery")
+    rule: str = Field(default="borda", description="Balanced mode: borda, maximin, schulze or lottery")
+    slate_size: int | None = Field(default=None, ge=1, description="Balanced mode: number of answers on the slate")
+    cover: str = Field(
+        default="favourite", description="Balanced mode: the slate contains people's favourite, or one of their top-two"
+    )
+    level: Level = Field(
+        default="policy",
+        description="Balanced and distributional mode: members choose by their policy, or each takes its favourite",
+    )
     member: int | None = Field(default=None, description="Steerable mode: the member that answers")
     like: str = Field(default="", description="Steerable mode: a preference in words")
     choices: list[Choice] | None = Field(
@@ -301,8 +310,11 @@ class AnswerEntry(Result):
 
     text: str
     member: int | None = Field(description="The member that answers; null for a refusal")
-    weight: float = Field(description="Weight of the members whose favourite it is")
+    weight: float = Field(
+        description="Slate: weight of the members that prefer it to all other entries; else: of those that chose it"
+    )
     members: list[int]
+    share: float | None = Field(description="Predicted share of people whose favourite it is; null if steered")
     name: str | None = Field(description="Name of the member that answers")
 
 
@@ -327,6 +339,7 @@ class AnswerDetails(Result):
     steering: SteeringResponse | None
     refused: bool = Field(description="Whether a refusal policy answered")
     candidates: int = Field(description="Number of distinct candidates")
+    coverage: float | None = Field(description="Balanced mode: predicted share of people that the slate covers")
     notes: list[str]
     seed: int
     generator: str | None = Field(description="Name of the model that wrote the candidates")

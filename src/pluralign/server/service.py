@@ -18,6 +18,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
+from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import CandidateSource, SamplingOverrides
@@ -210,7 +211,10 @@ class Service:
         n_candidates: int | None = None,
         draws: int = 1,
         stop: Sequence[str] = (),
-        rule: str = "maximin",
+        rule: str = "borda",
+        level: Level = "policy",
+        slate_size: int | None = None,
+        cover: str = "favourite",
         member: int | None = None,
         like: str = "",
         choices: Sequence[Choice] | None = None,
@@ -227,6 +231,9 @@ class Service:
             draws: number of answers.
             stop: candidates end before the first of these texts.
             rule: balanced mode: the rule of the consensus.
+            level: balanced and distributional mode: ``policy`` or ``vote``, as in ``choose``.
+            slate_size: balanced mode: number of answers on the slate.
+            cover: balanced mode: ``favourite`` or ``top-two``.
             member: steerable mode: this member answers.
             like: steerable mode: a preference in words.
             choices: steerable mode: the user's own choices.
@@ -245,10 +252,12 @@ class Service:
             texts,
             mode,
             prompt=prompt,
-            level=self.ensemble.level,
+            level=level,
             temperature=self.ensemble.temperature,
             undecided=self.ensemble.undecided,
             rule=rule,
+            slate_size=slate_size,
+            cover=cover,
             member=member,
             like=like,
             choices=None if votes is None else _scored_choices(votes, rewards[len(texts) :]),

@@ -12,16 +12,23 @@ from scipy.optimize import linprog
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.theory.logistic import sigmoid
 
 _EQUAL = 1e-9
 
 
-def pairwise_support(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArray:
-    """Compute the share of weight that prefers a to b: s_ab = Σ_j α_j 1[r_j(a) > r_j(b)], where a tie counts ½.
+def pairwise_support(
+    rewards: npt.ArrayLike, weights: npt.ArrayLike, temperature: float = 0.0, undecided: float = 0.0
+) -> FloatArray:
+    """Compute the predicted share of people who prefer a to b: s_ab = u/2 + (1 − u) Σ_j α_j σ((r_j(a) − r_j(b))/β).
+
+    The limit β → 0 counts votes, Σ_j α_j 1[r_j(a) > r_j(b)], where a tie counts ½.
 
     Args:
         rewards: rewards of the candidates of one prompt, ``(n_candidates, n_members)``.
         weights: weights of the members, ``(n_members,)``.
+        temperature: β; 0 is the limit.
+        undecided: u, the share of people that no member explains.
 
     Returns:
         Support, ``(n_candidates, n_candidates)``; s_ab + s_ba = 1, and ½ on the diagonal.
@@ -30,12 +37,21 @@ def pairwise_support(rewards: npt.ArrayLike, weights: npt.ArrayLike) -> FloatArr
         >>> pairwise_support([[2.0, 1.0], [1.0, 3.0]], [0.75, 0.25])
         array([[0.5 , 0.75],
                [0.25, 0.5 ]])
+        >>> pairwise_support([[2.0, 1.0], [1.0, 3.0]], [0.75, 0.25], temperature=1.0, undecided=0.2).round(3)
+        array([[0.5  , 0.562],
+               [0.438, 0.5  ]])
 
-    Reference: the paper's p̂ for one context (App. C.2).
+    Reference: the paper's p̂ for one context (App. C.2); the policy level is App. A.
     """
     r, alpha = np.asarray(rewards, dtype=np.float64), np.asarray(weights, dtype=np.float64)
-    difference = r[:, None] - r[None]
-    return np.asarray((0.5 * (difference > 0) + 0.5 * (difference >= 0)) @ alpha)
+    support = np.full((len(r), len(r)), undecided / 2)
+    for j, weight in enumerate((1.0 - undecided) * alpha):  # one member at a time: n² numbers, not n²·k
+        difference = r[:, j, None] - r[None, :, j]
+        if temperature == 0.0:
+            support += weight * (0.5 * (difference > 0) + 0.5 * (difference >= 0))
+        else:
+            support += weight * sigmoid(difference / temperature)
+    return support
 
 
 def maximin(support: FloatArray) -> FloatArray:

@@ -151,9 +151,22 @@ def answer(
         str | None, typer.Option(help="Sample the candidates from this language model; names as in generate.")
     ] = None,
     n: Annotated[int, typer.Option("-n", help="Number of candidates to sample.", min=1, max=1000)] = 8,
-    rule: Annotated[
-        str, typer.Option(help="Balanced: consensus rule: maximin, borda, schulze or lottery.")
-    ] = "maximin",
+    rule: Annotated[str, typer.Option(help="Balanced: consensus rule: borda, maximin, schulze or lottery.")] = "borda",
+    slate_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Balanced: answers on the slate.", show_default="as many as the members have favourites"
+        ),
+    ] = None,
+    cover: Annotated[
+        str, typer.Option(help="Balanced: the slate contains people's favourite, or one of their top-two.")
+    ] = "favourite",
+    level: Annotated[
+        str,
+        typer.Option(
+            help="Balanced, distributional: members choose by their policy, or each takes its favourite (vote)."
+        ),
+    ] = "policy",
     distill: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Balanced: write one statement from the slate with this model.")
     ] = None,
@@ -168,6 +181,7 @@ def answer(
 
     Examples:
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
+        pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl --slate-size 2 --cover top-two
         pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
         pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
         pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
@@ -180,7 +194,7 @@ def answer(
     from pluralign.cli.views.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
 
-    check_request(mode, rule)
+    check_request(mode, rule, level=level, slate_size=slate_size, cover=cover)
     if (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     loaded = RewardEnsemble.load(ensemble)
@@ -208,6 +222,9 @@ def answer(
             texts,
             mode,  # type: ignore[arg-type]  # checked above
             rule=rule,
+            level=level,  # type: ignore[arg-type]  # checked above
+            slate_size=slate_size,
+            cover=cover,
             writer=functools.partial(sampled, distill, writing_options) if distill else None,
             member=member,
             like=like,

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
-from pluralign.answering.answer import Answer
+from pluralign.answering.answer import Answer, Mode
 from pluralign.answering.consensus import Consensus, Distilled, SlateEntry
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, text_panel
 
@@ -34,7 +34,10 @@ def answer_page(
         if chosen.path:
             yield _posterior_table(chosen.path)
     for entry in answer.answers:
-        yield _entry_panel(entry, f"pick of member {entry.member}" if answer.mode == "balanced" else "answer", cards)
+        yield _entry_panel(entry, answer.mode, cards)
+    if answer.coverage is not None:
+        count = f"{len(answer.answers)} of {answer.candidates} candidates"
+        yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
     if answer.consensus:
         yield _consensus_panel(answer.consensus)
     if answer.distilled:
@@ -44,19 +47,22 @@ def answer_page(
         yield Text(unnamed_reason(profiles, prompts), style="dim")
 
 
-def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
+def _entry_panel(entry: SlateEntry, mode: Mode, cards: Mapping[int, Profile]) -> Panel:
     if entry.member is None:
         return text_panel(entry.text, "refused")
-    members = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
-    bar = "█" * round(BAR_WIDTH / 2 * entry.weight)
-    support = f"{bar} {entry.weight:.0%} of the weight · {members}\n\n"
+    named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
+    support = f"{entry.weight:.0%} of the weight · {named or 'no member ranks it first on the slate'}\n\n"
+    if entry.share is not None:
+        bar = "█" * round(BAR_WIDTH / 2 * entry.share)
+        support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
+    title = f"member {entry.member}" if mode == "balanced" else "answer"
     return text_panel(Text.assemble((support, "dim"), entry.text), title)
 
 
 def _consensus_panel(consensus: Consensus) -> Panel:
     support = (
-        f"Rule: {consensus.rule}. {consensus.least_support:.0%} of the weight prefer it to its strongest rival, "
-        f"{consensus.mean_support:.0%} to an average rival; it is the top choice of {consensus.favourite_of:.0%}.\n\n"
+        f"Rule: {consensus.rule}. Predicted: {consensus.least_support:.0%} of people prefer it to its strongest rival, "
+        f"{consensus.mean_support:.0%} to an average rival; it is the favourite of {consensus.favourite_of:.0%}.\n\n"
     )
     note = f"{consensus.note}\n" if consensus.note else ""
     return text_panel(Text.assemble(note, (support, "dim"), consensus.text), "consensus")
@@ -65,8 +71,8 @@ def _consensus_panel(consensus: Consensus) -> Panel:
 def _statement_panel(statement: Distilled) -> Panel:
     outcome = "It replaces the consensus." if statement.used else "It is not used."
     support = (
-        f"{statement.least_support:.0%} of the weight prefer it to its strongest rival; {statement.to_reach:.0%} are "
-        f"needed. {outcome}\n\n"
+        f"Predicted: {statement.least_support:.0%} of people prefer it to its strongest rival; "
+        f"{statement.to_reach:.0%} are needed. {outcome}\n\n"
     )
     return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
 

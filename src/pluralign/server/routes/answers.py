@@ -79,6 +79,9 @@ def answer_routes(service: Service) -> APIRouter:
             sampling=SamplingOverrides(body.temperature, body.top_p, body.max_tokens),
             choices=body.choices,
             rule=body.rule,
+            level=body.level,
+            slate_size=body.slate_size,
+            cover=body.cover,
             member=body.member,
             like=body.like,
         )

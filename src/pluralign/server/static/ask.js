@@ -9,13 +9,13 @@ const EXAMPLES_FIRST = 4;
 const VISIBLE = 120; // pixels of the answer that must be visible
 const PRESS_ASK = "Press Ask to let the language model write answers.";
 const MODES = {
-  balanced: ["Slate", "Each member’s favourite answer, and one consensus answer."],
+  balanced: ["Slate", "Answers that contain the favourites of most people, and one consensus answer."],
   steerable: ["Steered", "Choose between pairs of answers; the best-matching member answers."],
   distributional: ["Random member", "Drawn with probability equal to its weight."],
 };
 const RULES = {
-  maximin: "Maximin: most support against the strongest rival",
   borda: "Borda: most support on average",
+  maximin: "Maximin: most support against the strongest rival",
   schulze: "Schulze: unbeaten in pairwise comparisons",
   lottery: "Maximal lottery: random draw",
 };
@@ -381,8 +381,8 @@ export function ask(panel, ensemble) {
         el("p", {}, memberName(one.member, names[one.member])),
         longText(one.text, 900),
         note(
-          `Its weight is ${percent(weights[one.member])}. `,
-          `This answer is the top choice of ${percent(one.weight)} of the weight.`,
+          `Its weight is ${percent(weights[one.member])}. The answer is sampled from its policy. `,
+          `Predicted favourite of ${percent(one.share)} of people.`,
         ),
         el(
           "div",

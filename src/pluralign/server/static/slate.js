@@ -1,4 +1,4 @@
-// The slate: every member's favourite answer with its weight, and the consensus.
+// The slate: answers with their predicted shares of people and the members behind them, and the consensus.
 
 import { button, el, longText, memberName, note, percent, strip } from "./dom.js";
 
@@ -7,7 +7,7 @@ import { button, el, longText, memberName, note, percent, strip } from "./dom.js
  *
  * `members` has the names and weights of all members; `moreLike(text, others)` is called for "More like this".
  */
-export function slate({ consensus, distilled, answers, candidates: n }, members, moreLike) {
+export function slate({ consensus, distilled, answers, coverage, candidates: n }, members, moreLike) {
   const total = answers.reduce((sum, one) => sum + one.weight, 0);
   return el(
     "div",
@@ -18,10 +18,9 @@ export function slate({ consensus, distilled, answers, candidates: n }, members,
     el(
       "p",
       { class: "muted" },
-      answers.length === 1
-        ? `1 of ${n} answers is the top choice of all members.`
-        : `${answers.length} of ${n} answers are the top choice of at least one member. ` +
-          "Percentages are the weight of these members.",
+      `${answers.length} of ${n} answers, with the favourite of ${percent(coverage)} of people (predicted). ` +
+        "Percentages are the predicted shares of people whose favourite an answer is. " +
+        "Bars show the weight of the members that prefer it to the rest of the slate.",
     ),
     el("div", { class: "slate" }, answers.map((one) => slateCard(one, answers, total, members, moreLike))),
   );
@@ -35,9 +34,9 @@ function consensusCard(consensus) {
     consensus.note && el("p", {}, consensus.note),
     longText(consensus.text, 900),
     note(
-      `${percent(consensus.least_support)} of the weight prefers it to its strongest rival; `,
+      `Predicted: ${percent(consensus.least_support)} of people prefer it to its strongest rival; `,
       `average over all rivals: ${percent(consensus.mean_support)}. `,
-      `Top choice of ${percent(consensus.favourite_of)} of the weight.`,
+      `Favourite of ${percent(consensus.favourite_of)} of people.`,
     ),
   );
 }
@@ -49,7 +48,7 @@ const statementCard = (distilled) =>
     el("h3", {}, distilled.used ? "Generated statement" : "Generated statement (not used)"),
     longText(distilled.text),
     note(
-      `Best of ${distilled.drafts} drafts. ${percent(distilled.least_support)} of the weight prefers it to its `,
+      `Best of ${distilled.drafts} drafts. Predicted: ${percent(distilled.least_support)} of people prefer it to its `,
       `strongest rival; ${percent(distilled.to_reach)} is required.`,
     ),
   );
@@ -62,7 +61,7 @@ function slateCard(one, answers, total, { names, weights }, moreLike) {
     el(
       "header",
       {},
-      el("span", { class: "share" }, percent(one.weight)),
+      el("span", { class: "share" }, percent(one.share ?? one.weight)),
       others.length > 0 && button("More like this", () => moreLike(one.text, others), "small"),
     ),
     strip(one.members, weights, total, `${percent(one.weight)} of the weight`),
