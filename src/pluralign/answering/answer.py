@@ -9,20 +9,29 @@ consensus. It only makes steering by choices more cautious.
 
 ``answer`` is two steps: ``score`` asks the ensemble for rewards, and ``choose`` picks answers from them without any
 model. A member's policy is best-of-N: it answers with its favourite candidate. In distributional mode, the members of
-an ensemble fitted at the policy level sample a candidate from their policy instead. A refusal policy runs before any
-mode (the paper's Discussion).
+an ensemble fitted at the policy level sample a candidate from their policy instead. With ``policies``, members write
+their own answers (``own_answers``). A refusal policy runs before any mode (the paper's Discussion).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.consensus import Consensus, Distilled, SlateEntry, Writer, consensus, slate, write_statement
+from pluralign.answering.consensus import (
+    Consensus,
+    Distilled,
+    Gate,
+    SlateEntry,
+    Writer,
+    consensus,
+    slate,
+    write_statement,
+)
 from pluralign.answering.steering import ScoredChoices, Steering, steer
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
@@ -32,6 +41,9 @@ from pluralign.theory.social_choice import RULES
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.prompts import Prompt, PromptLike
+
+if TYPE_CHECKING:
+    from pluralign.answering.own_answers import OwnPolicies, SharedCandidates
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
@@ -53,16 +65,20 @@ class Answer:
     candidates: int = 0
     """Number of distinct candidates."""
     notes: tuple[str, ...] = ()
+    written: tuple[int, ...] = ()
+    """Members whose own policy wrote their answer; empty if all chose among shared candidates."""
 
 
 def answer(
     ensemble: RewardEnsemble,
     prompt: PromptLike,
-    candidates: Sequence[str],
+    candidates: "SharedCandidates" = (),
     mode: Mode = "balanced",
     *,
+    policies: "OwnPolicies | None" = None,
     rule: str = "maximin",
     writer: Writer | None = None,
+    gate: Gate | None = None,
     member: int | None = None,
     like: str = "",
     choices: VotesLike | None = None,
@@ -76,11 +92,14 @@ def answer(
     Args:
         ensemble: its members choose.
         prompt: the question.
-        candidates: responses to choose from.
+        candidates: responses to choose from, or a function that returns them. With ``policies``, members without a
+            policy choose from them.
         mode: ``balanced``, ``steerable`` or ``distributional``.
+        policies: the members' own policies write their answers; see ``own_answers`` and ``policies.load_policies``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
         writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
             the support of the best candidate.
+        gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
@@ -102,26 +121,46 @@ def answer(
     check_request(mode, rule, member=member, like=like, choices=own_votes)
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
-    rewards = score(ensemble, prompt, candidates, progress)
-    found = choose(
-        rewards,
-        ensemble.weights,
-        candidates,
-        mode,
-        prompt=prompt,
-        level=ensemble.level,
-        temperature=ensemble.temperature,
-        undecided=ensemble.undecided,
-        rule=rule,
-        member=member,
-        like=like,
-        choices=None if own_votes is None else ScoredChoices.of(ensemble, own_votes),
-        profiles=profiles,
-        seed=seed,
-    )
+    scored = None if own_votes is None else ScoredChoices.of(ensemble, own_votes)
+    if policies is not None:
+        from pluralign.answering.own_answers import answer_own  # it builds on this module
+
+        found, texts, rewards = answer_own(
+            ensemble,
+            prompt,
+            policies,
+            candidates,
+            mode,
+            rule=rule,
+            member=member,
+            like=like,
+            choices=scored,
+            profiles=profiles,
+            seed=seed,
+            progress=progress,
+        )
+    else:
+        candidates = candidates() if callable(candidates) else candidates
+        rewards = score(ensemble, prompt, candidates, progress)
+        found = choose(
+            rewards,
+            ensemble.weights,
+            candidates,
+            mode,
+            prompt=prompt,
+            level=ensemble.level,
+            temperature=ensemble.temperature,
+            undecided=ensemble.undecided,
+            rule=rule,
+            member=member,
+            like=like,
+            choices=scored,
+            profiles=profiles,
+            seed=seed,
+        )
+        texts, rewards = _distinct(candidates, rewards)
     if mode != "balanced" or not writer:
         return found
-    texts, rewards = _distinct(candidates, rewards)
     try:
         statement = write_statement(
             prompt,
@@ -131,11 +170,15 @@ def answer(
             found.answers,
             writer,
             lambda drafts: score(ensemble, prompt, drafts, progress),
+            gate,
         )
     except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
         return replace(found, notes=(*found.notes, f"no statement was written: {str(error).rstrip('.')}"))
     if statement is None:
         return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
+    if statement.refused:
+        note = f"the written statement is refused: {statement.refused}"
+        return replace(found, distilled=statement, notes=(*found.notes, note))
     return replace(found, distilled=statement)
 
 

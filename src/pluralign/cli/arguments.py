@@ -76,6 +76,14 @@ Prompts = Annotated[
         "prism:FOLDER), a known set of votes, or an ensemble folder (its held-out prompts).",
     ),
 ]
+PolicyFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder of pluralign tune: each member's policy writes its answer. Members without one choose among "
+        "shared candidates. With --base-url: the adapters are models of that server.",
+    ),
+]
 PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 

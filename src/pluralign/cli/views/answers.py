@@ -34,7 +34,7 @@ def answer_page(
         if chosen.path:
             yield _posterior_table(chosen.path)
     for entry in answer.answers:
-        yield _entry_panel(entry, f"pick of member {entry.member}" if answer.mode == "balanced" else "answer", cards)
+        yield _entry_panel(entry, _entry_title(entry, answer), cards)
     if answer.consensus:
         yield _consensus_panel(answer.consensus)
     if answer.distilled:
@@ -42,6 +42,12 @@ def answer_page(
     shown = {j for entry in answer.answers for j in entry.members}
     if any(j in cards and not cards[j].named for j in shown):
         yield Text(unnamed_reason(profiles, prompts), style="dim")
+
+
+def _entry_title(entry: SlateEntry, answer: Answer) -> str:
+    if entry.member in answer.written:
+        return f"answer of member {entry.member}, written by its policy"
+    return f"pick of member {entry.member}" if answer.mode == "balanced" else "answer"
 
 
 def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
@@ -64,6 +70,8 @@ def _consensus_panel(consensus: Consensus) -> Panel:
 
 def _statement_panel(statement: Distilled) -> Panel:
     outcome = "It replaces the consensus." if statement.used else "It is not used."
+    if statement.refused:
+        outcome = f"It is refused: {statement.refused}."
     support = (
         f"{statement.least_support:.0%} of the weight prefer it to its strongest rival; {statement.to_reach:.0%} are "
         f"needed. {outcome}\n\n"
