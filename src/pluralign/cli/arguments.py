@@ -25,6 +25,8 @@ from pluralign.votes.options import Loaded, LoadOptions
 if TYPE_CHECKING:
     from pluralign.ensemble.record import FitRecord
 
+SHARED_CANDIDATES = 8
+"""Candidates to sample if ``-n`` is not given."""
 PANELS = {
     LoadOptions: "Reading votes",
     FitOptions: "Fitting",

@@ -109,6 +109,7 @@ def answer_details(
         refused=first.refused,
         candidates=first.candidates,
         notes=list(first.notes),
+        written=sorted({j for answer in answers for j in answer.written}),
         seed=seed,
         generator=generator,
         ignored=list(ignored),

@@ -328,6 +328,7 @@ class AnswerDetails(Result):
     refused: bool = Field(description="Whether a refusal policy answered")
     candidates: int = Field(description="Number of distinct candidates")
     notes: list[str]
+    written: list[int] = Field(description="Members whose own policy wrote their answer")
     seed: int
     generator: str | None = Field(description="Name of the model that wrote the candidates")
     ignored: list[str] = Field(description="Fields of the request that have no effect")

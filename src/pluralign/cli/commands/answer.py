@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.arguments import EnsembleFolder, Json, PolicyFolder, PromptLimit, Prompts, with_options
+from pluralign.cli.arguments import (
+    SHARED_CANDIDATES,
+    EnsembleFolder,
+    Json,
+    PolicyFolder,
+    PromptLimit,
+    Prompts,
+    with_options,
+)
 from pluralign.cli.console import emit, note, print_json, progress_bar, working
 from pluralign.cli.inputs import load_votes, saved_held_out_votes
 from pluralign.cli.outputs import output_file, output_folder
@@ -19,9 +27,6 @@ from pluralign.core.options import changed_options
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.votes.options import LoadOptions
-
-SHARED_CANDIDATES = 8
-"""Candidates to sample if ``-n`` is not given."""
 
 
 @with_options(EngineOptions)
