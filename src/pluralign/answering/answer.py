@@ -99,7 +99,8 @@ def answer(
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
         writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
             the support of the best candidate.
-        gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``.
+        gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``. An
+            answer that it would refuse gets a note.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
@@ -159,6 +160,7 @@ def answer(
             seed=seed,
         )
         texts, rewards = _distinct(candidates, rewards)
+    found = _with_warnings(found, gate)
     if mode != "balanced" or not writer:
         return found
     try:
@@ -323,6 +325,19 @@ def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
     if distinct == 1:
         notes.append("there is only one candidate, so every member chose it")
     return tuple(notes)
+
+
+def _with_warnings(found: Answer, gate: Gate | None) -> Answer:
+    """Return the answer with a note on each of its texts that the gate would refuse."""
+    if gate is None:
+        return found
+    reasons = gate([entry.text for entry in found.answers])
+    notes = [
+        f"read the answer of member {entry.member} with care: {reason}"
+        for entry, reason in zip(found.answers, reasons, strict=True)
+        if reason
+    ]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _pick(texts: Sequence[str], favourite: npt.NDArray[np.int64], weights: FloatArray, member: int) -> SlateEntry:

@@ -196,6 +196,7 @@ def answer(
     from pluralign.answering.answer import check_request
     from pluralign.answering.consensus import WRITING_TEMPERATURE
     from pluralign.answering.generate import Sampler, find_sampler, sample_distinct
+    from pluralign.answering.novelty import fit_gate
     from pluralign.answering.own_answers import OwnPolicies
     from pluralign.cli.views.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
@@ -234,6 +235,7 @@ def answer(
     concurrency = remote_options.concurrency if remote_options.base_url else 1
     own = OwnPolicies(tuned.samplers, sampling_options, n or 1, concurrency) if tuned else None
     texts = shared_candidates if own else shared_candidates()
+    gate = fit_gate(held_out.preferences, loaded.features) if held_out and (distill or model or tuned) else None
     given = sampling_options.temperature or WRITING_TEMPERATURE
     writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
     votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
@@ -246,6 +248,7 @@ def answer(
             policies=own,
             rule=rule,
             writer=functools.partial(sampled, samplers[distill], writing_options) if distill else None,
+            gate=functools.partial(gate.reasons, prompt) if gate else None,
             member=member,
             like=like,
             choices=votes,
