@@ -7,7 +7,7 @@ import { button, el, longText, memberName, note, percent, strip } from "./dom.js
  *
  * `members` has the names and weights of all members; `moreLike(text, others)` is called for "More like this".
  */
-export function slate({ consensus, distilled, answers, candidates: n }, members, moreLike) {
+export function slate({ consensus, distilled, answers, candidates: n, written = [] }, members, moreLike) {
   const total = answers.reduce((sum, one) => sum + one.weight, 0);
   return el(
     "div",
@@ -18,7 +18,9 @@ export function slate({ consensus, distilled, answers, candidates: n }, members,
     el(
       "p",
       { class: "muted" },
-      answers.length === 1
+      written.length
+        ? "Each member's own policy wrote its answer. Percentages are the weight of the members behind it."
+        : answers.length === 1
         ? `1 of ${n} answers is the top choice of all members.`
         : `${answers.length} of ${n} answers are the top choice of at least one member. ` +
           "Percentages are the weight of these members.",
