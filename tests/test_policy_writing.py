@@ -84,7 +84,8 @@ def ensemble_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_policy_writes_what_its_adapter_alone_would_write(policies: Path, llama: Path) -> None:
     peft = importlib.import_module("peft")
-    tuned, texts = load_policies(policies, TOWN), {}
+    tuned = load_policies(policies, TOWN)
+    texts: dict[int, list[str]] = {}
     for member in (0, 1, 0):
         written = sample_distinct(tuned.samplers[member], "tea ?", 4, SHORT).responses
         alone = LocalModel(str(llama))

@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from served import HELLO, Client, Writer, running
 from test_own_answers import Pen
@@ -44,7 +46,8 @@ def test_the_slate_has_every_members_own_answer(client: Client) -> None:
 
 def test_the_model_of_a_member_is_its_policy(client: Client) -> None:
     for member, text in enumerate(["Which tea do you like?", "We like tea.", "Tea for us!"]):
-        reply = client.openai.chat.completions.create(model=f"town:member-{member}", messages=HELLO)
+        messages: Any = HELLO
+        reply = client.openai.chat.completions.create(model=f"town:member-{member}", messages=messages)
         assert reply.choices[0].message.content == text
     consensus = client.json("/v1/chat/completions", {"model": "town:consensus", "messages": HELLO})
     assert consensus["pluralign"]["written"] == [0, 1, 2]
@@ -58,7 +61,7 @@ def test_draws_follow_the_weights_and_the_seed(client: Client) -> None:
     texts = [choice["message"]["content"] for choice in first]
     counts = [texts.count(text) for text in ("Which tea do you like?", "We like tea.", "Tea for us!")]
     assert sum(counts) == 60
-    assert counts[0] > counts[1] > counts[2] > 0
+    assert abs(np.array(counts) / 60 - THREE.weights).max() < 0.2
 
 
 def test_steering_by_choices_asks_one_policy(client: Client) -> None:

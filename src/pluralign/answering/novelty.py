@@ -192,13 +192,15 @@ def measure_held_out(
     """
     parts: dict[str, list[FloatArray]] = {name: [] for name in REASONS}
     for number in np.unique(fold):
-        model = WordModel.of([items[i][1] for i in np.flatnonzero(fold != number)])
-        for name, values in measure_texts(model, None, [items[i] for i in np.flatnonzero(fold == number)]).items():
+        model = WordModel.of([items[i][1] for i in np.flatnonzero(fold != number).tolist()])
+        for name, values in measure_texts(
+            model, None, [items[i] for i in np.flatnonzero(fold == number).tolist()]
+        ).items():
             parts[name].append(values)
     measured = {name: np.concatenate(values) for name, values in parts.items()}
     if embed:
         some = np.unique(np.linspace(0, len(items) - 1, min(len(items), MAX_EMBEDDED)).astype(np.int64))
-        measured["topic"] = topic_distance(embed, [items[i] for i in some])
+        measured["topic"] = topic_distance(embed, [items[i] for i in some.tolist()])
     return measured
 
 

@@ -68,7 +68,7 @@ def load_policies(
     manifest = read_manifest(folder)
     _check_owner(folder, manifest, ensemble)
     assert manifest.base is not None  # noqa: S101 - there is a finished member
-    tuned_at = float(manifest.settings["temperature"])
+    tuned_at = float(manifest.settings["temperature"] or 1.0)
     samplers: dict[int, Sampler]
     if remote and remote.base_url:
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
