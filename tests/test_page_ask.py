@@ -95,6 +95,28 @@ def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: st
     assert sent == [None, ["Yes.", "No, thank you."], ["Yes.", "No, thank you."], None]
 
 
+def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True, "policies": [0, 1]})
+    sent: list[Any] = []
+
+    def write(route: Any) -> None:
+        body = route.request.post_data_json
+        sent.append(body.get("candidates"))
+        texts = ["Yes.", "No, thank you."]
+        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
+        route.fulfill(json=reply | {"candidate_texts": texts, "written": [0, 1]})
+
+    page.route("**/v1/answer", write)
+    page.fill("#prompt", "Shall we dance?")
+    assert "let each member answer with its own policy" in page.inner_text("#ask")
+    page.click("#ask form button[type=submit]")
+    tab.rest()
+    assert "Each member's own policy wrote its answer." in page.inner_text("#ask")
+    page.click("#ask form button[type=submit]")
+    tab.rest()
+    assert sent == [None, None]
+
+
 def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
     sent: list[Any] = []

@@ -17,17 +17,22 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import WORDS, write_backbone
 
+from pluralign.answering.answer import answer
+from pluralign.answering.generate import sample_distinct
+from pluralign.answering.own_answers import OwnPolicies
 from pluralign.cli.views.policies import tuning_page
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.surface import NAMES
+from pluralign.models.options import SamplingOptions
 from pluralign.policies import tune as tune_module
 from pluralign.policies.manifest import ExampleAnswer, Manifest
 from pluralign.policies.options import TuneOptions
 from pluralign.policies.samples import Policy
 from pluralign.policies.tune import Tuning, split_prompts, tune
+from pluralign.policies.writing import load_policies
 from pluralign.votes.prompts import Message
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -122,6 +127,18 @@ def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned
                 logits = torch.log_softmax(model(torch.tensor([context + ids])).logits[0].double(), dim=-1)
             own = sum(float(logits[len(context) + t - 1, token]) for t, token in enumerate(ids))
             assert own == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_tuned_policies_write_the_members_own_answers(tuned: Tuning) -> None:
+    policies = load_policies(tuned.folder, TOWN)
+    own = OwnPolicies(policies.samplers, SamplingOptions(max_new_tokens=10, temperature=1.0), n=4)
+    found = answer(TOWN, "tea rum ?", policies=own)
+    assert found.written == (0, 1)
+    assert sorted(j for entry in found.answers for j in entry.members) == [0, 1]
+    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, own.sampling).responses for j in (0, 1)]
+    rewards = np.array([TOWN.rewards([("tea rum ?", text) for text in texts]).mean(axis=0) for texts in drafts])
+    assert rewards[0, 0] > rewards[1, 0]
+    assert rewards[1, 1] > rewards[0, 1]
 
 
 def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, llama: Path) -> None:

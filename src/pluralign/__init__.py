@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pluralign.analysis.pruning import Pruning, prune
     from pluralign.analysis.tournament import Tournament, load_tournament
     from pluralign.answering.generate import Generation, generate
+    from pluralign.answering.novelty import NoveltyGate, fit_gate
+    from pluralign.answering.own_answers import OwnPolicies
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pluralign.models.remote import ServerModel
     from pluralign.policies.options import PolicyOptions, TuneOptions
     from pluralign.policies.tune import Tuning, tune
+    from pluralign.policies.writing import TunedPolicies, load_policies
     from pluralign.publishing.export_folder import Export
     from pluralign.publishing.transformers_export import export
     from pluralign.scale.jobs import encode, score
@@ -63,6 +66,8 @@ _HOMES = {
     "LoadOptions": "votes.options",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
+    "NoveltyGate": "answering.novelty",
+    "OwnPolicies": "answering.own_answers",
     "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "policies.options",
@@ -78,6 +83,7 @@ _HOMES = {
     "Tournament": "analysis.tournament",
     "TownHall": "votes.town_hall.townhall",
     "TuneOptions": "policies.options",
+    "TunedPolicies": "policies.writing",
     "Tuning": "policies.tune",
     "UsageError": "core.errors",
     "answer": "answering.answer",
@@ -90,9 +96,11 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "export": "publishing.transformers_export",
     "fit": "fitting.fit",
+    "fit_gate": "answering.novelty",
     "generate": "answering.generate",
     "inspect": "votes.summary",
     "load_candidates": "votes.candidates",
+    "load_policies": "policies.writing",
     "load_preferences": "votes.load",
     "load_rater_votes": "votes.raters",
     "load_tournament": "analysis.tournament",
@@ -124,6 +132,8 @@ __all__ = [
     "LoadOptions",
     "Message",
     "MissingExtraError",
+    "NoveltyGate",
+    "OwnPolicies",
     "Plan",
     "PluralignError",
     "PolicyOptions",
@@ -139,6 +149,7 @@ __all__ = [
     "Tournament",
     "TownHall",
     "TuneOptions",
+    "TunedPolicies",
     "Tuning",
     "UsageError",
     "__version__",
@@ -152,9 +163,11 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "fit_gate",
     "generate",
     "inspect",
     "load_candidates",
+    "load_policies",
     "load_preferences",
     "load_rater_votes",
     "load_tournament",

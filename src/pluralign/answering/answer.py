@@ -9,12 +9,13 @@ consensus. It makes predicted shares of people, and steering by choices, more ca
 
 ``answer`` is two steps: ``score`` asks the ensemble for rewards, and ``choose`` picks answers from them without any
 model. Members choose by their policies ∝ exp(r/β), or, with ``level="vote"``, each takes its favourite (best-of-N). A
-steered member always answers with its favourite. A refusal policy runs before any mode (the paper's Discussion).
+steered member always answers with its favourite. With ``policies``, members write their own answers (``own_answers``).
+A refusal policy runs before any mode (the paper's Discussion).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from pluralign.analysis.profiles import Profile
 from pluralign.answering.consensus import (
     Consensus,
     Distilled,
+    Gate,
     SlateEntry,
     Writer,
     consensus,
@@ -40,6 +42,9 @@ from pluralign.theory.social_choice import RULES
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.prompts import Prompt, PromptLike
+
+if TYPE_CHECKING:
+    from pluralign.answering.own_answers import OwnPolicies, SharedCandidates
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
@@ -63,19 +68,23 @@ class Answer:
     coverage: float | None = None
     """Balanced mode: predicted share of people that the slate covers."""
     notes: tuple[str, ...] = ()
+    written: tuple[int, ...] = ()
+    """Members whose own policy wrote their answer; empty if all chose among shared candidates."""
 
 
 def answer(
     ensemble: RewardEnsemble,
     prompt: PromptLike,
-    candidates: Sequence[str],
+    candidates: "SharedCandidates" = (),
     mode: Mode = "balanced",
     *,
+    policies: "OwnPolicies | None" = None,
     rule: str = "borda",
     level: Level = "policy",
     slate_size: int | None = None,
     cover: str = "favourite",
     writer: Writer | None = None,
+    gate: Gate | None = None,
     member: int | None = None,
     like: str = "",
     choices: VotesLike | None = None,
@@ -89,8 +98,10 @@ def answer(
     Args:
         ensemble: its members choose.
         prompt: the question.
-        candidates: responses to choose from.
+        candidates: responses to choose from, or a function that returns them. With ``policies``, members without a
+            policy choose from them.
         mode: ``balanced``, ``steerable`` or ``distributional``.
+        policies: the members' own policies write their answers; see ``own_answers`` and ``policies.load_policies``.
         rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
         level: balanced and distributional mode: members choose by their policies ∝ exp(r/β) (``policy``), or each takes
             its favourite (``vote``).
@@ -99,6 +110,8 @@ def answer(
         cover: balanced mode: the slate covers people whose ``favourite`` is on it, or one of whose ``top-two`` is.
         writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
             the support of the best candidate.
+        gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``. An
+            answer that it would refuse gets a note.
         member: steerable mode: this member answers.
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
@@ -122,28 +135,50 @@ def answer(
     )
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
-    rewards = score(ensemble, prompt, candidates, progress)
-    found = choose(
-        rewards,
-        ensemble.weights,
-        candidates,
-        mode,
-        prompt=prompt,
-        level=level,
-        temperature=ensemble.temperature,
-        undecided=ensemble.undecided,
-        rule=rule,
-        slate_size=slate_size,
-        cover=cover,
-        member=member,
-        like=like,
-        choices=None if own_votes is None else ScoredChoices.of(ensemble, own_votes),
-        profiles=profiles,
-        seed=seed,
-    )
+    scored = None if own_votes is None else ScoredChoices.of(ensemble, own_votes)
+    if policies is not None:
+        from pluralign.answering.own_answers import answer_own  # it builds on this module
+
+        found, texts, rewards = answer_own(
+            ensemble,
+            prompt,
+            policies,
+            candidates,
+            mode,
+            rule=rule,
+            level=level,
+            member=member,
+            like=like,
+            choices=scored,
+            profiles=profiles,
+            seed=seed,
+            progress=progress,
+        )
+    else:
+        candidates = candidates() if callable(candidates) else candidates
+        rewards = score(ensemble, prompt, candidates, progress)
+        found = choose(
+            rewards,
+            ensemble.weights,
+            candidates,
+            mode,
+            prompt=prompt,
+            level=level,
+            temperature=ensemble.temperature,
+            undecided=ensemble.undecided,
+            rule=rule,
+            slate_size=slate_size,
+            cover=cover,
+            member=member,
+            like=like,
+            choices=scored,
+            profiles=profiles,
+            seed=seed,
+        )
+        texts, rewards = _distinct(candidates, rewards)
+    found = _with_warnings(found, gate)
     if mode != "balanced" or not writer:
         return found
-    texts, rewards = _distinct(candidates, rewards)
     try:
         statement = write_statement(
             prompt,
@@ -153,6 +188,7 @@ def answer(
             found.answers,
             writer,
             lambda drafts: score(ensemble, prompt, drafts, progress),
+            gate,
             temperature=ensemble.temperature if level == "policy" else 0.0,
             undecided=ensemble.undecided,
         )
@@ -160,6 +196,9 @@ def answer(
         return replace(found, notes=(*found.notes, f"no statement was written: {str(error).rstrip('.')}"))
     if statement is None:
         return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
+    if statement.refused:
+        note = f"the written statement is refused: {statement.refused}"
+        return replace(found, distilled=statement, notes=(*found.notes, note))
     return replace(found, distilled=statement)
 
 
@@ -313,6 +352,19 @@ def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
     if distinct == 1:
         notes.append("there is only one candidate, so every member chose it")
     return tuple(notes)
+
+
+def _with_warnings(found: Answer, gate: Gate | None) -> Answer:
+    """Return the answer with a note on each of its texts that the gate would refuse."""
+    if gate is None:
+        return found
+    reasons = gate([entry.text for entry in found.answers])
+    notes = [
+        f"read the answer of member {entry.member} with care: {reason}"
+        for entry, reason in zip(found.answers, reasons, strict=True)
+        if reason
+    ]
+    return replace(found, notes=(*found.notes, *notes))
 
 
 def _pick(texts: Sequence[str], favourite: npt.NDArray[np.int64], weights: FloatArray, member: int) -> SlateEntry:

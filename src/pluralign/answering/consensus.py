@@ -24,6 +24,8 @@ Writer: TypeAlias = Callable[[str, int], Sequence[str]]
 """Takes an instruction and a number of drafts; returns texts from a language model. Raises ``DataError`` on failure."""
 ScoreTexts: TypeAlias = Callable[[Sequence[str]], FloatArray]
 """Takes n responses to one prompt; returns their rewards, ``(n, k)``."""
+Gate: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
+"""Takes n responses to one prompt; returns for each the reason to refuse it, or an empty text."""
 
 NEAR_DUPLICATE = 0.8
 """Similarity of word trigrams from which two texts share one entry of the slate."""
@@ -94,7 +96,11 @@ class Distilled:
     """Support of the best candidate. The statement is used if its own support is at least this."""
     used: bool
     drafts: int
-    """Number of drafts; this one has the most support."""
+    """Number of drafts; this one has the most support among those that the gate accepts."""
+    refused: str = ""
+    """Why the gate refuses this statement. Then it refuses all drafts, and the statement is not used."""
+    refused_drafts: int = 0
+    """Number of drafts that the gate refuses."""
 
 
 def slate(
@@ -273,6 +279,7 @@ def write_statement(
     entries: Sequence[SlateEntry],
     writer: Writer,
     score: ScoreTexts,
+    gate: Gate | None = None,
     *,
     temperature: float = 0.0,
     undecided: float = 0.0,
@@ -290,6 +297,7 @@ def write_statement(
         entries: the slate.
         writer: writes the drafts.
         score: returns the rewards of the drafts.
+        gate: refuses drafts. The members' rewards mean nothing for texts unlike those they were trained on.
         temperature: β of the members' policies.
         undecided: the ensemble's undecided share.
 
@@ -307,7 +315,17 @@ def write_statement(
     alpha = weights / weights.sum()
     support = pairwise_support(np.vstack([score(drafts), rewards]), alpha, temperature, undecided)
     against = support[: len(drafts), len(drafts) :].min(axis=1)
-    best = int(against.argmax())
+    reasons = gate(drafts) if gate else [""] * len(drafts)
+    accepted = [i for i, reason in enumerate(reasons) if not reason]
+    best = max(accepted or range(len(drafts)), key=lambda i: against[i])
     rivals = support[len(drafts) :, len(drafts) :]
     to_reach = float(maximin(rivals).max()) if len(texts) > 1 else 0.5
-    return Distilled(drafts[best], float(against[best]), to_reach, bool(against[best] >= to_reach), len(drafts))
+    return Distilled(
+        text=drafts[best],
+        least_support=float(against[best]),
+        to_reach=to_reach,
+        used=bool(accepted and against[best] >= to_reach),
+        drafts=len(drafts),
+        refused=reasons[best],
+        refused_drafts=len(drafts) - len(accepted),
+    )

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from pluralign.answering.prompt_sources import Failure, load_prompts
 from pluralign.core.checkpoints import JsonLines
@@ -31,6 +31,8 @@ from pluralign.models.remote import ServerModel
 from pluralign.votes.builder import RowError
 from pluralign.votes.prompts import Prompt, PromptLike
 from pluralign.votes.values import read_prompt
+
+Key = TypeVar("Key", str, int)
 
 ROUNDS = 5
 """Maximum number of times that one prompt is sampled, if responses repeat each other."""
@@ -88,7 +90,7 @@ def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
 
 def sampling_for(sampler: Sampler, options: SamplingOptions) -> SamplingOptions:
     """Return the options with the defaults for a model: small local models are sampled at a lower temperature."""
-    if isinstance(sampler, LocalModel):
+    if isinstance(sampler, LocalModel | ServerModel):
         return sampler.with_defaults(options)
     return options.with_defaults(small=False)
 
@@ -220,7 +222,7 @@ def generate(
     if remaining:
         sampler.prepare()
     errors: dict[str, DataError] = {}
-    outcomes = _as_completed(lambda key: sample_distinct(sampler, by_key[key], n, options), remaining, concurrency)
+    outcomes = as_completed(lambda key: sample_distinct(sampler, by_key[key], n, options), remaining, concurrency)
     with closing(outcomes):
         for done, (key, outcome) in enumerate(outcomes, len(by_key) - len(remaining) + 1):
             if isinstance(outcome, DataError):
@@ -333,9 +335,9 @@ def _write_failures(path: Path, failed: Sequence[Failure]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _as_completed(
-    work: Callable[[str], Sampled], keys: Sequence[str], concurrency: int
-) -> Generator[tuple[str, Sampled | DataError]]:
+def as_completed(
+    work: Callable[[Key], Sampled], keys: Sequence[Key], concurrency: int
+) -> Generator[tuple[Key, Sampled | DataError]]:
     """Yield each key with the result of ``work``, or with its ``DataError``. Any other error is raised.
 
     The threads are daemons, and start nothing new after Ctrl-C or an error, so that nobody waits for a slow server.
@@ -348,7 +350,7 @@ def _as_completed(
                 yield key, error
         return
     waiting = deque(keys)
-    results: SimpleQueue[tuple[str, Sampled | Exception]] = SimpleQueue()
+    results: SimpleQueue[tuple[Key, Sampled | Exception]] = SimpleQueue()
 
     def run() -> None:
         while True:

@@ -25,6 +25,8 @@ from pluralign.votes.options import Loaded, LoadOptions
 if TYPE_CHECKING:
     from pluralign.ensemble.record import FitRecord
 
+SHARED_CANDIDATES = 8
+"""Candidates to sample if ``-n`` is not given."""
 PANELS = {
     LoadOptions: "Reading votes",
     FitOptions: "Fitting",
@@ -74,6 +76,14 @@ Prompts = Annotated[
         metavar="PROMPTS",
         help="A file with a column prompt (prompts, candidates or votes), - for standard input, prism (or "
         "prism:FOLDER), a known set of votes, or an ensemble folder (its held-out prompts).",
+    ),
+]
+PolicyFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Folder of pluralign tune: each member's policy writes its answer. Members without one choose among "
+        "shared candidates. With --base-url: the adapters are models of that server.",
     ),
 ]
 PromptLimit = Annotated[int | None, typer.Option(help="Use a random sample of this many prompts.")]

@@ -37,6 +37,7 @@ RATER_CHOICES = 12
 
 # answering
 STEERING_WORDS = 11
+OWN_ANSWERS = 17
 
 # server
 EXAMPLE_PAIRS = 7

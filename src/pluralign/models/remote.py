@@ -61,6 +61,10 @@ class ServerModel:
         """Reach the server. Raises UsageError if it does not answer or rejects the API key."""
         self._models()
 
+    def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with the temperature for this model, if none was given."""
+        return options.with_defaults(small=False)
+
     def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
         """Return n sampled responses; their texts may be empty.
 
@@ -97,7 +101,7 @@ class ServerModel:
         return read_choices(reply.content, self._clean)
 
     def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
-        options = options.with_defaults(small=False)
+        options = self.with_defaults(options)
         parameters: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
         parameters |= {"temperature": options.temperature, self._length_parameter: options.max_new_tokens}
         if options.top_p != 1:

@@ -163,11 +163,7 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
         if folder.is_dir() and any(folder.iterdir()):
             raise DataError("the folder holds other files", file=str(folder), remedy="name a new folder")
         return Manifest(settings)
-    try:
-        manifest = Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        remedy = "name another folder"
-        raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
+    manifest = read_manifest(folder)
     if changed := [name for name in settings if manifest.settings.get(name) != settings[name]]:
         hashes = {"ensemble": "another ensemble", "prompts": "other prompts"}
         known = ", ".join(hashes.get(name, f"{name} {manifest.settings.get(name)}") for name in changed)
@@ -177,17 +173,35 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
     return replace(manifest, settings=settings, members=present)
 
 
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder.
+
+    Raises:
+        DataError: there is none, or ``tune`` did not write it.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        remedy = "name a folder that pluralign tune wrote"
+        raise DataError(f"it has no {MANIFEST_FILE}", file=str(folder), remedy=remedy)
+    try:
+        return Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        remedy = "name another folder"
+        raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
+
+
 def run_settings(
     ensemble: RewardEnsemble, prompts: Sequence[PromptLike], model: str, options: TuneOptions
 ) -> dict[str, Any]:
     """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
-    settings = {"model": model, "ensemble": _ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
+    settings = {"model": model, "ensemble": ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
     settings |= to_json(options)
     del settings["micro_batch"]  # it changes the memory that is needed, not the method
     return settings
 
 
-def _ensemble_hash(ensemble: RewardEnsemble) -> str:
+def ensemble_hash(ensemble: RewardEnsemble) -> str:
+    """Return a hash of the ensemble's features, weights and members, which identifies it in a manifest."""
     digest = hashlib.sha256(json.dumps(ensemble.features.to_json(), sort_keys=True, default=str).encode())
     digest.update(ensemble.weights.tobytes())
     for name, array in sorted(ensemble.members.arrays().items()):

@@ -5,7 +5,7 @@ This module connects the parts: the work is done in ``service``, the routes are 
 """
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -56,6 +56,8 @@ def create_app(
     refusal: RefusalPolicy | None = None,
     sampling: SamplingOptions | None = None,
     n: int = 8,
+    policies: Mapping[int, Sampler] | None = None,
+    n_drafts: int = 1,
     seed: int | None = None,
     log_prompts: bool = False,
 ) -> FastAPI:
@@ -73,6 +75,8 @@ def create_app(
         refusal: a refusal policy; runs before any mode.
         sampling: sampling options of requests that set none.
         n: number of candidates to sample for requests that do not say.
+        policies: the members' own policies, by member: they answer requests without candidates.
+        n_drafts: number of drafts per policy for requests that do not say.
         seed: base seed for requests that send none (default: random).
         log_prompts: whether the log contains the bodies of requests.
 
@@ -97,6 +101,8 @@ def create_app(
         limits=limits,
         sampling=sampling or SamplingOptions(),
         n_candidates=n,
+        policies=policies or {},
+        n_drafts=n_drafts,
     )
     service = Service(
         ensemble=ensemble,
@@ -113,6 +119,7 @@ def create_app(
     shown = EnsembleResponse(
         **vars(page),
         can_generate=generator is not None,
+        policies=sorted(policies or {}),
         generator=generator.name if generator else None,
         modes=list(MODES),
         models=model_ids(name, ensemble.k),

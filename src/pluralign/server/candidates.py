@@ -1,4 +1,4 @@
-"""Where the candidates of an answer come from: the request, a language model, or the held-out votes.
+"""Where the texts of an answer come from: the request, a language model, the members' policies, or held-out votes.
 
 Generation runs in threads of its own, within limits on concurrency, waiting requests and time.
 """
@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from pluralign.answering.generate import Sampler, sample_distinct
+from pluralign.answering.own_answers import Answering, Drafts, write_drafts
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.models.causal import LocalModel
@@ -64,6 +65,10 @@ class CandidateSource:
     """Sampling options of requests that set none."""
     n_candidates: int
     """Number of candidates to generate for requests that do not say."""
+    policies: Mapping[int, Sampler] = field(default_factory=dict)
+    """The members' own policies, by member; called in threads."""
+    n_drafts: int = 1
+    """Number of drafts per policy for requests that do not say."""
     waiting: int = field(default=0, init=False)
     """Number of requests that wait for candidates, those being generated included."""
 
@@ -103,9 +108,12 @@ class CandidateSource:
         if self.generator is not None:
             n_candidates = n_candidates or self.n_candidates
             check_count(n_candidates, self.limits.candidates, "candidates")
-            texts = await self._generate(self.generator, prompt, n_candidates, seed, sampling)
-            self._check_generated(texts, self.generator.name)
-            return prompt, texts
+            generator, options = self.generator, self._options(sampling, seed)
+            sampled = await self._in_slot(
+                lambda: sample_distinct(generator, prompt, n_candidates, options), generator.name, "candidates"
+            )
+            self._check_generated(sampled.responses, generator.name)
+            return prompt, sampled.responses
         if (known := self.held_out_prompts.get(_prompt_key(prompt))) is not None:
             return known.prompt, list(known.responses)[: self.limits.candidates]
         message = (
@@ -113,6 +121,42 @@ class CandidateSource:
             "prompts, or start the server with --model or --base-url."
         )
         raise ApiError(400, message, code="no_generator", param="candidates")
+
+    async def write(
+        self,
+        prompt: PromptLike,
+        answering: Sequence[Answering],
+        n_drafts: int | None,
+        seed: int,
+        sampling: SamplingOverrides,
+    ) -> list[Drafts]:
+        """Let the members' policies write drafts, for one answer or for several draws.
+
+        Args:
+            prompt: of the request.
+            answering: the members of each draw.
+            n_drafts: number of drafts per policy; the server's default if None.
+            seed: of the first draw; each further draw adds 1.
+            sampling: options of the generation.
+        """
+        n = n_drafts or self.n_drafts
+        writing = [[j for j in draw.members if j in self.policies] for draw in answering]
+        check_count(n * sum(map(len, writing)), self.limits.candidates, "drafts")
+        options = [self._options(sampling, seed + draw) for draw in range(len(answering))]
+        concurrency = 1 if self._is_local else self.limits.generations
+
+        def work() -> list[Drafts]:
+            draws = zip(writing, options, strict=True)
+            return [write_drafts(self.policies, members, prompt, n, own, concurrency) for members, own in draws]
+
+        drafts = await self._in_slot(work, "a policy", "answer")
+        for draw in drafts:
+            self._check_generated(draw.pool(), "a policy")
+        return drafts
+
+    def _options(self, sampling: SamplingOverrides, seed: int) -> SamplingOptions:
+        check_count(sampling.max_new_tokens or 1, self.limits.max_tokens, "tokens per candidate")
+        return sampling.apply(self.sampling, seed)
 
     def _check_generated(self, texts: Sequence[str], name: str) -> None:
         """Check texts that the request did not send, so that it is not blamed for them."""
@@ -122,16 +166,23 @@ class CandidateSource:
             except ApiError as error:
                 raise ApiError(502, error.message, code="upstream_failed") from None
 
+    @property
+    def _is_local(self) -> bool:
+        return any(isinstance(sampler, LocalModel) for sampler in (self.generator, *self.policies.values()))
+
     @cached_property
     def _slots(self) -> asyncio.Semaphore:
         # A model in this process seeds the random generator that all threads share.
-        return asyncio.Semaphore(1 if isinstance(self.generator, LocalModel) else self.limits.generations)
+        return asyncio.Semaphore(1 if self._is_local else self.limits.generations)
 
-    async def _generate(
-        self, generator: Sampler, prompt: PromptLike, n_candidates: int, seed: int, sampling: SamplingOverrides
-    ) -> list[str]:
-        check_count(sampling.max_new_tokens or 1, self.limits.max_tokens, "tokens per candidate")
-        options = sampling.apply(self.sampling, seed)
+    async def _in_slot(self, work: Callable[[], Result], name: str, what: str) -> Result:
+        """Generate in a thread, within the limits.
+
+        Args:
+            work: generates texts.
+            name: of the model, for errors.
+            what: is generated, for errors.
+        """
         if self.waiting >= self.limits.generations + self.limits.generations_waiting:
             message = "too many prompts are waiting for candidates; try again later."
             raise ApiError(503, message, code="generator_busy", retry_after=RETRY_GENERATION)
@@ -139,17 +190,17 @@ class CandidateSource:
         try:
             async with asyncio.timeout(self.limits.generation_seconds):
                 await self._slots.acquire()
-                work = in_thread(lambda: sample_distinct(generator, prompt, n_candidates, options))
+                running = in_thread(work)
                 loop = asyncio.get_running_loop()
                 # The thread releases its slot, because it may run on after a timeout.
-                work.add_done_callback(lambda _: _call_soon(loop, self._slots.release))
-                return (await asyncio.wrap_future(work)).responses
+                running.add_done_callback(lambda _: _call_soon(loop, self._slots.release))
+                return await asyncio.wrap_future(running)
         except TimeoutError:
-            message = f"{generator.name} generated no candidates within {self.limits.generation_seconds:g} s."
+            message = f"{name} generated no {what} within {self.limits.generation_seconds:g} s."
             raise ApiError(504, message, code="upstream_timeout") from None
         except Exception as error:
             reason = str(error) if isinstance(error, PluralignError) else f"{type(error).__name__}."
-            message = f"{generator.name} generated no candidates: {reason}"
+            message = f"{name} generated no {what}: {reason}"
             raise ApiError(502, message, code="upstream_failed") from None
         finally:
             self.waiting -= 1

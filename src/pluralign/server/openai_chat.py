@@ -110,6 +110,7 @@ def answer_details(
         candidates=first.candidates,
         coverage=first.coverage,
         notes=list(first.notes),
+        written=sorted({j for answer in answers for j in answer.written}),
         seed=seed,
         generator=generator,
         ignored=list(ignored),

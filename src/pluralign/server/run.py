@@ -71,8 +71,9 @@ def serve(
         limits = (limits or Limits()).within_files(file_limit())
         app = create_app(ensemble, generator, api_key=api_key or None, limits=limits, **options)
         app.state.service.score([("Are you awake?", "Yes.")])  # loads the encoder, or raises its error
-        if generator:
-            generator.prepare()
+        for sampler in (generator, *(options.get("policies") or {}).values()):
+            if sampler:
+                sampler.prepare()
         address = f"[{host}]" if ":" in host else host
         server = Server.of(app, limits)
         with _handle_signals(server), _request_log():

@@ -341,6 +341,7 @@ class AnswerDetails(Result):
     candidates: int = Field(description="Number of distinct candidates")
     coverage: float | None = Field(description="Balanced mode: predicted share of people that the slate covers")
     notes: list[str]
+    written: list[int] = Field(description="Members whose own policy wrote their answer")
     seed: int
     generator: str | None = Field(description="Name of the model that wrote the candidates")
     ignored: list[str] = Field(description="Fields of the request that have no effect")

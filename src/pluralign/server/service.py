@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
+from pluralign.answering.own_answers import Drafts, answering_members, choose_own
 from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level
@@ -221,13 +222,15 @@ class Service:
     ) -> tuple[list[Answer], list[str]]:
         """Answer a prompt ``draws`` times; return the answers and the candidates.
 
+        If the server has the members' policies and the request sends no candidates, the policies write.
+
         Args:
             prompt: the question.
             mode: ``balanced``, ``steerable`` or ``distributional``.
             candidates: responses to choose from; generated if None.
             seed: of the first draw; each further draw adds 1.
             sampling: options of the generation.
-            n_candidates: number of candidates to generate.
+            n_candidates: number of candidates to generate, or of drafts per policy.
             draws: number of answers.
             stop: candidates end before the first of these texts.
             rule: balanced mode: the rule of the consensus.
@@ -240,9 +243,24 @@ class Service:
         """
         if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
             return [refuse(refused, mode)] * draws, []
+        votes = None if choices is None else self._votes(choices)
+        if self.candidates.policies and candidates is None:
+            return await self._answer_by_policies(
+                prompt,
+                mode,
+                seed,
+                draws,
+                rule,
+                level=level,
+                member=member,
+                like=like,
+                votes=votes,
+                n_candidates=n_candidates,
+                sampling=sampling,
+                stop=stop,
+            )
         prompt, texts = await self.candidates.get(prompt, candidates, n_candidates, seed, sampling)
         texts = cut_at(texts, stop)
-        votes = None if choices is None else self._votes(choices)
         voted = [] if votes is None else texts_of(votes)
         rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
         one_draw = functools.partial(
@@ -264,6 +282,75 @@ class Service:
             profiles=self.profiles,
         )
         return await asyncio.to_thread(lambda: [one_draw(seed=seed + draw) for draw in range(draws)]), texts
+
+    async def _answer_by_policies(
+        self,
+        prompt: PromptLike,
+        mode: Mode,
+        seed: int,
+        draws: int,
+        rule: str,
+        *,
+        level: Level,
+        member: int | None,
+        like: str,
+        votes: PreferenceSet | None,
+        n_candidates: int | None,
+        sampling: SamplingOverrides,
+        stop: Sequence[str],
+    ) -> tuple[list[Answer], list[str]]:
+        """Let the policies of the answering members write; members without one choose among shared candidates."""
+        ensemble, choices = self.ensemble, None
+        if votes is not None:
+            choices = _scored_choices(votes, await self.rewards(texts_of(votes)))
+        answering = [
+            answering_members(
+                ensemble.weights,
+                mode,
+                prompt=prompt,
+                temperature=ensemble.temperature,
+                undecided=ensemble.undecided,
+                member=member,
+                like=like,
+                choices=choices,
+                profiles=self.profiles,
+                seed=seed + draw,
+            )
+            for draw in range(draws)
+        ]
+        n_drafts = 1 if mode == "distributional" else n_candidates
+        written = await self.candidates.write(prompt, answering, n_drafts, seed, sampling)
+        written = [
+            Drafts({j: cut_at(texts, stop) for j, texts in drafts.texts.items()}, drafts.notes) for drafts in written
+        ]
+        shared: list[str] = []
+        if any(set(draw.members) - set(drafts.texts) for draw, drafts in zip(answering, written, strict=True)):
+            _, shared = await self.candidates.get(prompt, None, n_candidates, seed, sampling)
+            shared = cut_at(shared, stop)
+        pools = [drafts.pool(shared) for drafts in written]
+        rows = {text: row for row, text in enumerate(dict.fromkeys(text for pool in pools for text in pool))}
+        rewards = await self.rewards([(prompt, text) for text in rows])
+
+        def choose_all() -> list[Answer]:
+            return [
+                choose_own(
+                    rewards[[rows[text] for text in pools[draw]]],
+                    ensemble.weights,
+                    written[draw],
+                    shared,
+                    answering[draw],
+                    mode,
+                    prompt=prompt,
+                    level=level,
+                    temperature=ensemble.temperature,
+                    undecided=ensemble.undecided,
+                    rule=rule,
+                    seed=seed + draw,
+                )
+                for draw in range(draws)
+            ]
+
+        return await asyncio.to_thread(choose_all), list(rows)
 
     async def steer(self, choices: Sequence[Choice]) -> SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""

@@ -10,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.arguments import EnsembleFolder, Json, PromptLimit, Prompts, with_options
+from pluralign.cli.arguments import (
+    SHARED_CANDIDATES,
+    EnsembleFolder,
+    Json,
+    PolicyFolder,
+    PromptLimit,
+    Prompts,
+    with_options,
+)
 from pluralign.cli.console import emit, note, print_json, progress_bar, working
 from pluralign.cli.inputs import load_votes, saved_held_out_votes
 from pluralign.cli.outputs import output_file, output_folder
@@ -150,7 +158,16 @@ def answer(
     model: Annotated[
         str | None, typer.Option(help="Sample the candidates from this language model; names as in generate.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="Number of candidates to sample.", min=1, max=1000)] = 8,
+    policies: PolicyFolder = None,
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            help="Candidates to sample (default: 8), or drafts per policy: each member takes its best (default: 1).",
+            min=1,
+            max=1000,
+        ),
+    ] = None,
     rule: Annotated[str, typer.Option(help="Balanced: consensus rule: borda, maximin, schulze or lottery.")] = "borda",
     slate_size: Annotated[
         int | None,
@@ -185,33 +202,54 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
         pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
         pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
+        pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
+        pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
     from pluralign.analysis.profiles import member_profiles
     from pluralign.answering.answer import answer as answer_prompt
     from pluralign.answering.answer import check_request
     from pluralign.answering.consensus import WRITING_TEMPERATURE
-    from pluralign.answering.generate import find_sampler, sample_distinct
+    from pluralign.answering.generate import Sampler, find_sampler, sample_distinct
+    from pluralign.answering.novelty import fit_gate
+    from pluralign.answering.own_answers import OwnPolicies
     from pluralign.cli.views.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.policies.writing import load_policies
 
     check_request(mode, rule, level=level, slate_size=slate_size, cover=cover)
-    if (candidates is None) == (model is None):
+    if policies is None and (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
+    if candidates and model:
+        raise UsageError("--candidates and --model exclude each other; give one of them.")
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
     profiles = member_profiles(loaded.weights, held_out) if held_out else []
     samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
+    tuned = load_policies(policies, loaded, remote_options) if policies else None
+    n_shared, base = n or SHARED_CANDIDATES, samplers.get(str(model), tuned.base if tuned else None)
 
-    def sampled(name: str, options: SamplingOptions, text: str, count: int) -> list[str]:
-        with working(f"Sampling from {samplers[name].name}"):
-            return sample_distinct(samplers[name], text, count, options).responses
+    def sampled(sampler: Sampler, options: SamplingOptions, text: str, count: int) -> list[str]:
+        with working(f"Sampling from {sampler.name}"):
+            return sample_distinct(sampler, text, count, options).responses
+
+    def shared_candidates() -> list[str]:
+        if candidates or base is None:
+            return _candidates_for(prompt, str(candidates))
+        texts = sampled(base, sampling_options, prompt, n_shared)
+        if len(texts) < n_shared:
+            note(f"{base.name} gave {len(texts)} distinct responses, not {n_shared}.")
+        return texts
 
     for sampler in samplers.values():
         with working(f"Connecting to {sampler.name}"):
             sampler.prepare()
-    texts = _candidates_for(prompt, candidates) if candidates else sampled(str(model), sampling_options, prompt, n)
-    if model and len(texts) < n:
-        note(f"{model} gave {len(texts)} distinct responses, not {n}.")
+    if tuned:
+        with working("Loading the policies"):
+            tuned.prepare()
+    concurrency = remote_options.concurrency if remote_options.base_url else 1
+    own = OwnPolicies(tuned.samplers, sampling_options, n or 1, concurrency) if tuned else None
+    texts = shared_candidates if own else shared_candidates()
+    gate = fit_gate(held_out.preferences, loaded.features) if held_out and (distill or model or tuned) else None
     given = sampling_options.temperature or WRITING_TEMPERATURE
     writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
     votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
@@ -221,11 +259,13 @@ def answer(
             prompt,
             texts,
             mode,  # type: ignore[arg-type]  # checked above
+            policies=own,
             rule=rule,
             level=level,  # type: ignore[arg-type]  # checked above
             slate_size=slate_size,
             cover=cover,
-            writer=functools.partial(sampled, distill, writing_options) if distill else None,
+            writer=functools.partial(sampled, samplers[distill], writing_options) if distill else None,
+            gate=functools.partial(gate.reasons, prompt) if gate else None,
             member=member,
             like=like,
             choices=votes,

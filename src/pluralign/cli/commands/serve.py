@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from pluralign.cli.arguments import (
+    SHARED_CANDIDATES,
     AllPrompts,
     EnsembleFolder,
     Json,
     OtherVotesOption,
+    PolicyFolder,
     PromptLimit,
     Prompts,
     command_history,
@@ -135,7 +137,11 @@ def serve(
     model: Annotated[
         str | None, typer.Option(help="Sample candidates from this language model; names as in generate.")
     ] = None,
-    n: Annotated[int, typer.Option("-n", help="Candidates to sample per prompt.")] = 8,
+    policies: PolicyFolder = None,
+    n: Annotated[
+        int | None,
+        typer.Option("-n", help="Candidates to sample per prompt (default: 8), or drafts per policy (default: 1)."),
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="First part of the model ids (default: the name of the folder).")
     ] = None,
@@ -154,14 +160,16 @@ def serve(
         pluralign serve ensemble --model smollm2 --port 9000
         pluralign serve ensemble --data other_votes.jsonl
         pluralign serve ensemble --model llama3.2 --base-url http://localhost:11434/v1 --name town
+        pluralign serve ensemble --policies policies --base-url http://localhost:8001/v1
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
     from pluralign.answering.generate import find_sampler
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.policies.writing import load_policies
 
-    if remote_options.base_url and not model:
-        raise UsageError("--base-url requires --model, the name of a model on that server.")
-    if not 1 <= n <= serve_options.max_candidates:
+    if remote_options.base_url and not (model or policies):
+        raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
+    if n is not None and not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     with needs_extra("fastapi", "server", "a server"):
         from pluralign.evaluation.representation import load_representation
@@ -172,6 +180,8 @@ def serve(
     held_out = saved_held_out_votes(ensemble)
     if data or all_prompts:
         held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+    tuned = load_policies(policies, loaded, remote_options) if policies else None
+    generator = find_sampler(model, remote_options) if model else tuned.base if tuned else None
     served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
     with ExitStack() as until_ready:
         until_ready.enter_context(working(f"Preparing {served_as}"))
@@ -179,13 +189,14 @@ def serve(
         def ready(address: str) -> None:
             until_ready.close()
             result = {"address": address, "name": served_as, "k": loaded.k, "model": model}
-            message = server.startup_message(address, served_as, loaded.k, generates=bool(model), has_key=bool(api_key))
+            generates = generator is not None
+            message = server.startup_message(address, served_as, loaded.k, generates=generates, has_key=bool(api_key))
             emit(result, [message], as_json)
             sys.stdout.flush()
 
         server.serve(
             loaded,
-            find_sampler(model, remote_options) if model else None,
+            generator,
             host=host,
             port=port,
             api_key=api_key,
@@ -196,7 +207,9 @@ def serve(
             name=served_as,
             limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),
-            n=n,
+            n=n or SHARED_CANDIDATES,
+            policies=tuned.samplers if tuned else None,
+            n_drafts=n or 1,
             seed=serve_options.seed,
             log_prompts=log_prompts,
         )

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
-from pluralign.answering.answer import Answer, Mode
+from pluralign.answering.answer import Answer
 from pluralign.answering.consensus import Consensus, Distilled, SlateEntry
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, text_panel
 
@@ -34,7 +34,7 @@ def answer_page(
         if chosen.path:
             yield _posterior_table(chosen.path)
     for entry in answer.answers:
-        yield _entry_panel(entry, answer.mode, cards)
+        yield _entry_panel(entry, _entry_title(entry, answer), cards)
     if answer.coverage is not None:
         count = f"{len(answer.answers)} of {answer.candidates} candidates"
         yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
@@ -47,7 +47,13 @@ def answer_page(
         yield Text(unnamed_reason(profiles, prompts), style="dim")
 
 
-def _entry_panel(entry: SlateEntry, mode: Mode, cards: Mapping[int, Profile]) -> Panel:
+def _entry_title(entry: SlateEntry, answer: Answer) -> str:
+    if entry.member in answer.written:
+        return f"answer of member {entry.member}, written by its policy"
+    return f"member {entry.member}" if answer.mode == "balanced" else "answer"
+
+
+def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
     if entry.member is None:
         return text_panel(entry.text, "refused")
     named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
@@ -55,7 +61,6 @@ def _entry_panel(entry: SlateEntry, mode: Mode, cards: Mapping[int, Profile]) ->
     if entry.share is not None:
         bar = "█" * round(BAR_WIDTH / 2 * entry.share)
         support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
-    title = f"member {entry.member}" if mode == "balanced" else "answer"
     return text_panel(Text.assemble((support, "dim"), entry.text), title)
 
 
@@ -70,6 +75,8 @@ def _consensus_panel(consensus: Consensus) -> Panel:
 
 def _statement_panel(statement: Distilled) -> Panel:
     outcome = "It replaces the consensus." if statement.used else "It is not used."
+    if statement.refused:
+        outcome = f"It is refused: {statement.refused}."
     support = (
         f"Predicted: {statement.least_support:.0%} of people prefer it to its strongest rival; "
         f"{statement.to_reach:.0%} are needed. {outcome}\n\n"

@@ -23,6 +23,8 @@ class EnsembleResponse(PageData):
 
     can_generate: bool
     generator: str | None
+    policies: list[int]
+    """Members whose own policy writes their answers."""
     modes: list[Mode]
     models: list[str]
     limits: Limits

@@ -111,7 +111,9 @@ export function ask(panel, ensemble) {
 
   function ownAnswers() {
     pasted.setAttribute("aria-describedby", "candidates-hint");
-    const hint = ensemble.can_generate
+    const hint = ensemble.policies.length
+      ? "Leave this empty to let each member answer with its own policy."
+      : ensemble.can_generate
       ? "Leave this empty to let the language model of this server write answers."
       : "This server has no language model to write answers; paste some here.";
     return el(
@@ -199,7 +201,8 @@ export function ask(panel, ensemble) {
       clearAnswer();
       return;
     }
-    if (!texts.length) state.generated = { question, texts: result.candidate_texts };
+    // Answers of policies are not candidates for others: every question goes to the policies again.
+    if (!texts.length && !ensemble.policies.length) state.generated = { question, texts: result.candidate_texts };
     state.steering = result.steering;
     const draw = { balanced, steerable: steeringView, distributional }[state.mode];
     clear(results, result.refused ? refusal(result) : draw(result), notes(result));

@@ -7,7 +7,7 @@ import { button, el, longText, memberName, note, percent, strip } from "./dom.js
  *
  * `members` has the names and weights of all members; `moreLike(text, others)` is called for "More like this".
  */
-export function slate({ consensus, distilled, answers, coverage, candidates: n }, members, moreLike) {
+export function slate({ consensus, distilled, answers, coverage, candidates: n, written = [] }, members, moreLike) {
   const total = answers.reduce((sum, one) => sum + one.weight, 0);
   return el(
     "div",
@@ -18,7 +18,9 @@ export function slate({ consensus, distilled, answers, coverage, candidates: n }
     el(
       "p",
       { class: "muted" },
-      `${answers.length} of ${n} answers, with the favourite of ${percent(coverage)} of people (predicted). ` +
+      (written.length
+        ? "Each member's own policy wrote its answer. "
+        : `${answers.length} of ${n} answers, with the favourite of ${percent(coverage)} of people (predicted). `) +
         "Percentages are the predicted shares of people whose favourite an answer is. " +
         "Bars show the weight of the members that prefer it to the rest of the slate.",
     ),
