@@ -1,8 +1,8 @@
 """A card for each member: how it differs from the other members, in words that a person can check.
 
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
-claims of ``leans``, and the example texts. Which claims are significant is decided in ``leans``. A member without
-claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
+is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
 """
 
 import math
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from pluralign.analysis.leans import (
     CARES_LESS,
-    DISLIKES_WORD,
     LIKES_WORD,
     PREFERS,
     Lean,
@@ -26,6 +25,7 @@ from pluralign.analysis.leans import (
 )
 from pluralign.analysis.pruning import as_held_out
 from pluralign.analysis.traits import KEYS, TRAITS
+from pluralign.analysis.views import Views, find_views, reward_scale
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.core.text import counted
@@ -87,11 +87,13 @@ class Profile:
     leans: tuple[Lean, ...]
     """One per trait, in the order of ``traits.TRAITS``."""
     likes: tuple[Lean, ...]
-    """Words whose responses it prefers, the clearest first."""
+    """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]
-    """Words whose responses it rejects, the clearest first."""
+    """Phrases whose responses it rejects, the clearest first, from ``views``."""
     typical: tuple[Typical, ...]
     distinguishing: tuple[Distinguishing, ...]
+    views: Views = field(default_factory=Views, kw_only=True)
+    """Phrases and positions with intervals and quotes."""
 
     @property
     def label(self) -> str:
@@ -159,14 +161,9 @@ def member_profiles(
     sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
     contrasts = find_contrasts(sample)
     leans = measure_leans(contrasts.traits, contrasts.length, sample, alpha)
-    words = measure_leans(contrasts.words, contrasts.length, sample, alpha)
-    likes, dislikes = (
-        [
-            sorted((lean for lean in own if lean.claim.startswith(verb)), key=_clarity, reverse=True)[:WORDS_SHOWN]
-            for own in words
-        ]
-        for verb in (LIKES_WORD, DISLIKES_WORD)
-    )
+    views = find_views(sample, alpha, contrasts.length)
+    likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
+    dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
     claims = [_claims(leans[j], likes[j], contrasts.trait_correlation) for j in range(len(alpha))]
     names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
@@ -183,6 +180,7 @@ def member_profiles(
             dislikes=tuple(dislikes[j]),
             typical=tuple(_typical(held_out, j)),
             distinguishing=tuple(_distinguishing(held_out, alpha, j)),
+            views=views[j],
         )
         for j in range(len(alpha))
     ]
@@ -277,7 +275,7 @@ def _description(claims: list[_Claim]) -> str:
 
 
 def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
-    votes, scale = held_out.preferences, _scale(held_out, j)
+    votes, scale = held_out.preferences, reward_scale(held_out, j)
     items = votes.items()
     best: list[tuple[float, int]] = []
     for rows in rows_by_prompt(votes):
@@ -293,7 +291,7 @@ def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
 
 def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iterator[Distinguishing]:
     votes = held_out.preferences
-    margin = held_out.difference[:, j] / _scale(held_out, j)
+    margin = held_out.difference[:, j] / reward_scale(held_out, j)
     share_a = held_out.votes @ weights
     weight_with_it = np.where(margin > 0, share_a, 1.0 - share_a)
     distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
@@ -316,8 +314,3 @@ def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iter
             people_with_it=prob if margin[row] > 0 else 1.0 - prob,
             votes=int(votes.n_votes[row]),
         )
-
-
-def _scale(held_out: HeldOutVotes, j: int) -> float:
-    """Return the root mean square of a member's reward differences."""
-    return float(np.sqrt((held_out.difference[:, j] ** 2).mean())) or 1.0
