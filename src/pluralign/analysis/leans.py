@@ -35,6 +35,7 @@ MIN_LEAN = 0.1
 """Smaller relative leans move less than one vote in twenty and are not claimed."""
 PREFERS = "prefers "
 CARES_LESS = "cares less about "
+PREFERS_PHRASES = "prefers phrases like "
 LIKES_WORD = "likes mentions of "
 DISLIKES_WORD = "dislikes mentions of "
 

@@ -18,6 +18,7 @@ from pluralign.analysis.leans import (
     CARES_LESS,
     LIKES_WORD,
     PREFERS,
+    PREFERS_PHRASES,
     Lean,
     find_contrasts,
     measure_leans,
@@ -164,7 +165,7 @@ def member_profiles(
     views = find_views(sample, alpha, contrasts.length)
     likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
     dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
-    claims = [_claims(leans[j], likes[j], contrasts.trait_correlation) for j in range(len(alpha))]
+    claims = [_claims(leans[j], likes[j], views[j], contrasts.trait_correlation) for j in range(len(alpha))]
     names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     return [
@@ -202,8 +203,11 @@ def _clarity(lean: Lean) -> float:
     return abs(lean.relative) * math.sqrt(lean.pairs)
 
 
-def _claims(leans: list[Lean], likes: list[Lean], correlation: FloatArray) -> list[_Claim]:
-    """Return the claims of a card, the clearest first, without traits that correlate with a clearer one."""
+def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+    """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
+
+    The clearest view, if there is one, is among the first two.
+    """
     clearest = sorted((p for p, lean in enumerate(leans) if lean.claim), key=lambda p: -_clarity(leans[p]))
     claims: list[tuple[float, _Claim]] = []
     named: list[int] = []
@@ -215,7 +219,17 @@ def _claims(leans: list[Lean], likes: list[Lean], correlation: FloatArray) -> li
         words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
         sentence = f"Mentions of “{likes[0].trait}”: {_shares(likes[0], 1.0)}"
         claims.append((_clarity(likes[0]), _Claim(LIKES_WORD, words, sentence)))
-    return [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
+    else:  # a position over all prompts, whose phrases are tested together
+        for view in views.positions:
+            if not view.topic:
+                liked, rejected = (" or ".join(f"“{p}”" for p in side[:2]) for side in (view.prefers, view.rejects))
+                claim = _Claim(PREFERS_PHRASES, [f"{liked} to {rejected}"], f"{view.title}: {view.evidence}.")
+                claims.append((_clarity(view.lean), claim))
+    ordered = [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
+    view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
+    if view in ordered[2:]:  # a name has room for two claims: style and view
+        ordered = [ordered[0], view, *(claim for claim in ordered[1:] if claim is not view)]
+    return ordered
 
 
 def _trait_claim(lean: Lean) -> _Claim:

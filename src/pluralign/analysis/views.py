@@ -85,9 +85,27 @@ class View:
     quotes: tuple[Quote, ...] = ()
 
     @property
-    def is_position(self) -> bool:
-        """Whether several phrases are tested together."""
-        return len(self.prefers) + len(self.rejects) > 1
+    def title(self) -> str:
+        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"; topics are named first."""
+        liked, disliked = (", ".join(f"“{phrase}”" for phrase in side) for side in (self.prefers, self.rejects))
+        claim = f"prefers {liked}" if liked else f"rejects {disliked}"
+        if liked and disliked:
+            claim += f" to {disliked}"
+        return f"On {self.topic}: {claim}" if self.topic else claim[0].upper() + claim[1:]
+
+    @property
+    def evidence(self) -> str:
+        """The shares of pairs in which the member, all members and people choose the preferred side, in words."""
+        sign = 1.0 if self.prefers else -1.0
+        own, everyone, people = (
+            f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}"
+            for value in (self.lean.own, self.lean.ensemble, self.lean.people)
+        )
+        low, high = sorted((50 * sign * self.low, 50 * sign * self.high))
+        return (
+            f"{own} of {self.lean.pairs:,} pairs at equal length; all members {everyone}, people {people}; difference "
+            f"from all members {50 * sign * self.lean.relative:+.0f} points, 95 % interval {low:+.0f} to {high:+.0f}"
+        )
 
 
 @dataclass(frozen=True)

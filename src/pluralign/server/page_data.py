@@ -18,6 +18,7 @@ from pluralign.analysis.profiles import (
     unnamed_reason,
 )
 from pluralign.analysis.traits import KEYS, TRAITS
+from pluralign.analysis.views import Quote
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -74,6 +75,15 @@ class CardLean:
 
 
 @dataclass(frozen=True)
+class CardView:
+    """A phrase or position on a member's card, in words, with quotes of held-out responses."""
+
+    title: str
+    evidence: str
+    quotes: list[Quote]
+
+
+@dataclass(frozen=True)
 class MemberCard:
     """One member, as the page shows it."""
 
@@ -87,6 +97,8 @@ class MemberCard:
     leans: list[CardLean]
     likes: list[str]
     dislikes: list[str]
+    views: list[CardView]
+    """Positions and phrases that survived on the other half of the prompts."""
     typical: list[Typical]
     distinguishing: list[Distinguishing]
 
@@ -278,6 +290,7 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
             leans=[],
             likes=[],
             dislikes=[],
+            views=[],
             typical=[],
             distinguishing=[],
         )
@@ -295,6 +308,10 @@ def _card(profile: Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
+        views=[
+            CardView(view.title, view.evidence, [replace(quote, prompt=short(quote.prompt)) for quote in view.quotes])
+            for view in (*profile.views.positions, *profile.views.phrases)
+        ],
         typical=[replace(one, prompt=short(one.prompt), response=short(one.response)) for one in profile.typical],
         distinguishing=[
             replace(one, prompt=short(one.prompt), preferred=short(one.preferred), other=short(one.other))
