@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.analysis.description import Description
 from pluralign.analysis.leans import (
     CARES_LESS,
     LIKES_WORD,
@@ -95,6 +96,8 @@ class Profile:
     distinguishing: tuple[Distinguishing, ...]
     views: Views = field(default_factory=Views, kw_only=True)
     """Phrases and positions with intervals and quotes."""
+    written: Description | None = field(default=None, kw_only=True)
+    """Name and sentence that a language model wrote, with the check of it on other prompts."""
 
     @property
     def label(self) -> str:
@@ -180,7 +183,7 @@ def member_profiles(
             likes=tuple(likes[j]),
             dislikes=tuple(dislikes[j]),
             typical=tuple(_typical(held_out, j)),
-            distinguishing=tuple(_distinguishing(held_out, alpha, j)),
+            distinguishing=tuple(distinguishing_pairs(held_out, alpha, j)),
             views=views[j],
         )
         for j in range(len(alpha))
@@ -303,7 +306,10 @@ def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
         yield Typical(Prompt(prompt).text, str(response), margin)
 
 
-def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iterator[Distinguishing]:
+def distinguishing_pairs(
+    held_out: HeldOutVotes, weights: FloatArray, j: int, count: int = EXAMPLES
+) -> Iterator[Distinguishing]:
+    """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
     votes = held_out.preferences
     margin = held_out.difference[:, j] / reward_scale(held_out, j)
     share_a = held_out.votes @ weights
@@ -311,7 +317,7 @@ def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iter
     distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
     shown: set[int] = set()
     for row in np.argsort(-distinctness, kind="stable"):
-        if len(shown) == EXAMPLES or not distinctness[row] > 0.0:
+        if len(shown) == count or not distinctness[row] > 0.0:
             return
         prompt = int(votes.prompt_index[row])
         if prompt in shown:

@@ -5,8 +5,8 @@ halves. Each half proposes views, and only the other half tests them: effect siz
 did not choose the phrases. There are two kinds of views:
 
 - a *phrase*: the member prefers (or rejects) responses that have it;
-- a *position*: within a topic, the member prefers responses with some phrases over responses with others. The phrases are
-  tested together, so they may be too rare to be tested one by one.
+- a *position*: within a topic, the member prefers responses with some phrases over responses with others. The phrases
+  are tested together, so they may be too rare to be tested one by one.
 
 This module decides which views are proposed and which survive. A view survives if the relative lean (``leans``) has the
 proposed sign on the other half, is significant at 5 % in a one-sided test by prompt with a Bonferroni correction over
@@ -184,6 +184,35 @@ def find_views(held_out: HeldOutVotes, weights: FloatArray, length: FloatArray) 
     ]
 
 
+def telling_phrases(
+    held_out: HeldOutVotes, weights: FloatArray, length: FloatArray
+) -> list[tuple[list[str], list[str]]]:
+    """Return the phrases that each member prefers and rejects most clearly on these votes, without a test.
+
+    They serve as material for a description that is checked on other prompts. Arguments as in ``find_views``.
+    """
+    votes, items = held_out.preferences, held_out.preferences.items()
+    texts = [str(votes.responses[r]) for r in items.response_index]
+    table = phrase_table(texts, items.a, items.b, min_texts=MIN_PROMPTS)
+    data = _Data(held_out, weights, signed_votes(held_out, weights), length, table)
+    scores = _score_phrases(data, np.ones(len(votes), dtype=bool))
+    return [
+        tuple(
+            [
+                table.phrases[column]
+                for column in _distinct(
+                    np.abs(z),
+                    (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0),
+                    table.phrases,
+                    PHRASES_PROPOSED,
+                )
+            ]
+            for sign in (1.0, -1.0)
+        )
+        for z, own in zip(scores.z, scores.own, strict=True)
+    ]
+
+
 def split_prompts(n_prompts: int) -> IntArray:
     """Return the half, 0 or 1, of each prompt, ``(n_prompts,)``. The same number gives the same halves."""
     order = random_stream(0, VIEW_HALVES).permutation(n_prompts)
@@ -324,9 +353,7 @@ def _view(one: _Proposal, contrast: Contrast, lean: Lean, data: _Data) -> View:
     )
 
 
-def _quotes(
-    data: _Data, j: int, contrast: Contrast, prefers: Sequence[str], rejects: Sequence[str]
-) -> Iterator[Quote]:
+def _quotes(data: _Data, j: int, contrast: Contrast, prefers: Sequence[str], rejects: Sequence[str]) -> Iterator[Quote]:
     """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
     held_out, rows = data.held_out, contrast.rows
     votes = held_out.preferences

@@ -134,7 +134,10 @@ def judge_pairs(
     Raises:
         DataError: more than a tenth of the calls failed; the first failure is raised.
     """
-    started, prompts = time.perf_counter(), [one.text(swapped=swapped) for one in questions for swapped in (False, True)]
+    started, prompts = (
+        time.perf_counter(),
+        [one.text(swapped=swapped) for one in questions for swapped in (False, True)],
+    )
     failures: list[DataError] = []
 
     def ask(prompt: str) -> Choice:

@@ -300,7 +300,9 @@ def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str]
     read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
     try:
         likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        mass = [sum(math.exp(one["logprob"]) for one in likeliest if one["token"].strip() == letter) for letter in letters]
+        mass = [
+            sum(math.exp(one["logprob"]) for one in likeliest if one["token"].strip() == letter) for letter in letters
+        ]
         if sum(mass) > 0:
             return Choice(mass[0] / sum(mass), read, written)
     except (KeyError, IndexError, TypeError, AttributeError):  # the reply has no log-probabilities

@@ -7,6 +7,7 @@ The figures are computed in ``evaluation`` and ``analysis``, and selected in ``p
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pluralign.analysis.description import Description
 from pluralign.analysis.leans import CARES_LESS, PREFERS, Lean, sample_prompts
 from pluralign.analysis.member_rankings import Diversity, held_out_candidates, measure_diversity
 from pluralign.analysis.profiles import (
@@ -84,6 +85,15 @@ class CardView:
 
 
 @dataclass(frozen=True)
+class Written:
+    """Name and sentence that a language model wrote for a member, with the result of their check in words."""
+
+    name: str
+    sentence: str
+    evidence: str
+
+
+@dataclass(frozen=True)
 class MemberCard:
     """One member, as the page shows it."""
 
@@ -97,6 +107,8 @@ class MemberCard:
     leans: list[CardLean]
     likes: list[str]
     dislikes: list[str]
+    written: Written | None
+    """Name and sentence of a language model, if they passed their check."""
     views: list[CardView]
     """Positions and phrases that survived on the other half of the prompts."""
     typical: list[Typical]
@@ -290,6 +302,7 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
             leans=[],
             likes=[],
             dislikes=[],
+            written=None,
             views=[],
             typical=[],
             distinguishing=[],
@@ -308,6 +321,7 @@ def _card(profile: Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
+        written=_written(profile.written),
         views=[
             CardView(view.title, view.evidence, [replace(quote, prompt=short(quote.prompt)) for quote in view.quotes])
             for view in (*profile.views.positions, *profile.views.phrases)
@@ -318,6 +332,10 @@ def _card(profile: Profile) -> MemberCard:
             for one in profile.distinguishing
         ],
     )
+
+
+def _written(found: Description | None) -> Written | None:
+    return Written(found.name, found.sentence, found.evidence) if found and found.shown else None
 
 
 def card_lean(lean: Lean) -> CardLean:

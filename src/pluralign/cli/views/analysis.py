@@ -187,6 +187,12 @@ def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Itera
 
 def _card(profile: Profile) -> Text:
     text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}")
+    if profile.written and profile.written.shown:
+        text.append(f"\n{profile.written.name}", style="bold")
+        text.append(f" – {profile.written.sentence}")
+        text.append(f"\n{profile.written.evidence}", style="dim")
+    elif profile.written:
+        text.append(f"\nA description by {profile.written.model} is not shown: {profile.written.reason}.", style="dim")
     if profile.description:
         text.append(f"\n{profile.description}")
     for words, which in ((profile.likes, "phrases it prefers"), (profile.dislikes, "phrases it avoids")):

@@ -57,6 +57,7 @@ function card(one) {
       "aria-label": `Member ${one.member}`,
     },
     el("header", {}, badge(one.member), el("h3", {}, data(one.name)), weight),
+    one.written && written(one.written),
     one.leans.length > 0 && leans(one),
     words("Likes mentions of", one.likes),
     words("Dislikes mentions of", one.dislikes),
@@ -72,6 +73,11 @@ const folded = (title, content, look = "examples-of") =>
   content.length > 0 && el("details", { class: look }, el("summary", {}, title), content);
 const question = (prompt) => el("p", {}, el("b", {}, data(prompt)));
 const liked = ({ prompt, response }) => el("div", { class: "example" }, question(prompt), longText(response));
+
+function written(one) {
+  const named = el("p", {}, el("b", {}, data(one.name)), " – ", data(one.sentence));
+  return el("div", { class: "written" }, named, el("p", { class: "small muted" }, data(one.evidence)));
+}
 
 function view(one) {
   const quotes = one.quotes.map((quote) =>
