@@ -1,6 +1,6 @@
 """Do cards name what members want? Phrases on the cards against the known tastes of a town hall's camps.
 
-    python benchmarks/member_cards.py [--pairs 4000] [--seeds 1] [--k 8] [--encoder minilm] [--json]
+    python benchmarks/member_cards.py [--pairs 4000] [--seeds 1] [--k 8] [--encoder minilm] [--folder DIR] [--json]
     python benchmarks/member_cards.py --votes habermas.jsonl.gz [--k 8] [--json]
 
 Members are fitted with rater ids (``fit --raters``). A member that stands for a camp (``analysis.camps``) should have
@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,10 @@ from pluralign.analysis.camps import camps_of_ensemble
 from pluralign.analysis.leans import find_contrasts
 from pluralign.analysis.phrases import phrases_of
 from pluralign.analysis.views import View, Views, find_views
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
-from pluralign.votes.raters import town_hall_votes
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.town_hall import arguments, phrases
 from pluralign.votes.town_hall.issues import VALUE_AXES
 from pluralign.votes.town_hall.townhall import TownHall
@@ -83,6 +86,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of splits")
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--encoder", default="minilm", help="as in pluralign fit")
+    parser.add_argument("--folder", help="keep the fits in this folder, and use those that are there")
     parser.add_argument("--votes", help="other votes, whose truth is unknown")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -105,12 +109,18 @@ def main() -> None:
         print(f"{kind:24}{total['shown']:>7}{total['expressive']:>12}{agree:>8.2f}{other:>13.2f}{named:>8}")
 
 
+def fit(votes: RaterVotes | PreferenceSet, options: argparse.Namespace, seed: int) -> RewardEnsemble:
+    """Fit an ensemble, or load it if ``--folder`` has a fit of the same votes and options."""
+    folder = Path(options.folder) / f"seed{seed}" if options.folder else None
+    return pluralign.fit(
+        votes, k=options.k, encoder=options.encoder, test_fraction=TEST_FRACTION, seed=seed, folder=folder
+    )
+
+
 def measure(options: argparse.Namespace, seed: int) -> Iterator[Counts]:
     """Fit members to a town hall with rater ids and yield the counts of their cards."""
     started, town = time.perf_counter(), pluralign.town_hall(options.pairs)
-    ensemble = pluralign.fit(
-        town_hall_votes(town), k=options.k, encoder=options.encoder, test_fraction=TEST_FRACTION, seed=seed
-    )
+    ensemble = fit(town_hall_votes(town), options, seed)
     rows = town.preferences.test_mask(TEST_FRACTION, seed=seed)
     study = camps_of_ensemble(town, rows, ensemble)
     matched = {camp.member: camp.camp for camp in study.camps if camp.member is not None}
@@ -210,7 +220,7 @@ def _sentences() -> Iterator[tuple[Sign, str]]:
 def count_survivors(options: argparse.Namespace, seed: int) -> Survivors:
     """Fit members to votes without known tastes, and count the views that survive on the other half."""
     votes = pluralign.load_preferences(options.votes)
-    ensemble = pluralign.fit(votes, k=options.k, encoder=options.encoder, test_fraction=TEST_FRACTION, seed=seed)
+    ensemble = fit(votes, options, seed)
     held_out: HeldOutVotes = score_held_out(ensemble, votes)
     views = find_views(held_out, ensemble.weights, find_contrasts(held_out).length)
     return Survivors(
