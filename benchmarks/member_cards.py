@@ -7,8 +7,8 @@ Members are fitted with rater ids (``fit --raters``). A member that stands for a
 the camp's views on its card. A phrase expresses a feature if the sentences that the town hall writes it in are, by
 nine tenths, those of one value with its sign, or of compromise; other phrases express nothing and are counted apart. A
 phrase agrees if the sign on the card (preferred or rejected) is that of the camp's mean taste for the feature minus the
-mean taste of the town. Columns, for phrases that one half of the held-out prompts proposed and the other half confirmed,
-and for the phrases of positions, which were tested together:
+mean taste of the town. Columns, for phrases that one half of the held-out prompts proposed and the other confirmed, and
+for the phrases of positions, which were tested together:
 
 - shown: phrases on the cards of members that stand for a camp; expressive: those that express a feature;
 - agree: share of the expressive ones whose sign agrees with the matched camp;

@@ -73,8 +73,9 @@ def test_a_description_that_fits_every_member_is_not_shown() -> None:
     longer = held_out().rewards[:, :1] + np.zeros((1, 3))  # three copies of one member
     random = np.random.default_rng(0).standard_normal((len(longer), 1))
     copies = replace(held_out(), rewards=np.hstack([longer, random]))
-    found = describe_members(copies, np.array([0.33, 0.33, 0.34, 1e-6]), Parrot(writes=lambda _: from_phrases(
-        "prefers and other readers do not: nature climate planet birds wildlife clean trees rivers")), pairs=150)  # fmt: skip
+    words = "prefers and other readers do not: nature climate planet birds wildlife clean trees rivers"
+    parrot = Parrot(writes=lambda _: from_phrases(words))
+    found = describe_members(copies, np.array([0.33, 0.33, 0.34, 1e-6]), parrot, pairs=150)
     assert found.members[0].reason == FITS_EVERYBODY
 
 
