@@ -13,11 +13,20 @@ from judging import Parrot
 from test_remote import Reply, Request, Serve, prompt_of, says, serve  # noqa: F401
 
 from pluralign import town_hall
-from pluralign.analysis.describing import FITS_EVERYBODY, NOT_BETTER_THAN_CHANCE, NOTHING_WRITTEN, describe_members
-from pluralign.analysis.description import Descriptions, load_descriptions, save_descriptions
+from pluralign.analysis.describing import (
+    FITS_EVERYBODY,
+    NOT_BETTER_THAN_CHANCE,
+    NOTHING_WRITTEN,
+    describe_members,
+    with_descriptions,
+)
+from pluralign.analysis.description import Check, Description, Descriptions, load_descriptions, save_descriptions
+from pluralign.analysis.profiles import member_profiles
 from pluralign.analysis.views import split_prompts
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.models.judge import JudgeUsage
+from pluralign.theory.intervals import Interval
 from pluralign.votes.town_hall.population import TASTES
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
@@ -109,10 +118,7 @@ def test_descriptions_are_saved_for_their_ensemble_only(town_folder: Path, tmp_p
     assert load_descriptions(tmp_path) is None
 
 
-def test_the_command_describes_members_with_a_server_and_escapes_its_text(
-    town_folder: Path,
-    serve: Serve,  # noqa: F811
-) -> None:
+def test_the_command_describes_members_with_a_server(town_folder: Path, serve: Serve) -> None:  # noqa: F811
     def script(request: Request) -> Reply:
         prompt = prompt_of(request)
         if "Describe this reader" in prompt:
@@ -120,18 +126,32 @@ def test_the_command_describes_members_with_a_server_and_escapes_its_text(
         a, b = prompt.split("Response A:")[1].split("Response B:")
         return says("A" if len(a) > len(b) else "B")
 
-    if len(load_held_out(town_folder).preferences.prompts) < 40:
-        pytest.skip("the town has too few held-out prompts")
     upstream = serve(script)
-    arguments = ("profile", town_folder, "--describe", "parrot", "--base-url", upstream.url, "--check-pairs", "20")
-    try:
-        shown = json.loads(run(*arguments, "--json").stdout)
-        written = shown["members"][0]["written"]
-        assert shown["described"]["calls"] == 3 + 3 * 2 * 20
-        assert written["name"] == "<b>Bold</b>"
-        assert "\x1b" not in written["sentence"]
-        page = run("profile", town_folder).stdout  # saved, so no model is needed
-        assert "by parrot" in page
-    finally:
-        (town_folder / "descriptions.json").unlink(missing_ok=True)
+    options = ("--describe", "parrot", "--base-url", upstream.url, "--check-pairs", "20")
+    shown = json.loads(run("profile", town_folder, "demo:480", "--all", *options, "--json").stdout)
+    written = shown["members"][0]["written"]
+    assert shown["described"]["calls"] == len(upstream.requests) == 3 + 3 * 2 * 20
+    assert written["name"] == "<b>Bold</b>"
+    assert written["check"]["pairs"] == 20
+    assert "\x1b" not in written["sentence"]
+    assert not (town_folder / "descriptions.json").exists()  # they are of other votes
     assert "requires --describe" in run("profile", town_folder, "--base-url", upstream.url).stderr
+
+
+def test_cards_show_saved_descriptions_that_passed_and_say_why_others_failed(town_folder: Path) -> None:
+    check = Check(Interval(0.7, 0.6, 0.8, 0.05), 0.001, Interval(0.2, 0.1, 0.3, 0.05), 0.001, 100, 40)
+    passed = Description(0, "Tree [bold]friend", "Likes <i>trees</i>.", True, "", "parrot", check)
+    failed = Description(1, "Hidden", "Likes nothing.", False, NOT_BETTER_THAN_CHANCE, "parrot", check)
+    save_descriptions(Descriptions((passed, failed), JudgeUsage("parrot", 9)), town_folder)
+    try:
+        page = run("profile", town_folder).stdout
+        found = load_descriptions(town_folder)
+    finally:
+        (town_folder / "descriptions.json").unlink()
+    assert "Tree [bold]friend – Likes <i>trees</i>." in page
+    assert "70% of its votes on 100 other pairs" in page
+    assert "is not shown: it does not predict the member's votes better than chance" in " ".join(page.split())
+    assert "Hidden" not in page
+    held_out = load_held_out(town_folder)
+    card = with_descriptions(member_profiles(np.full(3, 1 / 3), held_out), found)[0]
+    assert card.written == passed

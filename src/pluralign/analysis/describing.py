@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from pluralign.analysis.description import Check, Description, Descriptions
-from pluralign.analysis.leans import SIGNIFICANCE, find_contrasts
+from pluralign.analysis.leans import MIN_LEAN, SIGNIFICANCE, find_contrasts
 from pluralign.analysis.profiles import Profile, distinguishing_pairs
 from pluralign.analysis.views import split_prompts, telling_phrases
 from pluralign.core.arrays import FloatArray, IntArray
@@ -33,6 +33,8 @@ CHECKED = 100
 EXAMPLES = 4
 EXAMPLE_LENGTH = 400
 ATTEMPTS = 3
+MIN_SPECIFIC = MIN_LEAN / 2
+"""A description must agree with its member on at least one vote in twenty more than with the others."""
 MAX_NAME = 60
 MAX_SENTENCE = 300
 WRITING = SamplingOptions(temperature=0.3, top_p=0.95, max_new_tokens=150)
@@ -95,7 +97,9 @@ def describe_members(
     questions = [question for one in known for question in _questions(chosen, one.sentence)]
     judged = judge_pairs(model, questions, concurrency=concurrency, progress=progress)
     usage = judged.usage + JudgeUsage(model.name, calls=len(written))
-    predicted = dict(zip((one.member for one in known), judged.prob_a.reshape(len(known), -1), strict=True))
+    predicted = dict(
+        zip((one.member for one in known), judged.prob_a.reshape(len(known), len(chosen.preferences)), strict=True)
+    )
     members = tuple(_checked(one, predicted[one.member], chosen, alpha) if one.name else one for one in written)
     return Descriptions(members, usage)
 
@@ -193,7 +197,7 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     reason = ""
     if check.p_value > level:
         reason = NOT_BETTER_THAN_CHANCE
-    elif check.specific_p_value > level:
+    elif check.specific_p_value > level or check.specific.mean < MIN_SPECIFIC:
         reason = FITS_EVERYBODY
     return replace(one, shown=not reason, reason=reason, check=check)
 

@@ -34,6 +34,7 @@ from pluralign.analysis.leans import (
 from pluralign.analysis.phrases import PhraseTable, excerpt, phrase_table
 from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
+from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.evaluation.groupings import ALL_PROMPTS, topics
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -50,6 +51,8 @@ MIN_PROMPTS = 5
 PROMPTS_A_TOPIC = 3 * ENOUGH_CLUSTERS
 """Prompts per topic: enough that each half can test a position."""
 QUOTES = 2
+PROMPT_LENGTH = 300
+"""Maximum length of the prompt beside a quote."""
 
 
 @dataclass(frozen=True)
@@ -371,7 +374,8 @@ def _quotes(data: _Data, j: int, contrast: Contrast, prefers: Sequence[str], rej
         sentence = excerpt(str(votes.responses[response]), prefers or rejects)
         if sentence and prompt not in shown:
             shown.add(prompt)
-            yield Quote(Prompt(votes.prompts[prompt]).text, sentence, bool(prefers), float(with_it[row]))
+            asked = shortened(Prompt(votes.prompts[prompt]).text, PROMPT_LENGTH)
+            yield Quote(asked, sentence, bool(prefers), float(with_it[row]))
 
 
 def reward_scale(held_out: HeldOutVotes, j: int) -> float:
