@@ -75,9 +75,7 @@ def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
     rest = "“reasons” (70 % of 400 held-out pairs): only A contains it."
     assert likes.why == [LIKES_WORD.capitalize() + rest]
     turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
-    assert turns.why == [
-        f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains it."
-    ]
+    assert turns.why == [f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains it."]
 
 
 def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from benchmark_modules import benchmark
 
 from pluralign.analysis import views as module
 from pluralign.analysis.leans import find_contrasts
@@ -151,3 +152,16 @@ def test_material_for_descriptions_names_the_camp() -> None:
     prefers, rejects = telling_phrases(of_camps(), WEIGHTS, length())[0]
     assert set(prefers) & {"nature", "clean", "climate", "planet", "birds", "wildlife"}
     assert not set(prefers) & set(rejects)
+
+
+def test_the_benchmark_finds_that_cards_of_the_true_camps_name_their_tastes() -> None:
+    script = benchmark("member_cards")
+    sources = script.expressed()
+    assert sources["climate"] == ("environment", 1.0)
+    assert sources["taxes"] == ("public_spending", -1.0)
+    assert "town" not in sources
+    cards = {camp: list(script.grouped(views)) for camp, views in camp_views().items()}
+    found = script.count("positions", 0, cards, script.relative_tastes(town()), sources)
+    assert found.camps == len(CAMP_SHARES)
+    assert found.expressive > 20
+    assert found.agree > 0.8 * found.expressive > 0.6 * found.expressive > found.agree_other_camps
