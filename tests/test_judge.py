@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 from judging import Parrot
@@ -81,6 +82,7 @@ def test_a_server_without_log_probabilities_is_read_by_its_text(serve: Serve) ->
 def test_a_damaged_reply_is_an_error_and_odd_log_probabilities_are_ignored() -> None:
     with pytest.raises(DataError, match="not JSON"):
         read_choice(b"<html>", ("A", "B"))
+    odd: Any
     for odd in (None, {"content": []}, {"content": [{"top_logprobs": [{"token": None}]}]}, "?"):
         body = json.dumps({"choices": [{"message": {"content": "A"}, "logprobs": odd}]}).encode()
         assert read_choice(body, ("A", "B")).prob == 1.0

@@ -17,7 +17,7 @@ from pluralign.analysis.description import Check, Description, Descriptions
 from pluralign.analysis.leans import MIN_LEAN, SIGNIFICANCE, find_contrasts
 from pluralign.analysis.profiles import Profile, distinguishing_pairs
 from pluralign.analysis.views import split_prompts, telling_phrases
-from pluralign.core.arrays import FloatArray, IntArray
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.random_streams import CHECKED_PAIRS, random_stream
 from pluralign.core.text import one_line, printable, shortened
@@ -202,7 +202,7 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     return replace(one, shown=not reason, reason=reason, check=check)
 
 
-def _p_value(values: FloatArray, prompts: IntArray) -> float:
+def _p_value(values: FloatArray, prompts: IndexArray) -> float:
     """Return the p-value of a one-sided t-test, over prompts, that the mean is above 0."""
     sums = np.bincount(np.unique(prompts, return_inverse=True)[1], values)
     spread = float(sums.std(ddof=1)) if len(sums) > 1 else 0.0

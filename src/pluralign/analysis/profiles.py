@@ -229,9 +229,9 @@ def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: Flo
                 claim = _Claim(PREFERS_PHRASES, [f"{liked} to {rejected}"], f"{view.title}: {view.evidence}.")
                 claims.append((_clarity(view.lean), claim))
     ordered = [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
-    view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
-    if view in ordered[2:]:  # a name has room for two claims: style and view
-        ordered = [ordered[0], view, *(claim for claim in ordered[1:] if claim is not view)]
+    named_view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
+    if named_view is not None and named_view not in ordered[:2]:  # a name has room for two claims: style and view
+        ordered = [ordered[0], named_view, *(claim for claim in ordered[1:] if claim is not named_view)]
     return ordered
 
 

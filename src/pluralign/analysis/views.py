@@ -199,21 +199,12 @@ def telling_phrases(
     table = phrase_table(texts, items.a, items.b, min_texts=MIN_PROMPTS)
     data = _Data(held_out, weights, signed_votes(held_out, weights), length, table)
     scores = _score_phrases(data, np.ones(len(votes), dtype=bool))
-    return [
-        tuple(
-            [
-                table.phrases[column]
-                for column in _distinct(
-                    np.abs(z),
-                    (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0),
-                    table.phrases,
-                    PHRASES_PROPOSED,
-                )
-            ]
-            for sign in (1.0, -1.0)
-        )
-        for z, own in zip(scores.z, scores.own, strict=True)
-    ]
+
+    def clearest(z: FloatArray, own: FloatArray) -> list[str]:
+        clear = (scores.prompts >= MIN_PROMPTS) & (z > MIN_Z) & (own > 0)
+        return [table.phrases[column] for column in _distinct(z, clear, table.phrases, PHRASES_PROPOSED)]
+
+    return [(clearest(z, own), clearest(-z, -own)) for z, own in zip(scores.z, scores.own, strict=True)]
 
 
 def split_prompts(n_prompts: int) -> IntArray:

@@ -193,6 +193,7 @@ def profile(
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
+    written = load_descriptions(ensemble) if data is None and not describe else None
     if describe:
         with progress_bar(f"Describing members with {describe}") as progress:
             written = describe_members(
@@ -206,8 +207,6 @@ def profile(
             )
         if data is None:
             save_descriptions(written, ensemble)
-    else:
-        written = load_descriptions(ensemble) if data is None else None
     profiles = with_descriptions(profiles, written)
     prompts = len(votes.prompts)
     result = {
