@@ -72,12 +72,10 @@ def test_small_differences_are_no_reason(ensemble: RewardEnsemble) -> None:
 
 def test_words_explain_a_vote(ensemble: RewardEnsemble) -> None:
     likes = explained(ensemble, a_card(likes=(a_lean("reasons", 0.4),)))
-    rest = "“reasons” (70 % of 400 held-out pairs): only A contains the word."
+    rest = "“reasons” (70 % of 400 held-out pairs): only A contains it."
     assert likes.why == [LIKES_WORD.capitalize() + rest]
     turns = explained(ensemble, a_card(dislikes=(a_lean("reasons", -0.4),)), -1.0)
-    assert turns.why == [
-        f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains the word."
-    ]
+    assert turns.why == [f"{DISLIKES_WORD.capitalize()}“reasons” (70 % of 400 held-out pairs): only A contains it."]
 
 
 def test_every_member_has_a_vote(ensemble: RewardEnsemble) -> None:

@@ -1,19 +1,19 @@
-"""How the votes of each member move with traits and words of the responses.
+"""How the votes of each member move with traits of the responses.
 
 For the two responses of a pair let x = ±1 mark the one with more of a trait, and let y = 2 vote − 1 mark the one that a
 member prefers. The *lean* of the member is the coefficient of x in the regression of y on x and, for every trait except
 length, on the difference in length (its sign and its size). At equal length the member chooses the response with more
 of the trait with probability (1 + lean)/2. The *relative* lean is the member's lean minus the lean of the ensemble.
 
-Leans on single words are measured in the same way, where x marks the response that has the word.
+Leans on phrases are measured in the same way, where x marks the response that has the phrase; ``views`` finds the
+phrases.
 
 This module decides which leans a card may claim. A relative lean is claimed if it is significant at 5 % after a
-Bonferroni correction over traits × members (and separately over words × members), with standard errors clustered by
-prompt, and if it moves at least one vote in twenty. If the ensemble leans one way and the member has no clear lean the
-other way, the claim is only that the member cares less.
+Bonferroni correction over traits × members, with standard errors clustered by prompt, and if it moves at least one vote
+in twenty. If the ensemble leans one way and the member has no clear lean the other way, the claim is only that the
+member cares less.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.analysis.traits import KEYS, TRAITS, trait_values
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -33,10 +33,9 @@ SIGNIFICANCE = 0.05
 """Probability of any false claim on all cards of an ensemble together, for traits and for words."""
 MIN_LEAN = 0.1
 """Smaller relative leans move less than one vote in twenty and are not claimed."""
-MAX_WORDS = 1000
-"""Only the most frequent words are judged."""
 PREFERS = "prefers "
 CARES_LESS = "cares less about "
+PREFERS_PHRASES = "prefers phrases like "
 LIKES_WORD = "likes mentions of "
 DISLIKES_WORD = "dislikes mentions of "
 
@@ -111,12 +110,10 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class Contrasts:
-    """All traits and words in which the responses of a set of pairs differ."""
+    """The traits in which the responses of a set of pairs differ."""
 
     traits: list[Contrast]
     """One per trait, in the order of ``TRAITS``."""
-    words: list[Contrast]
-    """The most frequent words first."""
     length: FloatArray
     """Sign and size of the difference in length, the controls of the regression, ``(n_pairs, 2)``."""
     trait_correlation: FloatArray
@@ -124,7 +121,7 @@ class Contrasts:
 
 
 def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
-    """Compare the two responses of each pair in every trait and word."""
+    """Compare the two responses of each pair in every trait."""
     votes, items = held_out.preferences, held_out.preferences.items()
     prompts = [Prompt(prompt).text for prompt in votes.prompts]
     responses = [str(votes.responses[r]) for r in items.response_index]
@@ -135,7 +132,6 @@ def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
     norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
     return Contrasts(
         traits=_trait_contrasts(signs),
-        words=_word_contrasts(responses, items.a, items.b),
         length=np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1),
         trait_correlation=(signs.T @ signs) / np.outer(norm, norm),
     )
@@ -153,22 +149,6 @@ def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
     return contrasts
 
 
-def _word_contrasts(responses: list[str], a_index: IndexArray, b_index: IndexArray) -> list[Contrast]:
-    words = [content_words(response) for response in responses]
-    occurrences: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for row, (a, b) in enumerate(zip(a_index, b_index, strict=True)):
-        for one, other, x in ((a, b, 1.0), (b, a, -1.0)):
-            for word in words[one] - words[other]:
-                occurrences[word].append((row, x))
-    contrasts = []
-    for word, occurring in sorted(occurrences.items(), key=lambda entry: (-len(entry[1]), entry[0])):
-        if len(occurring) >= ENOUGH_CLUSTERS:
-            rows, signs = (np.array(column) for column in zip(*occurring, strict=True))
-            likes, dislikes = f"{LIKES_WORD}“{word}”", f"{DISLIKES_WORD}“{word}”"
-            contrasts.append(Contrast(word, likes, dislikes, ("", ""), rows, signs))
-    return contrasts[:MAX_WORDS]
-
-
 # --- regressions ------------------------------------------------------------------------------------------------------
 
 
@@ -178,7 +158,7 @@ def measure_leans(
     """Return the lean of each member on each contrast.
 
     Args:
-        contrasts: traits or words. The significance level is corrected for their number times the number of members.
+        contrasts: traits. The significance level is corrected for their number times the number of members.
         length: the controls, ``Contrasts.length``.
         held_out: the votes that ``contrasts`` were found in.
         weights: weights of the members, ``(k,)``.
@@ -186,44 +166,59 @@ def measure_leans(
     Returns:
         One list per member. Leans on contrasts with fewer than ``ENOUGH_CLUSTERS`` prompts are NaN.
     """
-    votes, k = held_out.preferences, len(weights)
-    member_votes = 2.0 * held_out.votes - 1.0
-    ensemble_votes = member_votes @ weights
-    # Columns: members, members relative to the ensemble, people, the ensemble.
-    y = np.column_stack(
-        [member_votes, member_votes - ensemble_votes[:, None], 2.0 * votes.prob_a - 1.0, ensemble_votes]
-    )
+    k, y = len(weights), signed_votes(held_out, weights)
     leans: list[list[Lean]] = [[] for _ in range(k)]
     threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * max(len(contrasts), 1) * k)))
     for contrast in contrasts:
-        rows = contrast.rows
-        clusters = np.unique(votes.prompt_index[rows], return_inverse=True)[1]
-        n_prompts = int(clusters.max(initial=-1)) + 1
-        fitted = AdjustedMean(*np.full((3, 2 * k + 2), np.nan))
-        if n_prompts >= ENOUGH_CLUSTERS:
-            controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
-            fitted = adjusted_mean(y[rows], contrast.x, controls, clusters)
-        lean, z = fitted.mean, fitted.z
-        clear = (np.abs(z) > threshold) & (np.abs(lean) >= MIN_LEAN)
+        fitted = fit_contrast(contrast, y, length, held_out.preferences.prompt_index)
         for j in range(k):
-            own, relative, ensemble = float(lean[j]), float(lean[k + j]), float(lean[-1])
-            prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
-            preference = contrast.prefers_more if relative > 0 else contrast.prefers_less
-            claim = preference if prefers else contrast.cares_less[relative > 0]
-            leans[j].append(
-                Lean(
-                    trait=contrast.name,
-                    own=own,
-                    relative=relative,
-                    standard_error=float(fitted.standard_error[k + j]),
-                    z=float(z[k + j]),
-                    ensemble=ensemble,
-                    people=float(lean[-2]),
-                    pairs=len(rows),
-                    claim=claim if clear[k + j] else "",
-                )
-            )
+            leans[j].append(lean_of(contrast, fitted, j, threshold))
     return leans
+
+
+def signed_votes(held_out: HeldOutVotes, weights: FloatArray) -> FloatArray:
+    """Return 2 vote − 1, ``(n_pairs, 2 k + 2)``: members, members relative to the ensemble, people, the ensemble."""
+    members = 2.0 * held_out.votes - 1.0
+    ensemble = members @ weights
+    return np.column_stack([members, members - ensemble[:, None], 2.0 * held_out.preferences.prob_a - 1.0, ensemble])
+
+
+def fit_contrast(contrast: Contrast, y: FloatArray, length: FloatArray, prompt_index: IndexArray) -> "AdjustedMean":
+    """Return the leans of the columns of ``signed_votes`` on a contrast; NaN for fewer than 20 prompts."""
+    rows = contrast.rows
+    clusters = np.unique(prompt_index[rows], return_inverse=True)[1]
+    if int(clusters.max(initial=-1)) + 1 < ENOUGH_CLUSTERS:
+        return AdjustedMean(*np.full((3, y.shape[1]), np.nan))
+    controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
+    return adjusted_mean(y[rows], contrast.x, controls, clusters)
+
+
+def lean_of(contrast: Contrast, fitted: "AdjustedMean", j: int, threshold: float) -> Lean:
+    """Return the lean of member j with its claim, if its score statistic exceeds the threshold.
+
+    Args:
+        contrast: the contrast.
+        fitted: the leans of all columns of ``signed_votes``, from ``fit_contrast``.
+        j: the member.
+        threshold: of |z|, corrected for the number of tests.
+    """
+    lean, z, k = fitted.mean, fitted.z, len(fitted.mean) // 2 - 1
+    clear = (np.abs(z) > threshold) & (np.abs(lean) >= MIN_LEAN)
+    own, relative, ensemble = float(lean[j]), float(lean[k + j]), float(lean[-1])
+    prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
+    preference = contrast.prefers_more if relative > 0 else contrast.prefers_less
+    claim = preference if prefers else contrast.cares_less[relative > 0]
+    return Lean(
+        trait=contrast.name,
+        own=own,
+        relative=relative,
+        standard_error=float(fitted.standard_error[k + j]),
+        z=float(z[k + j]),
+        ensemble=ensemble,
+        people=float(lean[-2]),
+        pairs=len(contrast.rows),
+        claim=claim if clear[k + j] else "",
+    )
 
 
 class AdjustedMean(NamedTuple):

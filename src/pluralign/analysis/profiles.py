@@ -1,8 +1,8 @@
 """A card for each member: how it differs from the other members, in words that a person can check.
 
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
-claims of ``leans``, and the example texts. Which claims are significant is decided in ``leans``. A member without
-claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
+is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
 """
 
 import math
@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.analysis.description import Description
 from pluralign.analysis.leans import (
     CARES_LESS,
-    DISLIKES_WORD,
     LIKES_WORD,
     PREFERS,
+    PREFERS_PHRASES,
     Lean,
     find_contrasts,
     measure_leans,
@@ -26,6 +27,7 @@ from pluralign.analysis.leans import (
 )
 from pluralign.analysis.pruning import as_held_out
 from pluralign.analysis.traits import KEYS, TRAITS
+from pluralign.analysis.views import Views, find_views, reward_scale
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.core.text import counted
@@ -87,11 +89,15 @@ class Profile:
     leans: tuple[Lean, ...]
     """One per trait, in the order of ``traits.TRAITS``."""
     likes: tuple[Lean, ...]
-    """Words whose responses it prefers, the clearest first."""
+    """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]
-    """Words whose responses it rejects, the clearest first."""
+    """Phrases whose responses it rejects, the clearest first, from ``views``."""
     typical: tuple[Typical, ...]
     distinguishing: tuple[Distinguishing, ...]
+    views: Views = field(default_factory=Views, kw_only=True)
+    """Phrases and positions with intervals and quotes."""
+    written: Description | None = field(default=None, kw_only=True)
+    """Name and sentence that a language model wrote, with the check of it on other prompts."""
 
     @property
     def label(self) -> str:
@@ -159,15 +165,10 @@ def member_profiles(
     sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
     contrasts = find_contrasts(sample)
     leans = measure_leans(contrasts.traits, contrasts.length, sample, alpha)
-    words = measure_leans(contrasts.words, contrasts.length, sample, alpha)
-    likes, dislikes = (
-        [
-            sorted((lean for lean in own if lean.claim.startswith(verb)), key=_clarity, reverse=True)[:WORDS_SHOWN]
-            for own in words
-        ]
-        for verb in (LIKES_WORD, DISLIKES_WORD)
-    )
-    claims = [_claims(leans[j], likes[j], contrasts.trait_correlation) for j in range(len(alpha))]
+    views = find_views(sample, alpha, contrasts.length)
+    likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
+    dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
+    claims = [_claims(leans[j], likes[j], views[j], contrasts.trait_correlation) for j in range(len(alpha))]
     names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     return [
@@ -182,7 +183,8 @@ def member_profiles(
             likes=tuple(likes[j]),
             dislikes=tuple(dislikes[j]),
             typical=tuple(_typical(held_out, j)),
-            distinguishing=tuple(_distinguishing(held_out, alpha, j)),
+            distinguishing=tuple(distinguishing_pairs(held_out, alpha, j)),
+            views=views[j],
         )
         for j in range(len(alpha))
     ]
@@ -204,8 +206,11 @@ def _clarity(lean: Lean) -> float:
     return abs(lean.relative) * math.sqrt(lean.pairs)
 
 
-def _claims(leans: list[Lean], likes: list[Lean], correlation: FloatArray) -> list[_Claim]:
-    """Return the claims of a card, the clearest first, without traits that correlate with a clearer one."""
+def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+    """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
+
+    The clearest view, if there is one, is among the first two.
+    """
     clearest = sorted((p for p, lean in enumerate(leans) if lean.claim), key=lambda p: -_clarity(leans[p]))
     claims: list[tuple[float, _Claim]] = []
     named: list[int] = []
@@ -217,7 +222,17 @@ def _claims(leans: list[Lean], likes: list[Lean], correlation: FloatArray) -> li
         words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
         sentence = f"Mentions of “{likes[0].trait}”: {_shares(likes[0], 1.0)}"
         claims.append((_clarity(likes[0]), _Claim(LIKES_WORD, words, sentence)))
-    return [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
+    else:  # a position over all prompts, whose phrases are tested together
+        for view in views.positions:
+            if not view.topic:
+                liked, rejected = (" or ".join(f"“{p}”" for p in side[:2]) for side in (view.prefers, view.rejects))
+                claim = _Claim(PREFERS_PHRASES, [f"{liked} to {rejected}"], f"{view.title}: {view.evidence}.")
+                claims.append((_clarity(view.lean), claim))
+    ordered = [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
+    named_view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
+    if named_view is not None and named_view not in ordered[:2]:  # a name has room for two claims: style and view
+        ordered = [ordered[0], named_view, *(claim for claim in ordered[1:] if claim is not named_view)]
+    return ordered
 
 
 def _trait_claim(lean: Lean) -> _Claim:
@@ -277,7 +292,7 @@ def _description(claims: list[_Claim]) -> str:
 
 
 def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
-    votes, scale = held_out.preferences, _scale(held_out, j)
+    votes, scale = held_out.preferences, reward_scale(held_out, j)
     items = votes.items()
     best: list[tuple[float, int]] = []
     for rows in rows_by_prompt(votes):
@@ -291,15 +306,18 @@ def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
         yield Typical(Prompt(prompt).text, str(response), margin)
 
 
-def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iterator[Distinguishing]:
+def distinguishing_pairs(
+    held_out: HeldOutVotes, weights: FloatArray, j: int, count: int = EXAMPLES
+) -> Iterator[Distinguishing]:
+    """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
     votes = held_out.preferences
-    margin = held_out.difference[:, j] / _scale(held_out, j)
+    margin = held_out.difference[:, j] / reward_scale(held_out, j)
     share_a = held_out.votes @ weights
     weight_with_it = np.where(margin > 0, share_a, 1.0 - share_a)
     distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
     shown: set[int] = set()
     for row in np.argsort(-distinctness, kind="stable"):
-        if len(shown) == EXAMPLES or not distinctness[row] > 0.0:
+        if len(shown) == count or not distinctness[row] > 0.0:
             return
         prompt = int(votes.prompt_index[row])
         if prompt in shown:
@@ -316,8 +334,3 @@ def _distinguishing(held_out: HeldOutVotes, weights: FloatArray, j: int) -> Iter
             people_with_it=prob if margin[row] > 0 else 1.0 - prob,
             votes=int(votes.n_votes[row]),
         )
-
-
-def _scale(held_out: HeldOutVotes, j: int) -> float:
-    """Return the root mean square of a member's reward differences."""
-    return float(np.sqrt((held_out.difference[:, j] ** 2).mean())) or 1.0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pluralign.analysis.certificate import Certificate, certify
+from pluralign.analysis.describing import with_descriptions
+from pluralign.analysis.description import Descriptions
 from pluralign.analysis.member_rankings import (
     CaseStudy,
     Diversity,
@@ -88,6 +90,7 @@ def collect_report_data(
     containing: str = "",
     groupings: Sequence[str] = DEFAULT_GROUPINGS,
     representation: Representation | None = None,
+    descriptions: Descriptions | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ReportData:
@@ -102,6 +105,7 @@ def collect_report_data(
         containing: restrict case studies to prompts with this text.
         groupings: how to group pairs: ``length``, ``topic`` or columns of the votes.
         representation: how well individual raters are represented, from ``load_representation``.
+        descriptions: of the members by a language model, from ``load_descriptions``.
         seed: random seed of the topic clusters.
         progress: called while candidates are encoded.
     """
@@ -123,7 +127,7 @@ def collect_report_data(
         worst_group=worst,
         diversity=measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if ranked else None,
         best_of_n=best_of_n(rewards),
-        profiles=member_profiles(ensemble.weights, held_out),
+        profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
         certificate=certify(ensemble, held_out),
         cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
         representation=representation,

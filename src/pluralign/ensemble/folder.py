@@ -22,6 +22,7 @@ from pluralign.features.frozen import ENCODER_FOLDER
 
 ENSEMBLE_FILE = "ensemble.json"
 REPRESENTATION_FILE = "representation.json"
+DESCRIPTIONS_FILE = "descriptions.json"
 VOTES_FILE, REWARDS_FILE = "held_out.parquet", "held_out.safetensors"
 FORMAT = "pluralign-ensemble"
 FORMAT_VERSION = 3
@@ -110,8 +111,8 @@ def used_names(folder: Path) -> set[str]:
         names.add(description["features"].get("models", BACKBONE_FOLDER))
     if description["features"].get("own"):
         names.add(description["features"]["encoder"])
-    path = folder / REPRESENTATION_FILE
-    return names | {path.name} if path.is_file() and _is_of(path, description) else names
+    added = (folder / name for name in (REPRESENTATION_FILE, DESCRIPTIONS_FILE))
+    return names | {path.name for path in added if path.is_file() and _is_of(path, description)}
 
 
 def remove_unused(folder: Path, before: set[str]) -> None:
@@ -134,9 +135,9 @@ def remove_unused(folder: Path, before: set[str]) -> None:
             shutil.rmtree(path)
 
 
-def _is_of(representation: Path, description: Mapping[str, Any]) -> bool:
+def _is_of(path: Path, description: Mapping[str, Any]) -> bool:
     try:
-        return bool(parse_json(representation.read_bytes())["ensemble"] == description_hash(description))
+        return bool(parse_json(path.read_bytes())["ensemble"] == description_hash(description))
     except (KeyError, TypeError, ValueError):
         return False
 

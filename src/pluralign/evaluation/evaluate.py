@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 
-from pluralign.core.arrays import Array
+import numpy as np
+
+from pluralign.core.arrays import Array, Mask
 from pluralign.core.errors import UsageError
+from pluralign.core.random_streams import PAIR_SAMPLE, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline
@@ -14,6 +17,7 @@ from pluralign.evaluation.groupings import DEFAULT_GROUPINGS, check_grouping
 from pluralign.evaluation.groups import adversarial_calibration, judge_groups
 from pluralign.evaluation.majority import certain_though_contested, majority_shares
 from pluralign.evaluation.measure import compare, measure, read_ensemble, worst_disagreement
+from pluralign.evaluation.personas import Personas
 from pluralign.evaluation.policy_level import check_betas, policy_level
 from pluralign.evaluation.representation import represent
 from pluralign.evaluation.results import FullEvaluation, PredictorInfo, Rival
@@ -36,14 +40,15 @@ def evaluate(
     features: str | None = None,
     raters: RaterVotes | None = None,
     all_prompts: bool = False,
+    limit: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FullEvaluation:
     """Evaluate an ensemble with its baselines, or any other predictor of vote shares.
 
     Args:
-        subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), or a file of scores or
-            probabilities.
+        subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), a file of scores or
+            probabilities, or ``Personas``.
         preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
             dicts. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left out;
             ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
@@ -56,10 +61,11 @@ def evaluate(
         raters: the same votes with their raters (``load_rater_votes``), to measure how well an ensemble predicts
             individuals; ``preferences`` must be ``raters.preferences``.
         all_prompts: measure on training prompts too. The figures are then too good.
-        seed: of topics, random groups, simulated votes, folds and the raters' choices.
+        limit: measure on a random sample of at most this many pairs, prompt by prompt.
+        seed: of topics, random groups, simulated votes, folds, the sample and the raters' choices.
         progress: called with the texts done and the total.
     """
-    if not isinstance(subject, RewardEnsemble | str | PathLike) or isinstance(preferences, RewardEnsemble):
+    if not isinstance(subject, RewardEnsemble | Personas | str | PathLike) or isinstance(preferences, RewardEnsemble):
         raise UsageError("evaluate takes the predictor first, then the votes: evaluate(ensemble, votes).")
     preferences = as_preferences(preferences)
     if raters is not None and raters.preferences is not preferences:
@@ -68,13 +74,15 @@ def evaluate(
         check_grouping(grouping, preferences)
     check_betas(betas)
     name, representation, everything = "ensemble", None, preferences
-    if not isinstance(subject, RewardEnsemble) and find_predictor(subject) == "ensemble":
+    if isinstance(subject, str | PathLike) and find_predictor(subject) == "ensemble":
         name, subject = str(subject), RewardEnsemble.load(subject)
     ensembles = [found for source in (subject, *against) if (found := _ensemble(source)) is not None]
     measured, left_out = pairs_to_measure(
         everything, [ensemble.trained_on for ensemble in ensembles], all_prompts=all_prompts
     )
-    preferences = everything[measured] if left_out.pairs else everything
+    if limit is not None:
+        measured = _sample_pairs(everything, measured, limit, seed)
+    preferences = everything[measured] if not measured.all() else everything
     if isinstance(subject, RewardEnsemble):
         inputs = _features(subject, everything if raters else preferences, features, progress)
         if raters is not None:
@@ -96,7 +104,7 @@ def evaluate(
             reading: compare(share, own.prob_hat, preferences, rival.k, worst)
             for reading, share in rival.readings.items()
         }
-        rivals.append(Rival(rival.name, rival.kind, rival.level, readings))
+        rivals.append(Rival(rival.name, rival.kind, rival.level, readings, rival.note, rival.usage, rival.personas))
     p, n, prediction = preferences.prob_a, preferences.n_votes, own.prob_hat
     measured_figures = replace(measure(own, baselines, preferences), left_out=left_out)
     record = subject.record if isinstance(subject, RewardEnsemble) else None
@@ -104,7 +112,7 @@ def evaluate(
     by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
     return FullEvaluation(
         **vars(measured_figures),
-        subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note),
+        subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note, own.usage, own.personas),
         headline=headline(measured_figures, record, name),
         against=rivals,
         majority=majority,
@@ -121,7 +129,20 @@ def _ensemble(source: Source) -> RewardEnsemble | None:
     """Return the ensemble that a source names, or None if it is another predictor."""
     if isinstance(source, RewardEnsemble):
         return source
+    if isinstance(source, Personas):
+        return None
     return RewardEnsemble.load(source) if find_predictor(source) == "ensemble" else None
+
+
+def _sample_pairs(preferences: PreferenceSet, measured: Mask, limit: int, seed: int) -> Mask:
+    """Return a mask of at most ``limit`` of the measured pairs: those of randomly drawn prompts."""
+    if limit < 1:
+        raise UsageError(f"limit must be at least 1 pair, not {limit}.")
+    place = random_stream(seed, PAIR_SAMPLE).permutation(len(preferences.prompts))[preferences.prompt_index]
+    rows = np.flatnonzero(measured)
+    chosen = np.zeros(len(measured), dtype=bool)
+    chosen[rows[np.argsort(place[rows], kind="stable")][:limit]] = True
+    return chosen
 
 
 def _features(

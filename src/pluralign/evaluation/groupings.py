@@ -48,6 +48,10 @@ MOST_TOPICS = 8
 TOPIC_WORDS = 3
 
 
+ALL_PROMPTS = "all prompts"
+"""The topic of prompts that are too few, or too different, to cluster."""
+
+
 VOCABULARY = 2000
 
 
@@ -64,7 +68,7 @@ MOST_COMMON = 0.5
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
 
-_FUNCTION_WORDS = frozenset(
+FUNCTION_WORDS = frozenset(
     _WORD.findall(
         "about above after again against all also any and are because been before being below between both but can "
         "could did does doing don down during each every few for from further get give had has have having her here "
@@ -158,14 +162,14 @@ def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
         return None
 
 
-def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
+def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int = PROMPTS_A_TOPIC) -> Labels:
     """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by its most distinctive words.
 
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
-    starts. There is one topic per thirty prompts, and at most eight.
+    starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
     """
-    words = [set(_WORD.findall(_text(prompt).lower())) - _FUNCTION_WORDS for prompt in prompts]
-    k = int(np.clip(len(prompts) // PROMPTS_A_TOPIC, 1, MOST_TOPICS))
+    words = [set(_WORD.findall(_text(prompt).lower())) - FUNCTION_WORDS for prompt in prompts]
+    k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
     counts: dict[str, int] = {}
     for own in words:
         for word in own:
@@ -173,7 +177,7 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0) -> Labels:
     telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
     if k == 1 or len(vocabulary) <= k:
-        return np.full(len(prompts), "all prompts", dtype=object)
+        return np.full(len(prompts), ALL_PROMPTS, dtype=object)
     present = _presence(words, vocabulary)
     cluster = _clusters(present, k, seed)
     labels = np.empty(len(prompts), dtype=object)

@@ -10,10 +10,11 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray
 from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.models.judge import JudgeUsage
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
 
-Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities"]
+Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities", "personas"]
 
 FOLDS = 5
 TEMPERATURES = np.geomspace(1 / 64, 64, 97)
@@ -40,6 +41,10 @@ class Predictor:
     """β of an ensemble's policy-level reading, or T of the tempered reading of another reward model."""
     note: str = ""
     """A remark on how its rewards were read, for people."""
+    usage: JudgeUsage | None = None
+    """Calls and tokens of a language model that judges as personas."""
+    personas: tuple[str, ...] = ()
+    """Descriptions of the members, if they are personas."""
 
     @property
     def k(self) -> int:

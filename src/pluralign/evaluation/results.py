@@ -9,6 +9,7 @@ from pluralign.evaluation.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.evaluation.majority import MajorityShare
 from pluralign.evaluation.predictors import Kind
 from pluralign.evaluation.representation import Representation
+from pluralign.models.judge import JudgeUsage
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class PredictorInfo:
     k: int
     temperature: float | None
     note: str
+    usage: JudgeUsage | None = None
+    """Calls and tokens of a language model that judges as personas."""
+    personas: tuple[str, ...] = ()
+    """Descriptions of the members, if they are personas."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,9 @@ class Rival:
     kind: Kind
     level: str
     readings: Mapping[str, Compared]
+    note: str = ""
+    usage: JudgeUsage | None = None
+    personas: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

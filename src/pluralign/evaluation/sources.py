@@ -1,4 +1,4 @@
-"""Predictors by name: the folder of an ensemble, a transformers reward model, or a file of scores."""
+"""Predictors by name: the folder of an ensemble, a transformers reward model, a file of scores, or personas."""
 
 import math
 import re
@@ -13,13 +13,14 @@ from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.evaluation.personas import PREFIX, Personas, find_personas, persona_predictor
 from pluralign.evaluation.predictors import Predictor, ensemble_predictor, reward_predictor
 from pluralign.evaluation.score_files import read_score_file
 from pluralign.models.classifier import UNDECIDED_KEY, WEIGHTS_KEY, model_rewards, reward_model_config
 from pluralign.models.loading import model_folder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-Source: TypeAlias = "RewardEnsemble | str | PathLike[str]"
+Source: TypeAlias = "RewardEnsemble | Personas | str | PathLike[str]"
 
 
 FILE_ENDINGS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".gz")
@@ -28,9 +29,11 @@ FILE_ENDINGS = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet", ".gz")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
-def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub", "file"]:
+def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "hub", "file", "personas"]:
     """Return the kind of predictor of this name, without loading it. Raises DataError if the name matches nothing."""
     path = Path(name)
+    if str(name).startswith(PREFIX):
+        return "personas"
     if path.is_dir():
         if (path / ENSEMBLE_FILE).is_file():
             return "ensemble"
@@ -42,7 +45,10 @@ def find_predictor(name: str | PathLike[str]) -> Literal["ensemble", "model", "h
         raise DataError("there is no such file", file=str(path), remedy="check the path")
     if _HUB_ID.fullmatch(str(name)):
         return "hub"
-    remedy = "name a folder that pluralign fit wrote, a reward model (a folder or hub id), or a file of scores"
+    remedy = (
+        "name a folder that pluralign fit wrote, a reward model (a folder or hub id), a file of scores, or "
+        "personas:FILE"
+    )
     raise DataError("no such folder, file or hub id", file=str(name), remedy=remedy)
 
 
@@ -57,8 +63,8 @@ def load_predictor(
     """Return the predictions of ``source`` for the pairs of a set.
 
     Args:
-        source: an ensemble or the folder of one, a transformers reward model (a folder or a hub id), or a file of
-            scores or probabilities.
+        source: an ensemble or the folder of one, a transformers reward model (a folder or a hub id), a file of
+            scores or probabilities, or ``Personas``.
         preferences: the pairs. Votes serve only to choose the temperature of rewards trained elsewhere.
         measured: if ``preferences`` are a part of a data file, which pairs of it they are. For files of shares without
             texts, which have one row per pair of the data file.
@@ -67,7 +73,11 @@ def load_predictor(
     """
     if isinstance(source, RewardEnsemble):
         return ensemble_predictor(source, *source.pair_rewards(preferences, progress))
+    if isinstance(source, Personas):
+        return persona_predictor(source, preferences, seed=seed, progress=progress)
     kind = find_predictor(source)
+    if kind == "personas":
+        find_personas(str(source), None)  # raises UsageError: a name alone has no judge
     if kind == "ensemble":
         ensemble = RewardEnsemble.load(source)
         return ensemble_predictor(ensemble, *ensemble.pair_rewards(preferences, progress), name=str(source))

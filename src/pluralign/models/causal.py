@@ -15,7 +15,7 @@ from pluralign.core.errors import DataError
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.models.batches import in_batches, padded
-from pluralign.models.completion import Completion
+from pluralign.models.completion import Choice, Completion
 from pluralign.models.loading import context_length, load_model, reference_folder
 from pluralign.models.options import SMALL_MODEL, SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
@@ -202,6 +202,22 @@ class LocalModel:
                 for text, row in zip(texts, written.tolist(), strict=True):
                     completions.append(Completion(text, "length" if set(self.ends).isdisjoint(row) else "stop"))
         return completions
+
+    def choose(self, prompt: PromptLike, letters: Sequence[str]) -> Choice:
+        """Return the probability that the response begins with the first of two letters rather than the second.
+
+        Raises:
+            DataError: the prompt is too long, or the tokenizer has no different tokens for the letters.
+        """
+        import torch
+
+        tokens = self.prompt_tokens(prompt, 1).to(self.model.device)
+        first = [self.tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in letters]
+        if len(set(first)) < len(first):
+            raise DataError(f"the model's tokenizer does not distinguish {' and '.join(letters)}")
+        with torch.inference_mode():
+            logits = self.model(tokens).logits[0, -1, first].float()
+        return Choice(float(torch.softmax(logits, dim=0)[0]), tokens.shape[1], 1)
 
     def prompt_tokens(self, prompt: PromptLike, new: int) -> Any:
         """Return the tokens of a prompt up to the start of the assistant's turn, ``(1, n_tokens)``.

@@ -1,4 +1,4 @@
-"""A response as a language model returns it: its text, and the reason why it ends there."""
+"""What a language model returns: a response with the reason why it ends there, or a choice between two letters."""
 
 from dataclasses import dataclass
 
@@ -21,3 +21,15 @@ class Completion:
     def cut_off(self) -> bool:
         """Whether the response was cut off at the maximum number of tokens."""
         return self.finish_reason == "length"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The answer to a question whose answer is one of two letters."""
+
+    prob: float
+    """Probability of the first letter, given that the answer is one of the two; NaN without an answer."""
+    tokens_in: int = 0
+    """Tokens that the model read; 0 if unknown."""
+    tokens_out: int = 0
+    """Tokens that the model wrote; 0 if unknown."""

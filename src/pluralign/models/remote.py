@@ -7,16 +7,17 @@ server's Retry-After. The API key is sent to the server and appears nowhere else
 """
 
 import json
+import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.text import one_line
-from pluralign.models.completion import Completion
+from pluralign.models.completion import Choice, Completion
 from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -32,6 +33,9 @@ MAX_BYTES = 2**25
 """Maximum size of a reply: 100 responses of 80,000 characters each."""
 SEEDS = 2**31
 """Seeds are below this number, which every server accepts."""
+CHOICE_TOKENS = 8
+"""Maximum length of an answer that is one letter; some models write a word or a space before it."""
+TOP_LOG_PROBS = 5
 NO_KEY = "none"
 """Sent instead of an API key. The client requires a key; servers without authentication ignore it."""
 
@@ -50,6 +54,8 @@ class ServerModel:
         # Learned from the server's replies.
         self._max_choices = MAX_CHOICES
         self._takes_seed = True
+        self._takes_temperature = True
+        self._gives_log_probs = True
         self._length_parameter = "max_tokens"
 
     @property
@@ -81,14 +87,37 @@ class ServerModel:
             completions += choices[:requested]
         return completions
 
+    def choose(self, prompt: PromptLike, letters: Sequence[str]) -> Choice:
+        """Return the probability of the first of two letters: from log-probabilities, or 1 or 0 from the text.
+
+        Raises:
+            DataError: the server does not answer this prompt.
+            UsageError: the server would not answer any prompt.
+        """
+
+        def parameters() -> dict[str, Any]:
+            asked: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
+            asked[self._length_parameter] = CHOICE_TOKENS
+            if self._takes_temperature:
+                asked["temperature"] = 0
+            if self._gives_log_probs:
+                asked |= {"logprobs": True, "top_logprobs": TOP_LOG_PROBS}
+            return asked
+
+        return read_choice(self._post(parameters), letters, self._clean)
+
     def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-        client, openai = self._connected(), _openai(self.options)
-        parameters = self._parameters(prompt, n, options, seed)
+        body = self._post(lambda: self._parameters(prompt, min(n, self._max_choices), options, seed))
+        return read_choices(body, self._clean)
+
+    def _post(self, parameters: Callable[[], dict[str, Any]]) -> bytes:
+        """Return the body of the reply; a parameter that the server rejects is left out, and the request repeated."""
+        client, openai, sent = self._connected(), _openai(self.options), parameters()
         try:
-            reply = client.chat.completions.with_raw_response.create(**parameters)
+            reply = client.chat.completions.with_raw_response.create(**sent)
         except openai.APIStatusError as error:
-            if error.status_code in (400, 422) and self._drop_rejected_parameter(error.body, parameters):
-                return self._request(prompt, min(n, self._max_choices), options, seed)
+            if error.status_code in (400, 422) and self._drop_rejected_parameter(error.body, sent):
+                return self._post(parameters)
             raise self._failure(error) from None
         except openai.APITimeoutError:
             problem = f"the server did not answer within {self.options.timeout:g} s, in any of {RETRIES + 1} attempts"
@@ -98,7 +127,7 @@ class ServerModel:
             raise DataError(
                 "the server closed the connection on every attempt", remedy="see the server's log"
             ) from None
-        return read_choices(reply.content, self._clean)
+        return bytes(reply.content)
 
     def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
         options = self.with_defaults(options)
@@ -121,6 +150,10 @@ class ServerModel:
             self._length_parameter = "max_completion_tokens"
         elif "seed" in parameters and re.search(r"\bseed\b", message):
             self._takes_seed = False
+        elif "logprobs" in parameters and "logprob" in message:
+            self._gives_log_probs = False
+        elif parameters.get("temperature") == 0 and "temperature" in message:
+            self._takes_temperature = False
         elif "n" in parameters and _ABOUT_N.search(message):
             self._max_choices = 1
         else:
@@ -253,6 +286,33 @@ def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[C
         Completion((text or "").encode(errors="replace").decode(), reason if isinstance(reason, str) else None)
         for text, reason in choices
     ]
+
+
+def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str] = str.strip) -> Choice:
+    """Return the probability of the first of two letters in a server's reply.
+
+    It is that of the first token among the likeliest ones, if the reply has log-probabilities of both letters or of
+    one. Else it is 1 or 0 by the first of the letters that stands alone in the text, or NaN if there is none.
+
+    Example:
+        >>> read_choice(b'{"choices": [{"message": {"content": "Response B."}}]}', ("A", "B")).prob
+        0.0
+    """
+    text = read_choices(body, clean)[0].text
+    reply = json.loads(body)
+    usage = reply.get("usage") if isinstance(reply.get("usage"), Mapping) else {}
+    read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+    try:
+        likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        mass = [
+            sum(math.exp(one["logprob"]) for one in likeliest if one["token"].strip() == letter) for letter in letters
+        ]
+        if sum(mass) > 0:
+            return Choice(mass[0] / sum(mass), read, written)
+    except (KeyError, IndexError, TypeError, AttributeError):  # the reply has no log-probabilities
+        pass
+    found = re.search(rf"\b({'|'.join(letters)})\b", text)
+    return Choice(math.nan if found is None else float(found[1] == letters[0]), read, written)
 
 
 def _openai(options: RemoteOptions) -> Any:

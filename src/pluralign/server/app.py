@@ -11,6 +11,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from pluralign.analysis.describing import with_descriptions
+from pluralign.analysis.description import Descriptions
 from pluralign.answering.answer import MODES, RefusalPolicy
 from pluralign.answering.generate import Sampler
 from pluralign.core.errors import UsageError
@@ -49,6 +51,7 @@ def create_app(
     *,
     held_out: HeldOutVotes | None = None,
     representation: Representation | None = None,
+    descriptions: Descriptions | None = None,
     evaluation: Evaluation | None = None,
     name: str = "pluralign",
     api_key: str | None = None,
@@ -68,6 +71,7 @@ def create_app(
         generator: writes candidates if a request sends none; called in threads.
         held_out: held-out votes with the ensemble's rewards, for member cards, examples and known prompts.
         representation: how well individuals are represented, for the page.
+        descriptions: of the members by a language model, for the page.
         evaluation: figures on ``held_out`` for the page, if these are other votes than those of the fit.
         name: first part of every model id.
         api_key: API key required from clients; without one the server answers only to loopback hosts.
@@ -91,7 +95,7 @@ def create_app(
     if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
         raise UsageError("the API key must have only printable ASCII characters and no spaces; choose another key.")
     limits, metrics = limits or Limits(), Metrics.create()
-    profiles = [] if held_out is None else page_profiles(ensemble, held_out)
+    profiles = [] if held_out is None else with_descriptions(page_profiles(ensemble, held_out), descriptions)
     page = collect_page_data(
         ensemble, held_out, name=name, profiles=profiles, representation=representation, evaluation=evaluation
     )

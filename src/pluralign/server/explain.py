@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, MIN_LEAN, Lean
+from pluralign.analysis.phrases import phrases_of
 from pluralign.analysis.profiles import Profile, member_name
-from pluralign.analysis.traits import KEYS, TRAITS, content_words, trait_values
+from pluralign.analysis.traits import KEYS, TRAITS, trait_values
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.logistic import sigmoid
@@ -77,7 +78,7 @@ def explain_votes(
 ) -> list[MemberVote]:
     """Return every member's vote on a pair, with the reasons that its card gives.
 
-    A reason is a trait or word in which the two texts differ, and for which the member has a clear preference on
+    A reason is a trait or phrase in which the two texts differ, and for which the member has a clear preference on
     held-out votes. Preferences against the vote are reported as well.
 
     Args:
@@ -96,7 +97,7 @@ def explain_votes(
     """
     reward_a, reward_b = np.asarray(rewards, dtype=np.float64)
     values = trait_values([prompt, prompt], list(responses)) if profiles else np.zeros((2, 0))
-    words = content_words(responses[0]), content_words(responses[1])
+    words = phrases_of(responses[0]), phrases_of(responses[1])
     cards = {profile.member: profile for profile in profiles}
     margins = (reward_a - reward_b).tolist()
     return [_vote(ensemble, j, margin, cards.get(j), values, words) for j, margin in enumerate(margins)]
@@ -153,7 +154,7 @@ def _reasons(
             verb = LIKES_WORD if lean.own > 0 else DISLIKES_WORD
             side = 1 if in_a == (lean.own > 0) else -1
             only = "A" if in_a else "B"
-            sentence = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {only} contains the word."
+            sentence = f"{verb.capitalize()}“{lean.trait}” ({_rate(lean)}): only {only} contains it."
             reasons.append((abs(lean.own), side, sentence))
     for _, side, sentence in sorted(reasons, key=lambda reason: -reason[0]):
         yield side, sentence

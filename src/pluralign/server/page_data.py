@@ -7,6 +7,7 @@ The figures are computed in ``evaluation`` and ``analysis``, and selected in ``p
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pluralign.analysis.description import Description
 from pluralign.analysis.leans import CARES_LESS, PREFERS, Lean, sample_prompts
 from pluralign.analysis.member_rankings import Diversity, held_out_candidates, measure_diversity
 from pluralign.analysis.profiles import (
@@ -18,6 +19,7 @@ from pluralign.analysis.profiles import (
     unnamed_reason,
 )
 from pluralign.analysis.traits import KEYS, TRAITS
+from pluralign.analysis.views import Quote
 from pluralign.core.json_values import to_json
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -74,6 +76,24 @@ class CardLean:
 
 
 @dataclass(frozen=True)
+class CardView:
+    """A phrase or position on a member's card, in words, with quotes of held-out responses."""
+
+    title: str
+    evidence: str
+    quotes: list[Quote]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Name and sentence that a language model wrote for a member, with the result of their check in words."""
+
+    name: str
+    sentence: str
+    evidence: str
+
+
+@dataclass(frozen=True)
 class MemberCard:
     """One member, as the page shows it."""
 
@@ -87,6 +107,10 @@ class MemberCard:
     leans: list[CardLean]
     likes: list[str]
     dislikes: list[str]
+    written: Written | None
+    """Name and sentence of a language model, if they passed their check."""
+    views: list[CardView]
+    """Positions and phrases that survived on the other half of the prompts."""
     typical: list[Typical]
     distinguishing: list[Distinguishing]
 
@@ -278,6 +302,8 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
             leans=[],
             likes=[],
             dislikes=[],
+            written=None,
+            views=[],
             typical=[],
             distinguishing=[],
         )
@@ -295,12 +321,21 @@ def _card(profile: Profile) -> MemberCard:
         leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
+        written=_written(profile.written),
+        views=[
+            CardView(view.title, view.evidence, [replace(quote, prompt=short(quote.prompt)) for quote in view.quotes])
+            for view in (*profile.views.positions, *profile.views.phrases)
+        ],
         typical=[replace(one, prompt=short(one.prompt), response=short(one.response)) for one in profile.typical],
         distinguishing=[
             replace(one, prompt=short(one.prompt), preferred=short(one.preferred), other=short(one.other))
             for one in profile.distinguishing
         ],
     )
+
+
+def _written(found: Description | None) -> Written | None:
+    return Written(found.name, found.sentence, found.evidence) if found and found.shown else None
 
 
 def card_lean(lean: Lean) -> CardLean:

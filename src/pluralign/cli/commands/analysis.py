@@ -29,6 +29,7 @@ from pluralign.cli.inputs import (
 )
 from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
+from pluralign.models.options import RemoteOptions
 from pluralign.votes.options import LoadOptions
 
 
@@ -152,30 +153,65 @@ def diversity(
     emit({**dataclasses.asdict(measured), "cases": shown}, diversity_page(measured, shown, title), as_json)
 
 
-@with_options(LoadOptions)
+@with_options(LoadOptions, RemoteOptions)
 def profile(
     ensemble: EnsembleFolder,
     load_options: LoadOptions,
+    remote_options: RemoteOptions,
     data: OtherVotes = None,
+    describe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Let this language model write a name and a sentence per member, and check them on other prompts; "
+            "names as in generate. Saves them in the ensemble folder.",
+        ),
+    ] = None,
+    check_pairs: Annotated[
+        int, typer.Option(help="With --describe: pairs to check on, two calls per pair and member.")
+    ] = 100,
     all_prompts: AllPrompts = False,
     as_json: Json = False,
+    seed: Seed = 0,
 ) -> None:
-    """Describe how each member differs from the others, with significance tests.
+    """Describe how each member differs from the others: style, phrases and positions, with significance tests.
 
     Examples:
         pluralign profile ensemble
         pluralign profile ensemble other-votes.jsonl --json
+        pluralign profile ensemble --describe llama3.2 --base-url http://localhost:11434/v1
     """
+    from pluralign.analysis.describing import describe_members, with_descriptions
+    from pluralign.analysis.description import load_descriptions, save_descriptions
     from pluralign.analysis.profiles import member_profiles, unnamed_reason
     from pluralign.cli.views.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.models.judge import find_judge
 
+    if remote_options.base_url and not describe:
+        raise UsageError("--base-url requires --describe, the name of a model on that server.")
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
     profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
+    written = load_descriptions(ensemble) if data is None and not describe else None
+    if describe:
+        with progress_bar(f"Describing members with {describe}") as progress:
+            written = describe_members(
+                held_out,
+                loaded.weights,
+                find_judge(describe, remote_options),
+                pairs=check_pairs,
+                concurrency=remote_options.concurrency if remote_options.base_url else 1,
+                seed=seed,
+                progress=progress,
+            )
+        if data is None:
+            save_descriptions(written, ensemble)
+    profiles = with_descriptions(profiles, written)
     prompts = len(votes.prompts)
     result = {
         "members": profiles,
+        "described": written.usage if written else None,
         "unnamed": unnamed_reason(profiles, prompts),
         "undecided": loaded.undecided,
         "pairs": len(votes),
@@ -215,6 +251,7 @@ def report(
         pluralign report ensemble -o report.html --candidates candidates.jsonl --prompt school --cases 6
         pluralign report ensemble -o report.html --figures figures
     """
+    from pluralign.analysis.description import load_descriptions
     from pluralign.analysis.report_data import collect_report_data
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.evaluation.representation import load_representation
@@ -237,6 +274,7 @@ def report(
             containing=prompt,
             groupings=group,
             representation=load_representation(ensemble),
+            descriptions=None if data else load_descriptions(ensemble),
             seed=seed,
             progress=progress,
         )

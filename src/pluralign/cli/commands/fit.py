@@ -14,6 +14,7 @@ from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
 from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
 from pluralign.features.options import EncodeOptions
+from pluralign.models.options import RemoteOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.options import LoadOptions
@@ -109,18 +110,19 @@ def fit(
         emit(result, fit_page(ensemble, str(output)), as_json)
 
 
-@with_options(LoadOptions)
+@with_options(LoadOptions, RemoteOptions)
 def evaluate(
     predictor: Annotated[
         str,
         typer.Argument(
             metavar="PREDICTOR",
-            help="Ensemble folder, a transformers reward model (folder or hub id), or a .jsonl, .csv or .parquet file "
-            "of scores or probabilities.",
+            help="Ensemble folder, a transformers reward model (folder or hub id), a .jsonl, .csv or .parquet file of "
+            "scores or probabilities, or personas:FILE or personas:NUMBER (with --model).",
         ),
     ],
     data: Data,
     load_options: LoadOptions,
+    remote_options: RemoteOptions,
     against: Annotated[
         list[str], typer.Option(metavar="PREDICTOR", help="Compare with another predictor, pair by pair. Repeatable.")
     ] = [],  # noqa: B006
@@ -145,11 +147,18 @@ def evaluate(
             "predicted from the rater's own choices. Saves the figures in the ensemble folder, never the ids.",
         ),
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Language model that judges as each persona; names as in generate.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Evaluate on a random sample of at most this many pairs, prompt by prompt.", min=1),
+    ] = None,
     all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
-    """Evaluate an ensemble, a reward model or a file of scores on votes.
+    """Evaluate an ensemble, a reward model, a file of scores or personas on votes.
 
     Examples:
         pluralign evaluate ensemble other-votes.jsonl
@@ -158,28 +167,42 @@ def evaluate(
         pluralign evaluate scores.jsonl votes.jsonl --group length --group country
         pluralign evaluate ensemble votes.jsonl --beta 0.5 --reference smollm2
         pluralign evaluate ensemble single-votes.jsonl --raters worker_id
+        pluralign evaluate personas:people.txt votes.jsonl --model smollm2 --limit 200 --against ensemble
     """
     from pluralign.cli.views.evaluation import evaluation_page
     from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
+    from pluralign.evaluation.personas import find_personas
     from pluralign.evaluation.representation import save_representation
     from pluralign.evaluation.sources import find_predictor
+    from pluralign.models.judge import find_judge
 
     kinds = [find_predictor(name) for name in (predictor, *against)]
+    if (model is None) == ("personas" in kinds):
+        raise UsageError("personas:FILE and --model, the language model that judges, need each other.")
+    if remote_options.base_url and model is None:
+        raise UsageError("--base-url requires --model, the name of a model on that server.")
+    judge = find_judge(model, remote_options) if model else None
+    concurrency = remote_options.concurrency if remote_options.base_url else 1
+    sources = [
+        find_personas(name, judge, concurrency) if kind == "personas" else name
+        for name, kind in zip((predictor, *against), kinds, strict=True)
+    ]
     if raters and kinds[0] != "ensemble":
         raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
     of_raters = load_votes_of_raters(data, raters, load_options) if raters else None
     preferences = of_raters.preferences if of_raters else load_votes(data, load_options)
-    with progress_bar("Encoding texts") as progress:
+    with progress_bar("Judging pairs" if judge else "Encoding texts") as progress:
         evaluation = evaluate_predictor(
-            predictor,
+            sources[0],
             preferences,
-            against=against,
+            against=sources[1:],
             groups=group,
             betas=beta,
             reference=reference,
             features=features,
             raters=of_raters,
             all_prompts=all_prompts,
+            limit=limit,
             seed=seed,
             progress=progress,
         )

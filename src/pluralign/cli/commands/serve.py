@@ -172,6 +172,7 @@ def serve(
     if n is not None and not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     with needs_extra("fastapi", "server", "a server"):
+        from pluralign.analysis.description import load_descriptions
         from pluralign.evaluation.representation import load_representation
         from pluralign.server import run as server
         from pluralign.server.limits import Limits
@@ -204,6 +205,7 @@ def serve(
             held_out=held_out,
             evaluation=evaluate_held_out(loaded, held_out) if data and held_out else None,
             representation=load_representation(ensemble),
+            descriptions=None if data else load_descriptions(ensemble),
             name=served_as,
             limits=Limits.of(serve_options, remote_options),
             sampling=serve_options.sampling(),

@@ -17,6 +17,9 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.guarantees import outlier_weight_bound
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
+POSITIONS_SHOWN = 3
+"""Positions per card in the terminal; the JSON, the report and the page have all of them."""
+
 # --- pruning and certificates -----------------------------------------------------------------------------------------
 
 
@@ -176,19 +179,33 @@ def profile_page(profiles: Sequence[Profile], prompts: int, title: str) -> Itera
         yield Text(reason)
     yield Text(
         "Only significant differences are listed: 5 % over all cards together, corrected for multiple tests, for "
-        "traits and for words separately.\n",
+        "traits, phrases and positions separately. One half of the prompts proposes phrases and positions, and the "
+        "other half tests them; the phrases of a position are tested together.\n",
         style="dim",
     )
 
 
 def _card(profile: Profile) -> Text:
     text = Text(f"weight {profile.weight:.3f} · disagreement {profile.disagreement:.3f}")
+    if profile.written and profile.written.shown:
+        text.append(f"\n{profile.written.name}", style="bold")
+        text.append(f" – {profile.written.sentence}")
+        text.append(f"\n{profile.written.evidence}", style="dim")
+    elif profile.written:
+        text.append(f"\nA description by {profile.written.model} is not shown: {profile.written.reason}.", style="dim")
     if profile.description:
         text.append(f"\n{profile.description}")
-    for words, which in ((profile.likes, "words it prefers"), (profile.dislikes, "words it avoids")):
+    for words, which in ((profile.likes, "phrases it prefers"), (profile.dislikes, "phrases it avoids")):
         if words:
             text.append(f"\n{which}: ", style="italic")
-            text.append(", ".join(lean.trait for lean in words))
+            text.append(", ".join(f"{lean.trait} ({50 * lean.relative:+.0f} points)" for lean in words))
+    shown = (*profile.views.positions[:POSITIONS_SHOWN], *profile.views.phrases[:1])
+    for view in shown:
+        text.append(f"\n\n{view.title}", style="bold")
+        text.append(f"\n{view.evidence}")
+        for quote in view.quotes[:1]:
+            text.append("\npreferred: " if quote.preferred else "\nrejected: ", style="italic")
+            text.append(f"“{quote.text}”")
     for pair in profile.distinguishing[:1]:
         text.append("\n\nA pair where it disagrees with most members: ", style="italic")
         text.append(f"“{shortened(pair.prompt)}”")

@@ -16,6 +16,7 @@ export function members(panel, ensemble) {
       "p",
       {},
       "Measured on held-out votes. Cards list only significant differences (5 %, corrected for multiple tests). ",
+      "Phrases and views come from one half of the prompts and are tested on the other half. ",
       "Bars show how often a member prefers the trait if two answers differ in it; the line marks all members ",
       "together.",
       sampled && ` Traits, words and rankings use a random sample of ${count(read.prompts)} of the `,
@@ -56,10 +57,12 @@ function card(one) {
       "aria-label": `Member ${one.member}`,
     },
     el("header", {}, badge(one.member), el("h3", {}, data(one.name)), weight),
+    one.written && written(one.written),
     one.leans.length > 0 && leans(one),
     words("Likes mentions of", one.likes),
     words("Dislikes mentions of", one.dislikes),
     one.far && el("p", { class: "flag" }, "Disagrees with people more than chance."),
+    folded(`Views it favours (${one.views.length})`, one.views.map(view)),
     folded("Details", one.description ? [el("p", { class: "small" }, data(one.description))] : [], ""),
     folded("Pairs where it disagrees with most members", one.distinguishing.map(minority)),
     folded("Answers that it rates highest", one.typical.map(liked)),
@@ -70,6 +73,23 @@ const folded = (title, content, look = "examples-of") =>
   content.length > 0 && el("details", { class: look }, el("summary", {}, title), content);
 const question = (prompt) => el("p", {}, el("b", {}, data(prompt)));
 const liked = ({ prompt, response }) => el("div", { class: "example" }, question(prompt), longText(response));
+
+function written(one) {
+  const named = el("p", {}, el("b", {}, data(one.name)), " – ", data(one.sentence));
+  return el("div", { class: "written" }, named, el("p", { class: "small muted" }, data(one.evidence)));
+}
+
+function view(one) {
+  const quotes = one.quotes.map((quote) =>
+    el(
+      "figure",
+      { class: "quote" },
+      el("blockquote", {}, data(quote.text)),
+      el("figcaption", { class: "small muted" }, quote.preferred ? "Preferred" : "Rejected", " in answer to: ", data(quote.prompt)),
+    ),
+  );
+  return el("div", { class: "example" }, el("p", {}, el("b", {}, data(one.title))), el("p", { class: "small" }, data(one.evidence)), quotes);
+}
 
 function minority(pair) {
   const people = `${percent(pair.people_with_it)} of ${plural(pair.votes, "person", "people")}`;
