@@ -1,7 +1,7 @@
 """Answer a prompt with an ensemble, from candidates, in one of three modes (§2, "Policy ensemble inference").
 
 - *balanced*: a slate of every member's pick with its weight, and one consensus answer.
-- *steerable*: one member answers, chosen by number, by a preference in words, or by the user's own choices.
+- *steerable*: the answer for one user, known by a member's number, a preference in words, or the user's own choices.
 - *distributional*: a member is drawn with probability equal to its weight.
 
 The undecided share of an ensemble is no member: it is never drawn, has no entry on a slate, and does not change the
@@ -23,11 +23,22 @@ from scipy.special import softmax
 
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.consensus import Consensus, Distilled, SlateEntry, Writer, consensus, slate, write_statement
-from pluralign.answering.steering import ScoredChoices, Steering, steer
+from pluralign.answering.steering import (
+    People,
+    ScoredChoices,
+    Steering,
+    answer_for,
+    steer_by_choices,
+    steer_to_member,
+)
+from pluralign.answering.steering_meaning import Judge, MeaningMatch, judged_choices, match_meaning, steer_by_meaning
+from pluralign.answering.steering_words import names_a_trait, steer_by_words
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.social_choice import RULES
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
@@ -67,6 +78,8 @@ def answer(
     like: str = "",
     choices: VotesLike | None = None,
     profiles: Sequence[Profile] = (),
+    held_out: HeldOutVotes | None = None,
+    judge: Judge | None = None,
     refusal: RefusalPolicy | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -82,9 +95,13 @@ def answer(
         writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
             the support of the best candidate.
         member: steerable mode: this member answers.
-        like: steerable mode: a preference in words, matched to ``profiles``.
+        like: steerable mode: a preference in words. Its meaning is compared with what the members like on
+            ``held_out``; if that is unclear or impossible, its words are matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
         profiles: the members' cards, for ``like``.
+        held_out: held-out votes with the members' rewards, for ``like``.
+        judge: steerable mode: a language model that chooses, for a person who wants ``like``, between the held-out
+            responses that say most about the person. Its choices count as the user's.
         refusal: runs first; if it returns a text, that is the answer.
         seed: of tie-breaks and random draws. Different prompts get different draws.
         progress: called while texts are encoded.
@@ -100,9 +117,21 @@ def answer(
     ensemble = as_ensemble(ensemble)
     own_votes = None if choices is None else as_preferences(choices, LoadOptions(min_votes=1))
     check_request(mode, rule, member=member, like=like, choices=own_votes)
+    if judge is not None and (not like or held_out is None or member is not None or own_votes is not None):
+        raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
+    scored = None if own_votes is None else ScoredChoices.of(ensemble, own_votes)
+    match = None
+    if like and judge is not None and held_out is not None:
+        scored = judged_choices(People.of(ensemble), held_out, like, judge)
+    elif like and held_out is not None:
+        match = match_meaning(ensemble, held_out, like, seed=seed)
     rewards = score(ensemble, prompt, candidates, progress)
+    average = None
+    if scored is not None or match is not None:
+        rows = ensemble.rewards_and_average([(prompt, text) for text in candidates], progress)
+        average = rows[:, ensemble.k] if rows.shape[1] > ensemble.k else None
     found = choose(
         rewards,
         ensemble.weights,
@@ -114,9 +143,12 @@ def answer(
         undecided=ensemble.undecided,
         rule=rule,
         member=member,
-        like=like,
-        choices=None if own_votes is None else ScoredChoices.of(ensemble, own_votes),
+        like="" if judge else like,
+        choices=scored,
         profiles=profiles,
+        choice_model=ensemble.choice_model,
+        average=average,
+        match=match,
         seed=seed,
     )
     if mode != "balanced" or not writer:
@@ -163,6 +195,9 @@ def choose(
     like: str = "",
     choices: ScoredChoices | None = None,
     profiles: Sequence[Profile] = (),
+    choice_model: ChoiceModel | None = None,
+    average: FloatArray | None = None,
+    match: MeaningMatch | None = None,
     seed: int = 0,
 ) -> Answer:
     """Choose the answer from candidates whose rewards are known; needs no ensemble and no encoder.
@@ -182,6 +217,9 @@ def choose(
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, with their rewards.
         profiles: the members' cards, for ``like``.
+        choice_model: the ensemble's, for ``choices`` and ``match``.
+        average: reward of the candidates for everyone, ``(n_candidates,)``, for ``choices`` and ``match``.
+        match: the members that ``like`` describes by its meaning.
         seed: of tie-breaks and random draws.
 
     Example:
@@ -194,6 +232,8 @@ def choose(
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes = _notes(texts)
+    if average is not None:
+        average = average[_first_rows(texts)]
     texts, rewards = _distinct(texts, rewards)
     random = np.random.default_rng([seed, int(Prompt(prompt).hash() * 2**53)])
     favourite = favourites(rewards, random)
@@ -205,10 +245,20 @@ def choose(
         if level == "policy":
             favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
         return Answer(mode, (_pick(texts, favourite, weights, drawn),), candidates=len(texts), notes=notes)
-    steering = steer(
-        weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
-    )
-    entry = _pick(texts, favourite, weights, steering.member)
+    if (member is not None) + bool(like) + (choices is not None) != 1:
+        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
+    people = People(weights, temperature, undecided, choice_model or ChoiceModel())
+    if choices is not None:
+        steering, beliefs = steer_by_choices(choices, people), people.beliefs(choices)
+    elif like and match is not None and not (match.unclear and names_a_trait(like, profiles)):
+        steering, beliefs = steer_by_meaning(match, people, profiles), people.believed(match.posterior)
+    else:
+        steering = steer_to_member(member, len(weights)) if member is not None else steer_by_words(like, profiles, seed)
+        entry = _pick(texts, favourite, weights, steering.member)
+        return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
+    pick, steering = answer_for(steering, people, beliefs, prompt, texts, rewards, average)
+    members = np.flatnonzero(favourite == pick)
+    entry = SlateEntry(texts[pick], steering.member, float(weights[members].sum()), tuple(members.tolist()))
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
 
 
@@ -267,10 +317,16 @@ def policy(rewards: FloatArray, beta: float) -> FloatArray:
 
 def _distinct(texts: Sequence[str], rewards: FloatArray) -> tuple[list[str], FloatArray]:
     """Return the distinct texts in order, with their rewards."""
+    rows = _first_rows(texts)
+    return [texts[row] for row in rows], rewards[rows]
+
+
+def _first_rows(texts: Sequence[str]) -> list[int]:
+    """Return the row of the first occurrence of each distinct text."""
     first: dict[str, int] = {}
     for row, text in enumerate(texts):
         first.setdefault(text, row)
-    return list(first), rewards[list(first.values())]
+    return list(first.values())
 
 
 def _notes(candidates: Sequence[str]) -> tuple[str, ...]:

@@ -103,8 +103,8 @@ class RowScores:
     """Scores of every predictor with one number of choices, one line per rater, each rater's mean over votes."""
 
     accuracy: Mapping[str, FloatArray]
-    """``prior``, ``posterior``, ``member``, ``ensemble``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``. ``own``:
-    ``(n_raters, n_variances)``."""
+    """``prior``, ``posterior``, ``member``, ``ensemble``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``.
+    ``own``: ``(n_raters, n_variances)``."""
     log_loss: Mapping[str, FloatArray]
     votes: IntArray
     """Number of predicted votes, ``(n_raters,)``."""

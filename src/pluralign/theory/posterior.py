@@ -31,6 +31,9 @@ SMALLEST_SLIP = 0.02
 SPREAD = 0.35
 """Spread of log T where no rater ids are known: close to the fitted values in the log of experiments."""
 
+INFORMATIVE_POOL = 400
+"""The search for pairs that are informative together covers this many pairs: the most informative ones individually."""
+
 
 @dataclass(frozen=True)
 class ChoiceModel:
@@ -186,3 +189,48 @@ def information_gain(chance: FloatArray, posterior: FloatArray) -> FloatArray:
 def _entropy(chance: FloatArray) -> FloatArray:
     q = np.clip(chance, 1e-300, 1 - 1e-16)
     return np.asarray(-(q * np.log(q) + (1 - q) * np.log1p(-q)))
+
+
+def most_informative(chance: FloatArray, weights: FloatArray, prompts: npt.ArrayLike, n: int) -> list[int]:
+    """Choose the pairs whose answers are most informative about the user's member, at most one per prompt.
+
+    Let q_ij be the probability that a user of member j's preferences chooses response a of pair i, and let the weights
+    be the prior. The mutual information between the member J and the choices C_S on a set S of pairs is
+    I(J; C_S) = H(C_S) − Σ_j α_j H(C_S | j). The search is greedy: each step adds the pair with the largest gain.
+
+    Args:
+        chance: q, ``(n_pairs, k)``, strictly between 0 and 1.
+        weights: α, ``(k,)``.
+        prompts: index of each pair's prompt, ``(n_pairs,)``.
+        n: number of pairs to choose.
+
+    Returns:
+        The rows of the chosen pairs, in the order of choice.
+
+    Example:
+        >>> chance = np.array([[0.5, 0.5, 0.5], [0.9, 0.1, 0.1], [0.9, 0.1, 0.2], [0.5, 0.9, 0.1]])
+        >>> most_informative(chance, np.full(3, 1 / 3), np.arange(4), 2)
+        [1, 3]
+
+    Reference: Lindley, "On a measure of the information provided by an experiment", Ann. Math. Statist. 27 (1956).
+    """
+    prompts = np.asarray(prompts)
+    alone = _information(np.stack([chance, 1 - chance], axis=1), weights)
+    pool = np.argsort(-alone, kind="stable")[:INFORMATIVE_POOL]
+    likelihood = np.ones((1, len(weights)))  # of each sequence of choices so far, given each member
+    chosen: list[int] = []
+    while len(chosen) < n and len(pool):
+        q = chance[pool, None, :]
+        gain = _information(np.concatenate([likelihood * q, likelihood * (1 - q)], axis=1), weights)
+        best = int(pool[int(gain.argmax())])
+        chosen.append(best)
+        likelihood = np.concatenate([likelihood * chance[best], likelihood * (1 - chance[best])])
+        pool = pool[prompts[pool] != prompts[best]]
+    return chosen
+
+
+def _information(likelihood: FloatArray, weights: FloatArray) -> FloatArray:
+    """I(J; C) from P(sequence of choices | member), ``(n, n_sequences, k)``."""
+    total = likelihood @ weights
+    given_member = np.where(likelihood > 0, likelihood * np.log(np.maximum(likelihood, 1e-300)), 0.0) @ weights
+    return np.asarray(given_member.sum(axis=1) - (total * np.log(np.maximum(total, 1e-300))).sum(axis=1))

@@ -162,13 +162,20 @@ def answer(
     choices: Annotated[
         str | None, typer.Option(help="Steerable: your own choices, as votes in any DATA format.")
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Steerable: this model compares held-out answers for a person who wants --like."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer a prompt with the ensemble: a slate and a consensus, one chosen member, or a random member.
+    """Answer a prompt with the ensemble: a slate and a consensus, an answer for one user, or a random member.
 
     Examples:
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
         pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
+        pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --choices mine.jsonl
         pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
         pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
     """
@@ -177,6 +184,7 @@ def answer(
     from pluralign.answering.answer import check_request
     from pluralign.answering.consensus import WRITING_TEMPERATURE
     from pluralign.answering.generate import find_sampler, sample_distinct
+    from pluralign.answering.steering_meaning import JUDGE_TOKENS
     from pluralign.cli.views.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
 
@@ -186,7 +194,7 @@ def answer(
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
     profiles = member_profiles(loaded.weights, held_out) if held_out else []
-    samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
+    samplers = {name: find_sampler(name, remote_options) for name in (model, distill, judge) if name}
 
     def sampled(name: str, options: SamplingOptions, text: str, count: int) -> list[str]:
         with working(f"Sampling from {samplers[name].name}"):
@@ -200,6 +208,11 @@ def answer(
         note(f"{model} gave {len(texts)} distinct responses, not {n}.")
     given = sampling_options.temperature or WRITING_TEMPERATURE
     writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
+    judging_options = dataclasses.replace(writing_options, max_new_tokens=JUDGE_TOKENS)
+
+    def judged(instruction: str) -> str:
+        return sampled(str(judge), judging_options, instruction, 1)[0]
+
     votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     with progress_bar("Encoding texts") as progress:
         result = answer_prompt(
@@ -213,6 +226,8 @@ def answer(
             like=like,
             choices=votes,
             profiles=profiles,
+            held_out=held_out,
+            judge=judged if judge else None,
             seed=sampling_options.seed,
             progress=progress,
         )
