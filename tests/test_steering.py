@@ -91,11 +91,13 @@ def test_the_pair_to_ask_next_separates_the_likely_members(ensemble: RewardEnsem
     ensemble = replace(ensemble, choice_model=MEMBERS)
     candidates = [str(text) for text in votes.responses[:6]]
     found = answer(ensemble, str(votes.prompts[0]), candidates, "steerable", choices=votes[:3]).steering
-    assert found is not None and found.ask is not None
+    assert found is not None
+    assert found.ask is not None
     assert {found.ask.response_a, found.ask.response_b} <= set(candidates)
     assert found.ask.gain > 0
     alone = answer(ensemble, str(votes.prompts[0]), candidates[:1], "steerable", choices=votes[:3]).steering
-    assert alone is not None and alone.ask is None
+    assert alone is not None
+    assert alone.ask is None
 
 
 def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:

@@ -24,6 +24,8 @@ from pluralign.training.rater_mixture import VotesByRater
 
 VOICES_SHARE = 0.5
 """λ if several rewards predict validation prompts better than one."""
+ROUNDING = 1e-9
+"""Differences of squared errors below it are rounding errors."""
 CHOICES = (5, 20)
 """Numbers of choices that votes are predicted from."""
 PEOPLE = (SAFE_SHARE, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97)
@@ -45,7 +47,7 @@ def model_from_voices(members: Members, temperature: float, single: FloatArray, 
     share = policy_prob(scores(check.difference, members.theta), members.weights, temperature)
     ours = squared_error(with_undecided(share, members.undecided), check.prob_a)
     gain = paired_difference(ours, squared_error(single, check.prob_a), check.prompt, min_clusters=ENOUGH_CLUSTERS)
-    if np.isfinite(gain.high) and gain.high < 0:
+    if np.isfinite(gain.high) and gain.high < -ROUNDING:
         return ChoiceModel(people=VOICES_SHARE, source="voices")
     return ChoiceModel()
 
