@@ -26,8 +26,8 @@ VOICES_SHARE = 0.5
 """λ if several rewards predict validation prompts better than one."""
 ROUNDING = 1e-9
 """Differences of squared errors below it are rounding errors."""
-CHOICES = (5, 20)
-"""Numbers of choices that votes are predicted from."""
+CHOICES = (0, 5, 20)
+"""Numbers of choices that votes are predicted from. Without 0, slips would make up for too sharp members."""
 PEOPLE = (SAFE_SHARE, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97)
 SLIPS = (SMALLEST_SLIP, 0.1, 0.2)
 SPREADS = (0.0, 0.2, SPREAD, 0.5)
@@ -69,7 +69,7 @@ class NewPeople:
 
 
 def fit_choice_model(parts: Sequence[NewPeople], seed: int = 0) -> ChoiceModel:
-    """Return the model with the lowest log loss of raters' votes, given 5 and 20 of their choices on other prompts.
+    """Return the model with the lowest log loss of raters' votes, given 0, 5 and 20 of their choices on other prompts.
 
     Each rater counts once. The slip and the spread of T are chosen at λ = 1/2, then λ and the spread.
 
