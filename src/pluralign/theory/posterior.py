@@ -64,7 +64,7 @@ class ChoiceModel:
             array([0., 0., 1., 0., 0.])
         """
         if self.spread == 0:
-            return (FACTORS == 1.0).astype(np.float64)
+            return np.asarray(FACTORS == 1.0, dtype=np.float64)
         return np.asarray(softmax(-0.5 * (np.log(FACTORS) / self.spread) ** 2))
 
     def prior(self, weights: npt.ArrayLike) -> FloatArray:
