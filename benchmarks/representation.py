@@ -4,14 +4,15 @@
 
 VOTES are the votes that ensembles are trained on. RATERS are votes on the same prompts with one row per vote and a
 column of rater ids; it may be the same file. With ``--with-ids`` ensembles are trained on RATERS and their ids instead.
-Each split holds out other prompts; only votes on held-out prompts are predicted. Figures are means over splits;
-differences also have ± the standard deviation over splits.
+Both may be ``demo:PAIRS``, the town hall. Each split holds out other prompts; only votes on held-out prompts are
+predicted. Figures are means over splits; differences also have ± the standard deviation over splits, and the value of
+each split with its 95 % interval over raters.
 """
 
 import argparse
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -19,7 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.evaluation.representation import PREDICTORS, Representation, represent
+from pluralign.evaluation.representation import PREDICTORS, Representation, RepresentationRow, represent
+from pluralign.theory.intervals import Interval
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, load_rater_votes
 
@@ -41,13 +44,17 @@ def main() -> None:
     chosen = dict(option.split("=", 1) for option in arguments.fit)
     options = {name: _parsed(value) for name, value in chosen.items()} | {"test_fraction": arguments.test_fraction}
     trained_on = raters if arguments.with_ids else votes
-    found = [measure(trained_on, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
+    measured = [measure(trained_on, raters, {**options, "seed": seed}) for seed in range(arguments.seeds)]
+    found, models = [one for one, _ in measured], [model for _, model in measured]
     if arguments.json:
         print(json.dumps([split.to_json() for split in found]))
         return
     console = Console(width=150)
     for score in ("accuracy", "log_loss"):
         console.print(score_table(found, score))
+        console.print(difference_table(found, score))
+    for split, ensemble_model in enumerate(models):
+        console.print(f"split {split}: {ensemble_model}", highlight=False)
 
 
 def _parsed(value: str) -> Any:
@@ -57,29 +64,54 @@ def _parsed(value: str) -> Any:
         return value
 
 
-def measure(votes: PreferenceSet | RaterVotes, raters: RaterVotes, options: Mapping[str, Any]) -> Representation:
-    """Fit an ensemble on one split, and measure representation on its held-out prompts."""
+def measure(
+    votes: PreferenceSet | RaterVotes, raters: RaterVotes, options: Mapping[str, Any]
+) -> tuple[Representation, ChoiceModel]:
+    """Fit an ensemble on one split; return its representation on its held-out prompts and its choice model."""
     ensemble = pluralign.fit(votes, **options)
     features = ensemble.features(texts_of(raters.preferences))
-    return represent(ensemble, raters, features, ensemble.trained_on, seed=options["seed"])
+    found = represent(ensemble, raters, features, ensemble.trained_on, seed=options["seed"])
+    return found, ensemble.choice_model
 
 
 def score_table(splits: Sequence[Representation], score: str) -> Table:
     """Return the means over splits of one score: a row per number of choices, a column per predictor."""
     raters = ", ".join(f"{split.raters:,}" for split in splits)
     table = Table(box=box.SIMPLE_HEAD, title=f"{score.replace('_', ' ')}: {len(splits)} splits ({raters} raters)")
-    for heading in ("choices", *PREDICTORS.values(), "posterior − soft BT", "per split (*: 95 %)"):
+    for heading in ("choices", *PREDICTORS.values()):
         table.add_column(heading, justify="right", no_wrap=True)
-    for choices in [row.choices for row in splits[0].rows]:
-        rows = [row for split in splits for row in split.rows if row.choices == choices]
+    for choices, rows in rows_of(splits):
         means = [statistics.mean(getattr(row.predictors[name], score).mean for row in rows) for name in PREDICTORS]
+        table.add_row(choices, *(f"{mean:.4f}" for mean in means))
+    return table
+
+
+def difference_table(splits: Sequence[Representation], score: str) -> Table:
+    """Return the paired differences of the posterior from the same without choices, and from soft BT."""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{score.replace('_', ' ')}: posterior minus …")
+    for heading in ("choices", "no choices", "per split", "soft BT", "per split"):
+        table.add_column(heading, justify="right")
+    for choices, rows in rows_of(splits):
+        gains = [getattr(row, f"{score}_gain") for row in rows]
         gaps = [getattr(row.predictors["posterior"], f"{score}_difference") for row in rows]
-        starred = [f"{gap.mean:+.4f}{'*' * (gap.low > 0 or gap.high < 0)}" for gap in gaps]
-        label = "all" if choices is None else str(choices)
-        values = [f"{mean:.4f}" for mean in means]
-        table.add_row(label, *values, _spread([gap.mean for gap in gaps]), " ".join(starred))
+        cells = [cell for found in (gains, gaps) for cell in (_spread([one.mean for one in found]), _intervals(found))]
+        table.add_row(choices, *cells)
     table.caption = "*: the 95 % interval over raters excludes 0"
     return table
+
+
+def rows_of(splits: Sequence[Representation]) -> Iterator[tuple[str, list[RepresentationRow]]]:
+    """Yield the rows of all splits by number of choices."""
+    for choices in [row.choices for row in splits[0].rows]:
+        rows = [row for split in splits for row in split.rows if row.choices == choices]
+        yield "all" if choices is None else str(choices), rows
+
+
+def _intervals(found: Sequence[Interval]) -> str:
+    return "\n".join(
+        f"{one.mean:+.4f} [{one.low:+.4f}, {one.high:+.4f}]{'*' if one.low > 0 or one.high < 0 else ' '}"
+        for one in found
+    )
 
 
 def _spread(values: Sequence[float]) -> str:

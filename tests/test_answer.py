@@ -75,8 +75,9 @@ def test_answer_is_score_followed_by_choose(
     scored = dict(options)
     if "choices" in options:
         votes = load_held_out(folder).preferences[:5]
+        average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
         options |= {"choices": votes}
-        scored |= {"choices": ScoredChoices.of(ensemble, votes)}
+        scored |= {"choices": ScoredChoices.of(ensemble, votes), "average": average}
     rewards = score(ensemble, PROMPT, texts)
     assert rewards.shape == (6, ensemble.k)
     for seed in range(5):
@@ -90,6 +91,7 @@ def test_answer_is_score_followed_by_choose(
             temperature=ensemble.temperature,
             undecided=0.3,
             profiles=cards,
+            choice_model=ensemble.choice_model,
             seed=seed,
             **scored,
         )

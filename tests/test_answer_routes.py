@@ -145,9 +145,11 @@ def test_answer_supports_three_modes(client: Client) -> None:
     choices = [pair(chosen="b"), pair(response_b=TEXTS[2], chosen="a")]
     by_choices = client.json("/v1/answer", body | {"mode": "steerable", "choices": choices})["steering"]
     steering = client.json("/v1/steer", {"choices": choices})
-    assert by_choices == steering
+    assert {**by_choices, "support": None, "ask": None} == steering
+    assert by_choices["support"] > 0.5
+    assert {by_choices["ask"]["response_a"], by_choices["ask"]["response_b"]} <= set(TEXTS)
     assert len(steering["path"]) == 3
-    assert sum(steering["posterior"]) == pytest.approx(1)
+    assert sum(steering["posterior"]) + steering["average"] == pytest.approx(1)
     assert client.error("/v1/answer", body | {"mode": "steerable"})[:2] == (400, "unusable")
     assert client.error("/v1/answer", body | {"rule": "dictator"})[0] == 400
 
@@ -168,9 +170,11 @@ def test_slates_and_chats_name_members_by_their_cards(ensemble: RewardEnsemble, 
         assert [one["name"] for one in client.json("/v1/explain", pair())["members"]] == names
 
 
-def test_steering_without_choices_returns_the_weights(client: Client, ensemble: RewardEnsemble) -> None:
+def test_steering_without_choices_returns_the_prior(client: Client, ensemble: RewardEnsemble) -> None:
     steering = client.json("/v1/steer", {"choices": []})
-    assert steering["posterior"] == pytest.approx(ensemble.weights.tolist())
+    people = ensemble.choice_model.people
+    assert steering["posterior"] == pytest.approx((people * ensemble.weights).tolist())
+    assert steering["average"] == pytest.approx(1 - people)
     assert steering["member"] == ensemble.weights.argmax()
 
 

@@ -27,11 +27,13 @@ from pluralign.evaluation.representation import (
     save_representation,
 )
 from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
-from pluralign.theory.posterior import SLIP
+from pluralign.theory.posterior import FACTORS, ChoiceModel, person_chances
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 
 K, N_PROMPTS, PER_PROMPT, N_RATERS = 3, 12, 4, 30
+WEIGHTS = np.array([0.5, 0.3, 0.2])
+PEOPLE = ChoiceModel(people=0.9, spread=0.0)
 
 
 def known_raters(seed: int = 0) -> tuple[Predictors, RaterVotes]:
@@ -55,8 +57,9 @@ def known_raters(seed: int = 0) -> tuple[Predictors, RaterVotes]:
     sharp = 1 / (1 + np.exp(-difference / 0.05))
     predictors = Predictors(
         vote=sharp,
-        chance=SLIP / 2 + (1 - SLIP) * sharp,
-        weights=np.array([0.5, 0.3, 0.2]),
+        chance=person_chances(difference, None, WEIGHTS, 0.05, 0.0, PEOPLE),
+        prior=PEOPLE.prior(WEIGHTS),
+        weights=WEIGHTS,
         soft_bt=preferences.prob_a,
         inputs=inputs,
         a=items.a,
@@ -72,7 +75,7 @@ def test_choices_find_the_member_that_a_rater_follows() -> None:
     rows = score_raters(*known_raters(), EVERY)
     assert list(rows) == [0, 1, 3, 5, 10, 20, ALL]
     found = [float(row.accuracy["posterior"].mean()) for row in rows.values()]
-    assert found[0] == pytest.approx(rows[0].accuracy["ensemble"].mean())
+    assert found[0] == pytest.approx(rows[0].accuracy["prior"].mean())
     assert found[-1] > 0.97 > found[0] + 0.05
     assert rows[ALL].accuracy["member"].mean() > 0.97
     assert rows[ALL].log_loss["posterior"].mean() < rows[ALL].log_loss["soft_bt"].mean()
@@ -149,17 +152,29 @@ def test_one_held_out_prompt_against_plain_loops(town_folder: Path, ensemble: Re
     found = represent(ensemble, votes, ensemble.features(texts_of(hall.preferences)), others, choices=(0,))
     predicted = [i for i in range(480) if hall.preferences.prompts[hall.preferences.prompt_index[i]] == keys[0]]
     reward_a, reward_b = ensemble.pair_rewards(hall.preferences)
-    u, beta, accuracies, losses, best = ensemble.undecided, ensemble.temperature, [], [], []
+    rewards = ensemble.rewards_and_average(texts_of(hall.preferences))[:, -1]
+    items = hall.preferences.items()
+    average = rewards[items.a] - rewards[items.b]
+    u, beta, model = ensemble.undecided, ensemble.temperature, ensemble.choice_model
+    accuracies, losses, best = [], [], []
+
+    def chance(i: int, h: int, factor: float) -> float:
+        z = average[i] if h == ensemble.k else (reward_a[i, h] - reward_b[i, h]) / beta
+        s = 1 - (1 - model.slip) * (1 - (0 if h == ensemble.k else u))
+        return s / 2 + (1 - s) / (1 + math.exp(-z / factor))
+
+    kinds = [(h, factor) for h in range(ensemble.k + 1) for factor in FACTORS]
+    shares = [*(model.people * ensemble.weights), 1 - model.people]
+    prior = [math.log(shares[h] * model.factor_prior[list(FACTORS).index(factor)]) for h, factor in kinds]
     for person in range(4):
         y = hall.annotator_votes(person)[:, 0]
-        log_posterior = np.log(ensemble.weights)
-        slip = max(u, SLIP)
+        log_posterior = np.array(prior)
         for i in set(range(480)) - set(predicted):
-            q = slip / 2 + (1 - slip) / (1 + np.exp(-(reward_a[i] - reward_b[i]) / beta))
-            log_posterior = log_posterior + np.log(q if y[i] else 1 - q)
+            q = np.array([chance(i, *kind) for kind in kinds])
+            log_posterior += np.log(q if y[i] else 1 - q)
         posterior = np.exp(log_posterior - log_posterior.max())
         posterior /= posterior.sum()
-        p = [u / 2 + (1 - u) * posterior @ (1 / (1 + np.exp(-(reward_a[i] - reward_b[i]) / beta))) for i in predicted]
+        p = [posterior @ [chance(i, *kind) for kind in kinds] for i in predicted]
         accuracies.append(np.mean([(q > 0.5) == y[i] for q, i in zip(p, predicted, strict=True)]))
         losses.append(-np.mean([math.log(q if y[i] else 1 - q) for q, i in zip(p, predicted, strict=True)]))
         best.append(max(np.mean((reward_a > reward_b)[predicted] == y[predicted, None], axis=0)))
@@ -191,7 +206,7 @@ def test_differences_are_paired_with_soft_bt_on_the_same_raters(found: Represent
         ours, soft_bt = row.predictors["posterior"], row.predictors["soft_bt"]
         assert ours.accuracy_difference.mean == pytest.approx(ours.accuracy.mean - soft_bt.accuracy.mean)
         assert ours.log_loss_difference.mean == pytest.approx(ours.log_loss.mean - soft_bt.log_loss.mean)
-        assert row.log_loss_gain.mean == pytest.approx(ours.log_loss.mean - row.predictors["ensemble"].log_loss.mean)
+        assert row.log_loss_gain.mean == pytest.approx(ours.log_loss.mean - row.predictors["prior"].log_loss.mean)
         assert soft_bt.log_loss_difference.mean == 0
         assert ours.accuracy.low < ours.accuracy.mean < ours.accuracy.high
 
@@ -277,7 +292,9 @@ def test_evaluate_measures_and_saves_representation(
     result = json.loads(run(*words, "--json").stdout)
     rows = result["representation"]["rows"]
     assert [row["choices"] for row in rows] == [0, 1, 3, 5, 10, 20, None]
-    assert set(rows[0]["predictors"]) == {"posterior", "member", "ensemble", "soft_bt", "own", "hindsight"}
+    assert set(rows[0]["predictors"]) == {
+        "posterior", "prior", "member", "ensemble", "soft_bt", "own", "hindsight"
+    }  # fmt: skip
     saved = (folder / REPRESENTATION_FILE).read_text()
     assert json.loads(saved)["rows"] == rows
     assert "secret" not in saved + json.dumps(result)

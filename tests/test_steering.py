@@ -1,4 +1,4 @@
-"""Choosing a member by the user's own choices or by words."""
+"""What a user's choices say about the user, and the answer for the user; steering by the list of words."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pluralign import PreferenceSet, member_profiles
+from pluralign import PreferenceSet, answer, member_profiles
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices, steer_by_words, wanted_traits
+from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.steering_words import steer_by_words, wanted_traits
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
+from pluralign.theory.posterior import FACTORS, ChoiceModel
+
+MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")
 
 
 @pytest.fixture(scope="module")
@@ -20,31 +24,80 @@ def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 
 def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    scored = ScoredChoices.of(ensemble, choices)
-    return steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided)
+    return steer_by_choices(ScoredChoices.of(ensemble, choices), People.of(ensemble))
+
+
+def choices_of_member(ensemble: RewardEnsemble, votes: PreferenceSet, member: int) -> PreferenceSet:
+    own = ensemble.votes(votes)[:, member]
+    return replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
 
 
 def test_choices_that_follow_a_member_select_it(ensemble: RewardEnsemble, town_folder: Path) -> None:
-    ensemble = replace(ensemble, undecided=0.0)
+    ensemble = replace(ensemble, undecided=0.0, choice_model=MEMBERS)
     votes = load_held_out(town_folder).preferences
     for member in range(ensemble.k):
-        own = ensemble.votes(votes)[:, member]
-        choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))
-        found = steer_from(ensemble, choices[:60])
+        found = steer_from(ensemble, choices_of_member(ensemble, votes, member)[:60])
         assert found.member == member
-        assert found.path[0] == pytest.approx(ensemble.weights)
+        assert found.path[0] == pytest.approx(0.9 * ensemble.weights)
         assert found.path[-1][member] > 0.9 > found.path[1][member], "the posterior sharpens"
+        assert found.average == pytest.approx(1 - sum(found.posterior))
 
 
-@pytest.mark.parametrize("undecided", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("undecided", [0.0, 0.4])
 def test_the_posterior_of_choices_follows_bayes_rule(ensemble: RewardEnsemble, undecided: float) -> None:
-    ensemble, at_random = replace(ensemble, undecided=undecided), max(undecided, 0.1)
+    ensemble = replace(ensemble, undecided=undecided, choice_model=MEMBERS)
     pair = PreferenceSet.from_columns(["Trees?"], ["Yes, and many of them, please!"], ["No."], [1], [0])
-    reward_a, reward_b = ensemble.pair_rewards(pair)
-    chance = 1 / (1 + np.exp(-(reward_a - reward_b)[0] / ensemble.temperature))
-    likelihood = at_random / 2 + (1 - at_random) * chance
-    expected = ensemble.weights * likelihood
-    assert steer_from(ensemble, pair).posterior == pytest.approx(expected / expected.sum())
+    rewards = ensemble.rewards_and_average([("Trees?", "Yes, and many of them, please!"), ("Trees?", "No.")])
+    difference = rewards[0] - rewards[1]
+    chance = 1 / (1 + np.exp(-difference / np.append(np.full(ensemble.k, ensemble.temperature), 1.0)))
+    at_random = 1 - (1 - MEMBERS.slip) * (1 - np.append(np.full(ensemble.k, undecided), 0.0))
+    expected = np.append(0.9 * ensemble.weights, 0.1) * (at_random / 2 + (1 - at_random) * chance)
+    assert steer_from(ensemble, pair).posterior == pytest.approx(expected[:-1] / expected.sum())
+
+
+def test_without_evidence_of_people_choices_keep_the_answer_of_the_average(
+    ensemble: RewardEnsemble, town_folder: Path
+) -> None:
+    votes = load_held_out(town_folder).preferences
+    candidates = [str(text) for text in votes.responses[:8]]
+    prompt = str(votes.prompts[0])
+    rewards = ensemble.rewards_and_average([(prompt, text) for text in candidates])
+    safe = replace(ensemble, choice_model=ChoiceModel(people=0.0))
+    found = answer(safe, prompt, candidates, "steerable", choices=choices_of_member(ensemble, votes, 0)[:5])
+    assert found.answers[0].text == candidates[int(rewards[:, -1].argmax())]
+    assert found.steering is not None
+    assert (found.steering.sure, found.steering.average) == (0.0, 1.0)
+
+
+def test_the_answer_has_the_most_expected_wins(ensemble: RewardEnsemble) -> None:
+    random = np.random.default_rng(0)
+    rewards, average = random.normal(size=(5, ensemble.k)), random.normal(size=5)
+    people = People(ensemble.weights, 0.5, 0.1, ChoiceModel(people=0.6, spread=0.4))
+    beliefs = people.prior
+    wins = people.expected_wins(rewards, average, beliefs)
+    for i in range(5):
+        expected = []
+        for j in set(range(5)) - {i}:
+            chance = people.chances((rewards[i] - rewards[j])[None], np.array([average[i] - average[j]]))[0]
+            expected.append(
+                sum(beliefs[h, t] * chance[h, t] for h in range(ensemble.k + 1) for t in range(len(FACTORS)))
+            )
+        assert wins[i] == pytest.approx(np.mean(expected))
+    assert wins.mean() == pytest.approx(0.5)
+
+
+def test_the_pair_to_ask_next_separates_the_likely_members(ensemble: RewardEnsemble, town_folder: Path) -> None:
+    votes = load_held_out(town_folder).preferences
+    ensemble = replace(ensemble, choice_model=MEMBERS)
+    candidates = [str(text) for text in votes.responses[:6]]
+    found = answer(ensemble, str(votes.prompts[0]), candidates, "steerable", choices=votes[:3]).steering
+    assert found is not None
+    assert found.ask is not None
+    assert {found.ask.response_a, found.ask.response_b} <= set(candidates)
+    assert found.ask.gain > 0
+    alone = answer(ensemble, str(votes.prompts[0]), candidates[:1], "steerable", choices=votes[:3]).steering
+    assert alone is not None
+    assert alone.ask is None
 
 
 def test_words_select_the_member_that_leans_in_that_direction(cards: list[Profile]) -> None:

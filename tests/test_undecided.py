@@ -12,9 +12,8 @@ from test_pruning import four_and_a_contrarian, voting
 from pluralign import PreferenceSet, certify, town_hall
 from pluralign.analysis.pruning import plan_pruning
 from pluralign.answering.answer import choose
-from pluralign.answering.steering import ScoredChoices, steer_by_choices
+from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.evaluation.evaluate import evaluate
@@ -30,7 +29,7 @@ from pluralign.theory.guarantees import (
     paper_size,
     pruning_bound,
 )
-from pluralign.theory.posterior import SLIP
+from pluralign.theory.posterior import ChoiceModel, choice_probability
 from pluralign.theory.simplex import simplex_least_squares
 from pluralign.theory.social_choice import RULES, pairwise_support
 
@@ -283,30 +282,19 @@ def test_a_distributional_answer_is_drawn_by_the_weights_of_the_members() -> Non
     assert 0.6 < np.mean([plain == "A" for plain, _ in drawn]) < 0.8
 
 
-def test_before_any_choice_the_prediction_of_steering_is_that_of_the_ensemble(votes: PreferenceSet) -> None:
+def test_before_any_choice_the_prediction_of_members_is_that_of_the_ensemble(votes: PreferenceSet) -> None:
     """Σ_j α_j q_ij is p̂ at the policy level: the likelihood of a member is that of the fitted model."""
     ensemble = replace(some_ensemble(), undecided=0.35, temperature=0.7)
-    pair = votes[:1]
-    likelihood = {}
-    for chosen in ("a", "b"):
-        voted = replace(pair, votes_a=np.array([int(chosen == "a")]), votes_b=np.array([int(chosen == "b")]))
-        posterior = np.array(steer(ensemble, voted))
-        likelihood[chosen] = posterior / ensemble.weights  # ∝ q_ij, or ∝ 1 − q_ij
-    # Two unknown factors: q = c·likelihood_a and 1 − q = d·likelihood_b for every member.
-    factors, *_ = np.linalg.lstsq(np.column_stack(list(likelihood.values())), np.ones(3), rcond=None)
-    q = factors[0] * likelihood["a"]
-    assert q @ ensemble.weights == pytest.approx(float(ensemble.prob_hat(pair, "policy")[0]))
-
-
-def steer(ensemble: RewardEnsemble, choices: PreferenceSet) -> tuple[float, ...]:
-    scored = ScoredChoices.of(ensemble, choices)
-    return steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided).posterior
+    reward_a, reward_b = ensemble.pair_rewards(votes[:3])
+    chance = choice_probability(reward_a - reward_b, 0.7, 0.35)
+    assert chance @ ensemble.weights == pytest.approx(ensemble.prob_hat(votes[:3], "policy"))
 
 
 def test_an_undecided_share_makes_steering_more_cautious(votes: PreferenceSet) -> None:
-    ensemble = some_ensemble()
+    ensemble = replace(some_ensemble(), choice_model=ChoiceModel(people=1.0, spread=0.0))
     own = ensemble.votes(votes)[:, 1]
     choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))[:10]
-    sure = [steer(replace(ensemble, undecided=u), choices)[1] for u in (0.0, SLIP, 0.5, 0.9, 1.0)]
-    assert sure[0] == sure[1], "a share below the usual slip changes nothing"
-    assert sure[1] > sure[2] > sure[3] > sure[4] == pytest.approx(ensemble.weights[1])
+    scored = ScoredChoices.of(ensemble, choices)
+    steered = [steer_by_choices(scored, People.of(replace(ensemble, undecided=u))) for u in (0.0, 0.5, 0.9, 1.0)]
+    sure = [one.posterior[1] for one in steered]
+    assert sure[0] > sure[1] > sure[2] > sure[3] == pytest.approx(ensemble.weights[1])

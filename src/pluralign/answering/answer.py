@@ -1,7 +1,7 @@
 """Answer a prompt with an ensemble, from candidates, in one of three modes (§2, "Policy ensemble inference").
 
 - *balanced*: the slate that covers the largest predicted share of people's favourites, and one consensus answer.
-- *steerable*: one member answers, chosen by number, by a preference in words, or by the user's own choices.
+- *steerable*: the answer for one user, known by a member's number, a preference in words, or the user's own choices.
 - *distributional*: a member is drawn with probability equal to its weight, and samples a candidate from its policy.
 
 The undecided share of an ensemble is no member: it is never drawn, has no entry on a slate, and does not change the
@@ -32,12 +32,23 @@ from pluralign.answering.consensus import (
     slate,
     write_statement,
 )
-from pluralign.answering.steering import ScoredChoices, Steering, steer
+from pluralign.answering.steering import (
+    People,
+    ScoredChoices,
+    Steering,
+    answer_for,
+    steer_by_choices,
+    steer_to_member,
+)
+from pluralign.answering.steering_meaning import Judge, MeaningMatch, judged_choices, match_meaning, steer_by_meaning
+from pluralign.answering.steering_words import names_a_trait, steer_by_words
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.theory.choice_shares import COVERS, first_choices, policies
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.social_choice import RULES
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
@@ -89,6 +100,8 @@ def answer(
     like: str = "",
     choices: VotesLike | None = None,
     profiles: Sequence[Profile] = (),
+    held_out: HeldOutVotes | None = None,
+    judge: Judge | None = None,
     refusal: RefusalPolicy | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -113,9 +126,13 @@ def answer(
         gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``. An
             answer that it would refuse gets a note.
         member: steerable mode: this member answers.
-        like: steerable mode: a preference in words, matched to ``profiles``.
+        like: steerable mode: a preference in words. Its meaning is compared with what the members like on
+            ``held_out``; if that is unclear or impossible, its words are matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
         profiles: the members' cards, for ``like``.
+        held_out: held-out votes with the members' rewards, for ``like``.
+        judge: steerable mode: a language model that chooses, for a person who wants ``like``, between the held-out
+            responses that say most about the person. Its choices count as the user's.
         refusal: runs first; if it returns a text, that is the answer.
         seed: of tie-breaks and random draws. Different prompts get different draws.
         progress: called while texts are encoded.
@@ -133,9 +150,16 @@ def answer(
     check_request(
         mode, rule, level=level, slate_size=slate_size, cover=cover, member=member, like=like, choices=own_votes
     )
+    if judge is not None and (not like or held_out is None or member is not None or own_votes is not None):
+        raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
     if refusal and (text := refusal(prompt)) is not None:
         return refuse(text, mode)
     scored = None if own_votes is None else ScoredChoices.of(ensemble, own_votes)
+    match = None
+    if like and judge is not None and held_out is not None:
+        scored, like = judged_choices(People.of(ensemble), held_out, like, judge), ""
+    elif like and held_out is not None:
+        match = match_meaning(ensemble, held_out, like, seed=seed)
     if policies is not None:
         from pluralign.answering.own_answers import answer_own  # it builds on this module
 
@@ -151,12 +175,17 @@ def answer(
             like=like,
             choices=scored,
             profiles=profiles,
+            match=match,
             seed=seed,
             progress=progress,
         )
     else:
         candidates = candidates() if callable(candidates) else candidates
         rewards = score(ensemble, prompt, candidates, progress)
+        average = None
+        if scored is not None or match is not None:
+            rows = ensemble.rewards_and_average([(prompt, text) for text in candidates], progress)
+            average = rows[:, ensemble.k] if rows.shape[1] > ensemble.k else None
         found = choose(
             rewards,
             ensemble.weights,
@@ -173,6 +202,9 @@ def answer(
             like=like,
             choices=scored,
             profiles=profiles,
+            choice_model=ensemble.choice_model,
+            average=average,
+            match=match,
             seed=seed,
         )
         texts, rewards = _distinct(candidates, rewards)
@@ -228,6 +260,9 @@ def choose(
     like: str = "",
     choices: ScoredChoices | None = None,
     profiles: Sequence[Profile] = (),
+    choice_model: ChoiceModel | None = None,
+    average: FloatArray | None = None,
+    match: MeaningMatch | None = None,
     seed: int = 0,
 ) -> Answer:
     """Choose the answer from candidates whose rewards are known; needs no ensemble and no encoder.
@@ -249,6 +284,9 @@ def choose(
         like: steerable mode: a preference in words, matched to ``profiles``.
         choices: steerable mode: pairs that the user voted on, with their rewards.
         profiles: the members' cards, for ``like``.
+        choice_model: the ensemble's, for ``choices`` and ``match``.
+        average: reward of the candidates for everyone, ``(n_candidates,)``, for ``choices`` and ``match``.
+        match: the members that ``like`` describes by its meaning.
         seed: of tie-breaks and random draws.
 
     Example:
@@ -263,6 +301,8 @@ def choose(
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
     notes = _notes(texts)
+    if average is not None:
+        average = average[_first_rows(texts)]
     texts, rewards = _distinct(texts, rewards)
     random = np.random.default_rng([seed, int(Prompt(prompt).hash() * 2**53)])
     favourite = favourites(rewards, random)
@@ -280,11 +320,54 @@ def choose(
         shares = first_choices(rewards, weights / weights.sum(), beta, undecided)
         entry = replace(_pick(texts, favourite, weights, drawn), share=float(shares[favourite[drawn]]))
         return Answer(mode, (entry,), candidates=len(texts), notes=notes)
-    steering = steer(
-        weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
+    people = People(weights, temperature, undecided, choice_model or ChoiceModel())
+    steering, beliefs = find_steering(
+        people, member=member, like=like, choices=choices, profiles=profiles, match=match, seed=seed
     )
-    entry = _pick(texts, favourite, weights, steering.member)
+    if beliefs is None:
+        entry = _pick(texts, favourite, weights, steering.member)
+        return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
+    pick, steering = answer_for(steering, people, beliefs, prompt, texts, rewards, average)
+    members = np.flatnonzero(favourite == pick)
+    entry = SlateEntry(texts[pick], steering.member, float(weights[members].sum()), tuple(members.tolist()))
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
+
+
+def find_steering(
+    people: People,
+    *,
+    member: int | None = None,
+    like: str = "",
+    choices: ScoredChoices | None = None,
+    profiles: Sequence[Profile] = (),
+    match: MeaningMatch | None = None,
+    seed: int = 0,
+) -> tuple[Steering, FloatArray | None]:
+    """Return what is known about a user, and the beliefs about people that follow from choices or from a meaning.
+
+    There are no beliefs where one member was named, or matched by words of the list: then it answers.
+
+    Args:
+        people: the members as people.
+        member: the number of a member.
+        like: a preference in words.
+        choices: pairs that the user voted on.
+        profiles: the members' cards, for ``like``.
+        match: the members that ``like`` describes by its meaning.
+        seed: of the draws behind a match by words.
+
+    Raises:
+        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
+    """
+    if (member is not None) + bool(like) + (choices is not None) != 1:
+        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
+    if choices is not None:
+        return steer_by_choices(choices, people), people.beliefs(choices)
+    if like and match is not None and not (match.unclear and names_a_trait(like, profiles)):
+        return steer_by_meaning(match, people, profiles), people.believed(match.posterior)
+    if member is not None:
+        return steer_to_member(member, len(people.weights)), None
+    return steer_by_words(like, profiles, seed), None
 
 
 def refuse(text: str, mode: Mode) -> Answer:
@@ -339,10 +422,16 @@ def policy(rewards: FloatArray, beta: float) -> FloatArray:
 
 def _distinct(texts: Sequence[str], rewards: FloatArray) -> tuple[list[str], FloatArray]:
     """Return the distinct texts in order, with their rewards."""
+    rows = _first_rows(texts)
+    return [texts[row] for row in rows], rewards[rows]
+
+
+def _first_rows(texts: Sequence[str]) -> list[int]:
+    """Return the row of the first occurrence of each distinct text."""
     first: dict[str, int] = {}
     for row, text in enumerate(texts):
         first.setdefault(text, row)
-    return list(first), rewards[list(first.values())]
+    return list(first.values())
 
 
 def _notes(candidates: Sequence[str]) -> tuple[str, ...]:

@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import Answer, Mode, choose, score
+from pluralign.answering.answer import Answer, Mode, choose, find_steering, score
 from pluralign.answering.consensus import SlateEntry, consensus, favourites, near_duplicates
 from pluralign.answering.generate import Sampler, as_completed, sample_distinct
-from pluralign.answering.steering import ScoredChoices, Steering, steer
+from pluralign.answering.steering import People, ScoredChoices, Steering
+from pluralign.answering.steering_meaning import MeaningMatch
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.random_streams import OWN_ANSWERS, random_stream
@@ -30,6 +31,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.models.options import SamplingOptions
 from pluralign.theory.choice_shares import first_choices
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.prompts import Prompt, PromptLike
 
 SharedCandidates = Sequence[str] | Callable[[], Sequence[str]]
@@ -88,6 +90,8 @@ def answering_members(
     like: str = "",
     choices: ScoredChoices | None = None,
     profiles: Sequence[Profile] = (),
+    choice_model: ChoiceModel | None = None,
+    match: MeaningMatch | None = None,
     seed: int = 0,
 ) -> Answering:
     """Return the members that answer: all with weight, the one that is steered to, or one drawn by weight.
@@ -101,8 +105,9 @@ def answering_members(
         (1,)
     """
     if mode == "steerable":
-        steering = steer(
-            weights, temperature, undecided, member=member, like=like, choices=choices, profiles=profiles, seed=seed
+        people = People(weights, temperature, undecided, choice_model or ChoiceModel())
+        steering, _ = find_steering(
+            people, member=member, like=like, choices=choices, profiles=profiles, match=match, seed=seed
         )
         return Answering((steering.member,), steering)
     if mode == "distributional":
@@ -230,6 +235,7 @@ def answer_own(
     like: str = "",
     choices: ScoredChoices | None = None,
     profiles: Sequence[Profile] = (),
+    match: MeaningMatch | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[Answer, list[str], FloatArray]:
@@ -250,6 +256,8 @@ def answer_own(
         like=like,
         choices=choices,
         profiles=profiles,
+        choice_model=ensemble.choice_model,
+        match=match,
         seed=seed,
     )
     n = 1 if mode == "distributional" else policies.n

@@ -1,228 +1,209 @@
-"""Steerable answers: choose one member by number, by a preference in words, or by the user's own choices.
+"""Steerable answers: what a user's choices say about the user, and the candidate that the user would choose.
 
-Every function returns a ``Steering``: the member, the reason, and the probability that it is the intended one.
+Few choices do not single out one member. So the answer is the candidate with the highest expected share of wins under
+the posterior over people: every member, and one reward for everyone. Every function here is free of models and texts'
+features. Words are in ``steering_meaning`` and ``steering_words``.
 """
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pluralign.analysis.leans import Lean
-from pluralign.analysis.profiles import Profile
-from pluralign.analysis.traits import TRAITS
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
-from pluralign.theory.posterior import choice_log_likelihood, choice_probability, member_posterior
+from pluralign.theory.posterior import (
+    ChoiceModel,
+    choice_log_likelihood,
+    information_gain,
+    person_chances,
+    person_posterior,
+)
+from pluralign.votes.items import pair_texts
 from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
 
-DRAWS = 4000
-"""Monte Carlo draws behind the posterior of a match by words."""
-SURE_ENOUGH = 0.5
-"""Posterior below which the reason mentions that other members fit nearly as well."""
-WANTED: Mapping[str, tuple[str, str]] = {
-    "length": ("long longer detailed thorough depth elaborate extensive", "short shorter brief concise terse succinct"),
-    "sentence_length": ("flowing", "crisp snappy"),
-    "structure": ("list lists bullet bullets structured steps headings organised organized", "prose paragraphs essay"),
-    "questions": ("questions question asking socratic", "unquestioning"),
-    "first_person": ("personal i we first-person", "impersonal neutral third-person"),
-    "second_person": ("addressing you direct-address", ""),
-    "hedging": ("hedged cautious careful tentative nuanced humble uncertain", "blunt unhedged direct straightforward"),
-    "certainty": ("certain confident decisive bold assertive firm", "unsure"),
-    "directives": ("actionable advice instructions commanding prescriptive practical", "open"),
-    "sentiment": ("positive optimistic cheerful upbeat hopeful", "negative critical pessimistic gloomy harsh"),
-    "formality": ("formal official professional academic", "informal casual chatty colloquial relaxed"),
-    "concreteness": ("concrete specific examples numbers facts factual evidence data", "abstract general principled"),
-    "balance": ("balanced both sides fair even-handed compromise impartial", "one-sided partisan opinionated"),
-    "warmth": ("warm kind friendly empathetic caring polite compassionate", "cool cold detached matter-of-fact"),
-    "readability": ("simple easy plain readable accessible clear", "demanding sophisticated complex scholarly"),
-    "echo": ("on-topic", "original"),
-}
-"""Words that request more or less of each trait."""
-_NEGATIONS = frozenset(["not", "no", "less", "without", "never", "fewer", "dont", "don't", "avoid", "hate", "dislike"])
+ASK_AMONG = 30
+"""The pair to ask next is one of this many candidates, the best ones for the user."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Two candidates between which the user's choice would say most about the user."""
+
+    prompt: str
+    response_a: str
+    response_b: str
+    gain: float
+    """Expected information about the user, in nats."""
 
 
 @dataclass(frozen=True)
 class Steering:
-    """The chosen member, the reason, and how certain the choice is."""
+    """What is known about the user, and the reason."""
 
     member: int
+    """The most likely member."""
     why: str
     sure: float
-    """Probability, between 0 and 1, that this is the intended member."""
+    """Probability, between 0 and 1, that the user follows this member."""
     posterior: tuple[float, ...]
-    """That probability for every member."""
+    """That probability for every member. The rest of 1 is ``average``."""
     path: tuple[tuple[float, ...], ...] = ()
-    """The posterior after each of the user's choices; the first entry is the prior (the weights)."""
+    """The posterior after each of the user's choices; the first entry is the prior."""
+    average: float = 0.0
+    """Probability that the user follows no member: then one reward for everyone predicts the choices."""
+    support: float | None = None
+    """Expected share of the other candidates that the user would reject for the answer. None for one member."""
+    ask: Ask | None = None
+    """The choice that would say most next."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoredChoices:
-    """Pairs that the user voted on, with the members' rewards of both responses."""
+    """Pairs that the user voted on, with the rewards of both responses."""
 
     votes: PreferenceSet
     reward_a: FloatArray
-    """``(n_pairs, k)``."""
+    """Of the members, ``(n_pairs, k)``."""
     reward_b: FloatArray
     """``(n_pairs, k)``."""
+    average: FloatArray | None = None
+    """Reward difference of the reward for everyone, ``(n_pairs,)``; None if there is none."""
 
     @classmethod
     def of(cls, ensemble: RewardEnsemble, votes: PreferenceSet) -> "ScoredChoices":
         """Score the user's pairs with an ensemble."""
-        return cls(votes, *ensemble.pair_rewards(votes))
+        texts, a, b = pair_texts(votes)
+        return cls.from_rewards(votes, ensemble.rewards_and_average(texts)[np.stack([a, b])], ensemble.k)
+
+    @classmethod
+    def from_rewards(cls, votes: PreferenceSet, rewards: FloatArray, k: int) -> "ScoredChoices":
+        """Return the choices with given rewards of both responses, ``(2, n_pairs, k or k + 1)``."""
+        average = rewards[0, :, k] - rewards[1, :, k] if rewards.shape[2] > k else None
+        return cls(votes, rewards[0, :, :k], rewards[1, :, :k], average)
 
 
-def steer(
-    weights: FloatArray,
-    temperature: float = 1.0,
-    undecided: float = 0.0,
-    *,
-    member: int | None = None,
-    like: str = "",
-    choices: ScoredChoices | None = None,
-    profiles: Sequence[Profile] = (),
-    seed: int = 0,
-) -> Steering:
-    """Choose one member: by number, by words, or by the user's own choices.
+@dataclass(frozen=True, eq=False)
+class People:
+    """The people that a user may be: those of each member, and people who follow no member."""
 
-    Args:
-        weights: of the members, ``(k,)``.
-        temperature: β of the ensemble; used with ``choices``.
-        undecided: the ensemble's undecided share; used with ``choices``.
-        member: this member.
-        like: a preference in words; matched to ``profiles``.
-        choices: pairs that the user voted on.
-        profiles: the members' cards.
-        seed: of the draws behind the posterior of ``like``.
+    weights: FloatArray
+    """``(k,)``."""
+    temperature: float = 1.0
+    undecided: float = 0.0
+    model: ChoiceModel = field(default_factory=ChoiceModel)
+
+    @classmethod
+    def of(cls, ensemble: RewardEnsemble) -> "People":
+        """Return the people of an ensemble."""
+        return cls(ensemble.weights, ensemble.temperature, ensemble.undecided, ensemble.choice_model)
+
+    @property
+    def prior(self) -> FloatArray:
+        """Prior of every kind of person, ``(k + 1, n_factors)``; the last row follows no member."""
+        return self.model.prior(self.weights)
+
+    def chances(self, difference: FloatArray, average: FloatArray | None) -> FloatArray:
+        """Return P(a) of each pair by every kind of person, ``(n, k + 1, n_factors)``."""
+        return person_chances(difference, average, self.weights, self.temperature, self.undecided, self.model)
+
+    def beliefs(self, choices: ScoredChoices, n: int | None = None) -> FloatArray:
+        """Return the posterior of every kind of person given the first n choices, ``(k + 1, n_factors)``."""
+        votes = choices.votes
+        chance, tied = self.chances(choices.reward_a - choices.reward_b, choices.average), 0.5 * votes.counted_ties
+        log_likelihood = choice_log_likelihood(chance, votes.votes_a + tied, votes.votes_b + tied)
+        return person_posterior(log_likelihood[:n], self.prior)
+
+    def believed(self, members: FloatArray) -> FloatArray:
+        """Return the prior with its probability of members split as given, ``(k + 1, n_factors)``."""
+        shares = np.append(self.model.people * members, 1 - self.model.people)
+        return np.asarray(shares[:, None] * self.model.factor_prior)
+
+    def expected_wins(self, rewards: FloatArray, average: FloatArray | None, beliefs: FloatArray) -> FloatArray:
+        """Return the expected share of other candidates that the user would reject for each candidate, ``(n,)``.
+
+        Args:
+            rewards: of the members, ``(n, k)``.
+            average: of the reward for everyone, ``(n,)``.
+            beliefs: the posterior, ``(k + 1, n_factors)``.
+        """
+        n = len(rewards)
+        if n == 1:
+            return np.ones(1)
+        wins = np.zeros(n)
+        for row in range(n):
+            difference = None if average is None else average[row] - average
+            chance = self.chances(rewards[row] - rewards, difference).reshape(n, -1) @ beliefs.ravel()
+            wins[row] = (chance.sum() - chance[row]) / (n - 1)
+        return wins
+
+
+def steer_to_member(member: int, k: int) -> Steering:
+    """Return the steering of a member that was requested by number.
 
     Raises:
-        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
+        UsageError: there is no such member.
     """
-    if sum([member is not None, bool(like), choices is not None]) != 1:
-        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
-    if member is not None:
-        k = len(weights)
-        if not 0 <= member < k:
-            raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
-        return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
-    if choices is not None:
-        return steer_by_choices(choices, weights, temperature, undecided)
-    return steer_by_words(like, profiles, seed=seed)
+    if not 0 <= member < k:
+        raise UsageError(f"members are numbered from 0 to {k - 1}; there is no member {member}.")
+    return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
 
 
-def steer_by_choices(
-    choices: ScoredChoices, weights: FloatArray, temperature: float, undecided: float = 0.0
-) -> Steering:
-    """Choose the member with the highest posterior probability given the user's choices.
-
-    With the weights as prior, and n_a of n votes for a on pair i, the posterior is
-
-      P(j | choices) ∝ α_j Π_i q_ij^{n_a} (1 − q_ij)^{n − n_a},   q_ij = ``choice_probability``,
-
-    where β is the ensemble's fitted temperature and u its undecided share. A user of any member is undecided as often
-    as people are on average, so before any choice the predicted probability of a is p̂ at the policy level.
+def steer_by_choices(choices: ScoredChoices, people: People) -> Steering:
+    """Return what the user's choices say about the user: the posterior of ``theory.posterior``.
 
     Args:
-        choices: the user's pairs and the members' rewards of them.
-        weights: of the members, ``(k,)``.
-        temperature: β.
-        undecided: u.
+        choices: the user's pairs and their rewards.
+        people: the prior.
     """
-    votes = choices.votes
-    chance = choice_probability(choices.reward_a - choices.reward_b, temperature, undecided)
-    tied = 0.5 * votes.counted_ties
-    log_likelihood = choice_log_likelihood(chance, votes.votes_a + tied, votes.votes_b + tied)
-    path = [member_posterior(log_likelihood[:n], weights) for n in range(len(log_likelihood) + 1)]
+    votes, weights = choices.votes, people.weights
+    path = [people.beliefs(choices, n)[:-1].sum(axis=1) for n in range(len(votes) + 1)]
     best = int(path[-1].argmax())
     prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
     agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
     why = f"it agrees with {agreements} of your {len(votes)} choices; its weight was {weights[best]:.2f}"
-    return Steering(best, why, float(path[-1][best]), tuple(path[-1].tolist()), tuple(tuple(p.tolist()) for p in path))
+    return Steering(
+        best,
+        why,
+        float(path[-1][best]),
+        tuple(path[-1].tolist()),
+        tuple(tuple(p.tolist()) for p in path),
+        average=float(max(0.0, 1 - path[-1].sum())),
+    )
 
 
-def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:
-    """Choose the member whose measured leans match a preference in words.
-
-    The words are looked up in ``WANTED``, which maps words to more or less of a trait, and among the words that the
-    members' cards list as liked or disliked. A member's fit is the mean of its leans in the wanted directions. The
-    posterior is the share of random draws of all leans, within their standard errors, in which the member fits best.
+def answer_for(
+    steering: Steering,
+    people: People,
+    beliefs: FloatArray,
+    prompt: PromptLike,
+    texts: Sequence[str],
+    rewards: FloatArray,
+    average: FloatArray | None,
+) -> tuple[int, Steering]:
+    """Return the candidate with the most expected wins, and the steering with its support and the next pair to ask.
 
     Args:
-        text: such as "short, warm answers without lists".
-        profiles: the members' cards.
-        seed: of the draws.
-
-    Raises:
-        UsageError: if there are no cards, no word matches, or no member leans in the wanted direction.
+        steering: what is known about the user.
+        people: the people that the user may be.
+        beliefs: their posterior, ``(k + 1, n_factors)``.
+        prompt: the question.
+        texts: the candidates.
+        rewards: of the members, ``(n, k)``.
+        average: of the reward for everyone, ``(n,)``.
     """
-    if not profiles:
-        raise UsageError(
-            "a preference in words is matched to the members' cards, which need held-out votes; pluralign fit keeps "
-            "them in the ensemble's folder."
-        )
-    matches = _matching_leans(text, profiles)
-    if not any(matches):
-        raise UsageError(
-            f"nothing in {text!r} names a trait that the cards measure; try words such as {_vocabulary()}, "
-            "or give a few choices of your own."
-        )
-    random = random_stream(seed, STEERING_WORDS)
-    # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
-    n = len({lean.trait for leans in matches for lean, _ in leans})
-    scores = np.array([sum(sign * lean.own for lean, sign in leans) / n for leans in matches])
-    errors = np.array([sum(lean.standard_error**2 for lean, _ in leans) ** 0.5 / n for leans in matches])
-    drawn = scores + errors * random.standard_normal((DRAWS, len(scores)))
-    posterior = np.bincount(drawn.argmax(axis=1), minlength=len(scores)) / DRAWS
-    best = int(posterior.argmax())
-    if scores[best] <= 0:
-        raise UsageError(f"no member leans towards {text!r}; the nearest is {profiles[best].name!r}.")
-    why = f"“{profiles[best].name}” fits {'; '.join(_reason(lean, sign) for lean, sign in matches[best])}"
-    if posterior[best] < SURE_ENOUGH:
-        why += "; others fit nearly as well"
-    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()))
-
-
-def _matching_leans(text: str, profiles: Sequence[Profile]) -> list[list[tuple[Lean, int]]]:
-    """Return, per member, the leans that the text names, each with its wanted direction: +1 more, −1 less."""
-    wanted = wanted_traits(text)
-    words = set(re.findall(r"[\w'-]+", text.casefold()))
-    matches = []
-    for card in profiles:
-        leans = [(lean, wanted[lean.trait]) for lean in card.leans if lean.trait in wanted and np.isfinite(lean.own)]
-        leans += [(lean, 1) for lean in (*card.likes, *card.dislikes) if lean.trait in words and np.isfinite(lean.own)]
-        matches.append(leans)
-    return matches
-
-
-def _reason(lean: Lean, sign: int) -> str:
-    labels = {trait.key: trait.more if sign > 0 else trait.less for trait in TRAITS}
-    own, everyone = (1 + sign * lean.own) / 2, (1 + sign * lean.ensemble) / 2
-    return f"{labels.get(lean.trait, lean.trait)}: chosen in {own:.0%} of pairs (all members together: {everyone:.0%})"
-
-
-def wanted_traits(text: str) -> dict[str, int]:
-    """Return the traits that a text requests: +1 for more, −1 for less of each.
-
-    Example:
-        >>> wanted_traits("short, warm answers without lists")
-        {'length': -1, 'warmth': 1, 'structure': -1}
-    """
-    wanted: dict[str, int] = {}
-    for clause in re.split(r"[,.;:!?]|\bbut\b", text.casefold()):  # a negation ends with its clause
-        words = re.findall(r"[\w'-]+", clause)
-        for place, word in enumerate(words):
-            direction = -1 if _NEGATIONS & set(words[max(0, place - 2) : place]) else 1
-            for trait, (more, less) in WANTED.items():
-                if word in more.split() or word in less.split():
-                    wanted[trait] = direction * (1 if word in more.split() else -1)
-    return wanted
-
-
-def _vocabulary() -> str:
-    return ", ".join(
-        side.split()[0] for trait in ("length", "hedging", "formality", "warmth") for side in WANTED[trait]
-    )
+    wins = people.expected_wins(rewards, average, beliefs)
+    best = int(wins.argmax())
+    steering = replace(steering, support=float(wins[best]))
+    if len(texts) < 2:
+        return best, steering
+    few = np.argsort(-wins, kind="stable")[:ASK_AMONG]
+    first, second = (few[index] for index in np.triu_indices(len(few), 1))
+    difference = None if average is None else average[first] - average[second]
+    gains = information_gain(people.chances(rewards[first] - rewards[second], difference), beliefs)
+    pair = int(gains.argmax())
+    asked = Ask(Prompt(prompt).text, texts[first[pair]], texts[second[pair]], float(gains[pair]))
+    return best, replace(steering, ask=asked)

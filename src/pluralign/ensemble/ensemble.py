@@ -6,7 +6,7 @@ An ensemble is a value: fitting and pruning return new ones. Its files are in ``
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -41,6 +41,7 @@ from pluralign.features.encoder import Encoder, encode
 from pluralign.features.finetuned import KIND, FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.theory import calibration
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.items import ItemsLike, as_items, pair_texts
 from pluralign.votes.load import VotesLike
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ARRAYS_FILE = "ensemble.safetensors"
+AVERAGE = "soft_bt"
+"""The baseline whose reward stands for a person who follows no member."""
 TRAINING_PROMPTS = "training_prompts"
 """Name of the array with the hashes of the training prompts."""
 
@@ -70,6 +73,8 @@ class RewardEnsemble:
     """Arrays of the baselines fitted with it, by name. ``record`` has their formulas."""
     trained_on: PromptHashes | None = None
     """Sorted hashes of the training prompts. None if unknown: ensembles of version 0.1, or built by hand."""
+    choice_model: ChoiceModel = field(default_factory=ChoiceModel)
+    """What the choices of a person say about the person; for steering and for the prediction of individuals."""
 
     @property
     def k(self) -> int:
@@ -106,18 +111,42 @@ class RewardEnsemble:
             return np.empty((0, self.k))
         return np.asarray(self.members.rewards(self.features(texts, progress)), dtype=np.float64)
 
-    def scorer(self) -> Callable[[ItemsLike], FloatArray]:
-        """Return a function like ``rewards`` for servers: models stay in memory, and vectors are not cached on disk."""
+    @property
+    def average_theta(self) -> FloatArray | None:
+        """The soft BT reward for everyone, ``(D,)``, on the inputs of the members. None if there is none."""
+        theta = self.baselines.get(AVERAGE, {}).get("theta")
+        return None if theta is None or theta.shape != self.members.theta.shape[:1] else np.asarray(theta, np.float64)
+
+    def rewards_and_average(self, items: ItemsLike, progress: Progress | None = None) -> FloatArray:
+        """Return ``rewards``, and the reward of ``average_theta`` as one more column if there is one."""
+        texts = as_items(items)
+        theta = self._theta_and_average
+        return self._product(self.features(texts, progress), theta) if texts else np.empty((0, theta.shape[1]))
+
+    @property
+    def _theta_and_average(self) -> FloatArray:
+        average = self.average_theta
+        return self.members.theta if average is None else np.column_stack([self.members.theta, average])
+
+    def _product(self, features: FloatArray, theta: FloatArray) -> FloatArray:
+        return np.asarray(self.members.inputs(features) @ theta, dtype=np.float64)
+
+    def scorer(self, *, average: bool = False) -> Callable[[ItemsLike], FloatArray]:
+        """Return a function like ``rewards`` for servers: models stay in memory, and vectors are not cached on disk.
+
+        With ``average`` it is like ``rewards_and_average``.
+        """
         if isinstance(self.features, FinetunedFeatures):
             encoders: list[Encoder | None] = [*self.features.parts()]
             surface = False
         else:
             encoders, surface = [self.features.load_checked()], self.features.surface
+        theta = self._theta_and_average if average else self.members.theta
 
         def rewards(items: ItemsLike) -> FloatArray:
             texts = as_items(items)
             features = [encode(texts, encoder, surface=surface, cache=False) for encoder in encoders]
-            return np.asarray(self.members.rewards(np.hstack(features)), dtype=np.float64)
+            return self._product(np.hstack(features), theta)
 
         return rewards
 
@@ -268,6 +297,7 @@ class RewardEnsemble:
                     "weights": self.weights.tolist(),
                     "temperature": self.temperature,
                     "undecided": self.undecided,
+                    "choice_model": asdict(self.choice_model),
                     "facts": self.record.to_json(),
                 }
                 write_description(folder, description)
@@ -306,6 +336,7 @@ class RewardEnsemble:
             record=read_record(folder, description),
             baselines=baselines,
             trained_on=arrays.get(TRAINING_PROMPTS),
+            choice_model=_read_choice_model(folder, description.get("choice_model", {})),
         )
         if problem := ensemble._problem():
             raise DataError(problem, file=file, remedy=REMEDY)
@@ -340,6 +371,18 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> FitRecord:
     except (AttributeError, KeyError, TypeError, ValueError):
         file = str(folder / ENSEMBLE_FILE)
         raise DataError("its record of the fit cannot be read", file=file, remedy=REMEDY) from None
+
+
+def _read_choice_model(folder: Path, described: Mapping[str, Any]) -> ChoiceModel:
+    """Return the choice model in the JSON of an ensemble; the default one for ensembles saved before it existed."""
+    known = {part.name: type(part.default) for part in fields(ChoiceModel)}
+    try:
+        model = ChoiceModel(**{name: known[name](value) for name, value in described.items() if name in known})
+    except (AttributeError, TypeError, ValueError):
+        raise DataError("its choice model cannot be read", file=str(folder / ENSEMBLE_FILE), remedy=REMEDY) from None
+    if problem := model.problem():
+        raise DataError(problem, file=str(folder / ENSEMBLE_FILE), remedy=REMEDY)
+    return model
 
 
 def as_ensemble(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:

@@ -143,9 +143,10 @@ def _is_of(path: Path, description: Mapping[str, Any]) -> bool:
 
 
 def description_hash(description: Mapping[str, Any]) -> str:
-    """Return a hash of what predictions depend on: members, weights, temperature and undecided share."""
+    """Return a hash of what predictions depend on: members, weights, temperature, undecided share, choice model."""
     parts = [description[name] for name in ("weights", "temperature")]
-    text = json.dumps((description["arrays"]["sha256"], *parts, description.get("undecided")))
+    parts += [description.get(name) for name in ("undecided", "choice_model")]
+    text = json.dumps((description["arrays"]["sha256"], *parts))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -16,7 +16,7 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory.calibration import with_undecided
 from pluralign.theory.logistic import sigmoid
-from pluralign.theory.posterior import choice_log_likelihood, choice_probability, member_posterior
+from pluralign.theory.posterior import choice_log_likelihood, person_chances, person_posterior, predicted_choice
 from pluralign.training.pairs import Differences, row_squares
 from pluralign.training.rater_reward import fit_rater_reward
 from pluralign.votes.raters import RaterVotes
@@ -45,7 +45,9 @@ class Predictors:
     vote: FloatArray
     """P(a) by each member: u/2 + (1 − u) σ(Δr_j / β), ``(n_pairs, k)``."""
     chance: FloatArray
-    """``choice_probability`` of each member, ``(n_pairs, k)``."""
+    """``person_chances``: P(a) by every kind of person, ``(n_pairs, k + 1, n_factors)``."""
+    prior: FloatArray
+    """Prior of every kind of person, ``(k + 1, n_factors)``."""
     weights: FloatArray
     """α, ``(k,)``."""
     soft_bt: FloatArray
@@ -58,7 +60,13 @@ class Predictors:
 
     @classmethod
     def of(
-        cls, ensemble: RewardEnsemble, votes: RaterVotes, difference: FloatArray, soft_bt: FloatArray, inputs: Array
+        cls,
+        ensemble: RewardEnsemble,
+        votes: RaterVotes,
+        difference: FloatArray,
+        average: FloatArray | None,
+        soft_bt: FloatArray,
+        inputs: Array,
     ) -> "Predictors":
         """Return the predictors of an ensemble.
 
@@ -66,6 +74,7 @@ class Predictors:
             ensemble: the ensemble.
             votes: the votes to predict.
             difference: reward_a − reward_b of each member, ``(n_pairs, k)``.
+            average: reward_a − reward_b of the reward for everyone, ``(n_pairs,)``.
             soft_bt: the shares that the soft BT baseline predicts, ``(n_pairs,)``.
             inputs: the ensemble's inputs of the distinct texts, ``(n_items, d)``.
         """
@@ -73,7 +82,10 @@ class Predictors:
         scale = float(np.mean(row_squares(Differences(inputs, items.a, items.b)), dtype=np.float64)) or 1.0
         return cls(
             vote=with_undecided(sigmoid(difference / ensemble.temperature), u),
-            chance=choice_probability(difference, ensemble.temperature, u),
+            chance=person_chances(
+                difference, average, ensemble.weights, ensemble.temperature, u, ensemble.choice_model
+            ),
+            prior=ensemble.choice_model.prior(ensemble.weights),
             weights=ensemble.weights,
             soft_bt=soft_bt,
             inputs=inputs / np.sqrt(scale).astype(inputs.dtype),
@@ -91,8 +103,8 @@ class RowScores:
     """Scores of every predictor with one number of choices, one line per rater, each rater's mean over votes."""
 
     accuracy: Mapping[str, FloatArray]
-    """``ensemble``, ``posterior``, ``member``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``. ``own``:
-    ``(n_raters, n_variances)``."""
+    """``prior``, ``posterior``, ``member``, ``ensemble``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``.
+    ``own``: ``(n_raters, n_variances)``."""
     log_loss: Mapping[str, FloatArray]
     votes: IntArray
     """Number of predicted votes, ``(n_raters,)``."""
@@ -219,13 +231,15 @@ def _predict_rater(
             if m > len(pool) or (m == ALL and not len(pool)):
                 continue
             chosen = pool if m == ALL else pool[:m]
-            posterior = member_posterior(log_likelihood[chosen], predictors.weights)
+            posterior = person_posterior(log_likelihood[chosen], predictors.prior)
+            chance = predictors.chance[pair[predicted]]
             of_members, few = predictors.vote[pair[predicted]], chosen[:MAX_OWN_CHOICES]
             dual = fit_rater_reward(gram[np.ix_(few, few)], y[few], VARIANCES)
             yield m, own[predicted], {
                 "ensemble": (of_members @ predictors.weights)[:, None],
-                "posterior": (of_members @ posterior)[:, None],
-                "member": of_members[:, [int(posterior.argmax())]],
+                "prior": predicted_choice(chance, predictors.prior)[:, None],
+                "posterior": predicted_choice(chance, posterior)[:, None],
+                "member": of_members[:, [int(posterior[:-1].sum(axis=1).argmax())]],
                 "soft_bt": predictors.soft_bt[pair[predicted]][:, None],
                 "members": of_members,
                 "own": sigmoid(gram[np.ix_(predicted, few)] @ dual.T),

@@ -49,17 +49,18 @@ MIN_RATERS = 10
 """With fewer raters no interval is given: a bootstrap of so few is too narrow."""
 PREDICTORS = {
     "posterior": "posterior",
+    "prior": "no choices",
     "member": "member",
-    "ensemble": "no choices",
+    "ensemble": "p̂",
     "soft_bt": "soft BT",
     "own": "own",
     "hindsight": "best",
 }
 """Every predictor of a row, with the heading of its column."""
 LEGEND = (
-    "Posterior: members weighted by the rater's choices. Member: the most likely one. No choices: the ensemble's "
-    "weights. Soft BT: one reward for all raters. Own: a reward fitted to the rater's choices alone. Best: the best "
-    "member in hindsight, an upper bound."
+    "Posterior: members and one reward for everyone, weighted by the rater's choices. No choices: the same before any "
+    "choice. Member: the most likely member. p̂: the ensemble's weights. Soft BT: one reward for all raters. Own: a "
+    "reward fitted to the rater's choices alone. Best: the best member in hindsight, an upper bound."
 )
 
 
@@ -88,7 +89,7 @@ class RepresentationRow:
     predictors: Mapping[str, RaterScore]
     """By key of ``PREDICTORS``."""
     accuracy_gain: Interval
-    """Accuracy of the posterior − accuracy of the ensemble without choices. Above 0 the choices help."""
+    """Accuracy of the posterior − accuracy of the same predictor without choices. Above 0 the choices help."""
     log_loss_gain: Interval
     """The same difference of log losses. Below 0 the choices help."""
 
@@ -126,9 +127,10 @@ def represent(
 ) -> Representation:
     """Measure how well an ensemble predicts each rater's votes from some of the rater's choices on other prompts.
 
-    Predictors: the members weighted by their posterior given the choices, Σ_j P(j | choices) σ(Δr_j / β) with the
-    undecided share; the member with the highest posterior; the ensemble and one soft BT reward without choices; a
-    Bradley–Terry reward fitted to the same choices alone; and the member that predicts best in hindsight.
+    Predictors: members and one reward for everyone, weighted by their posterior given the choices
+    (``theory.posterior``), and the same without choices; the member with the highest posterior; the ensemble's weights
+    and one soft BT reward; a Bradley–Terry reward fitted to the same choices alone; and the member that predicts best
+    in hindsight.
 
     Args:
         ensemble: the ensemble, with its soft BT baseline.
@@ -151,7 +153,11 @@ def represent(
     inputs = ensemble.members.inputs(features)
     rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
     soft_bt = baselines["soft_bt"].prob_hat(Differences(inputs, items.a, items.b))
-    predictors = Predictors.of(ensemble, votes, rewards[items.a] - rewards[items.b], soft_bt, inputs)
+    average = None
+    if (theta := ensemble.average_theta) is not None:
+        single = np.asarray(inputs @ theta, dtype=np.float64)
+        average = single[items.a] - single[items.b]
+    predictors = Predictors.of(ensemble, votes, rewards[items.a] - rewards[items.b], average, soft_bt, inputs)
     prompts = votes.preferences.prompts
     measured = np.ones(len(prompts), dtype=bool) if trained_on is None else ~are_trained(prompts, trained_on)
     scores = score_raters(predictors, votes, measured, choices=choices, seed=seed, progress=progress)
@@ -194,8 +200,8 @@ def summarise(m: int, row: RowScores, seed: int = 0) -> RepresentationRow:
             )
             for name in PREDICTORS
         },
-        accuracy_gain=over_raters(accuracy["posterior"] - accuracy["ensemble"]),
-        log_loss_gain=over_raters(log_loss["posterior"] - log_loss["ensemble"]),
+        accuracy_gain=over_raters(accuracy["posterior"] - accuracy["prior"]),
+        log_loss_gain=over_raters(log_loss["posterior"] - log_loss["prior"]),
     )
 
 

@@ -34,7 +34,7 @@ def representation_verdicts(found: Representation) -> Iterator[Verdict]:
     if row is None or math.isnan(row.log_loss_gain.low):
         yield Verdict("level", f"Fewer than {MIN_RATERS} raters have enough votes, so no interval is given.")
         return
-    ours, soft_bt, before = (row.predictors[name] for name in ("posterior", "soft_bt", "ensemble"))
+    ours, soft_bt, before = (row.predictors[name] for name in ("posterior", "soft_bt", "prior"))
     gain, gap = row.log_loss_gain, ours.log_loss_difference
     amount = "all choices of" if row.choices is None else f"{row.choices} choices by"
     subject = f"{amount[0].upper()}{amount[1:]} a rater"

@@ -110,7 +110,12 @@ def learn(
     members = fitted.members if options.level == "policy" else fitted.members.unit_spread(train)
 
     ensemble = RewardEnsemble(
-        LinearMembers(inputs, members.theta), members.weights, text_features, fitted.temperature, members.undecided
+        LinearMembers(inputs, members.theta),
+        members.weights,
+        text_features,
+        fitted.temperature,
+        members.undecided,
+        choice_model=fitted.choice_model,
     )
     ensemble, held_out = judge(ensemble, test, features, options, fitted.baselines, history, processes)
     n_raters = None if raters is None else int(np.count_nonzero(rater_votes.per_rater))

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from pluralign.core.checkpoints import Arrays
+from pluralign.fitting.choice_fit import model_from_voices
 from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.selection import choose_size, choose_temperature, validation_brier
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.joint import (
     BLENDS,
@@ -67,10 +69,14 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
             record(ensembles[k])
 
     temperature = 1.0  # policy-level members are trained at this scale
+    choice_model = ChoiceModel()
     if not policy:
         task.watcher.choosing("temperature")
         validated = validated or _without_validation(task, teacher, blend, [size])
-        temperature = choose_temperature(validated[size].unit_spread(task.learn), task.check)
+        unit = validated[size].unit_spread(task.learn)
+        temperature = choose_temperature(unit, task.check)
+        single = teacher.refit(task.learn, options.seed).prob_hat(task.check.difference)
+        choice_model = model_from_voices(unit, temperature, single, task.check)
     return Fitted(
         members=ensembles[size],
         temperature=temperature,
@@ -78,6 +84,7 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
         unbounded=unbounded[0] if unbounded else None,
         target=None if policy else blend.source,
         vote_share=None if policy else blend.vote_share,
+        choice_model=choice_model,
     )
 
 

@@ -6,8 +6,9 @@ raters there, predicted from the same raters' votes on the other training prompt
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.checkpoints import Arrays
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.fitting.choice_fit import NewPeople, fit_choice_model, rater_groups
 from pluralign.fitting.rivals import fit_rivals
 from pluralign.fitting.task import AUTO_SIZES, FitTask, Fitted, Members
 from pluralign.theory.logistic import sigmoid
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.training.bradley_terry import directions_with, fit_bradley_terry, scores
 from pluralign.training.member_bounds import cap_disagreement
@@ -85,6 +88,8 @@ def fit_raters(task: FitTask, votes: VotesByRater, record: Callable[[Members], N
     if options.k == "auto":
         task.watcher.choosing("k")
         size = int(task.checkpoints.value("raters-size", partial(_choose_size, task, votes, strength, l2)))
+    task.watcher.choosing("steering")
+    choices = task.checkpoints.value("raters-choices", partial(_choice_values, task, votes, size, strength, l2))
     problem = _Problem.of(task.train, votes, l2)
     fits: dict[int, dict[str, Members]] = {}
     for k in sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size}):
@@ -96,6 +101,7 @@ def fit_raters(task: FitTask, votes: VotesByRater, record: Callable[[Members], N
         baselines=fit_rivals(task),
         unbounded=fits[size]["free"] if options.max_disagreement < 1 else None,
         target="raters",
+        choice_model=ChoiceModel(**choices),
     )
 
 
@@ -136,6 +142,26 @@ def _choose_size(task: FitTask, votes: VotesByRater, strength: float, l2: float)
         fit = problem.fit(k, strength, task.options.seed)
         losses[k] = problem.new_loss(fit.theta, fit.shares, task.train[held_out], new_votes)
     return smallest_as_good(losses, new_votes.per_rater)
+
+
+def _choice_values(task: FitTask, votes: VotesByRater, k: int, strength: float, l2: float) -> dict[str, Any]:
+    """Fit the choice model to raters and prompts that the members of each validation fold were not learned from."""
+    seed, folds, parts = task.options.seed, task.folds[:MAX_FOLDS], []
+    for fold, held_out in zip(folds, rater_groups(votes.n_raters, len(folds) + 1, seed), strict=False):
+        known, new = task.train[~fold], task.train[fold]
+        problem = _Problem.of(known, votes[~fold].of_raters(~held_out), l2)
+        fit = problem.fit(k, strength, seed)
+        theta = np.column_stack([fit.theta, problem.center])
+        parts.append(
+            NewPeople(
+                votes[~fold].of_raters(held_out),
+                scores(problem.x, theta),
+                votes[fold].of_raters(held_out),
+                scores(new.difference @ problem.axes, theta),
+                fit.shares,
+            )
+        )
+    return asdict(fit_choice_model(parts, seed))
 
 
 def smallest_as_good(losses: Mapping[int, FloatArray], n_votes: FloatArray) -> int:

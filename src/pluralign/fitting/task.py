@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble.record import HistoryRow
 from pluralign.theory.calibration import with_undecided
 from pluralign.theory.logistic import sigmoid
+from pluralign.theory.posterior import ChoiceModel
 from pluralign.training.baselines import Baseline
 from pluralign.training.bradley_terry import scores
 from pluralign.training.member_bounds import training_bound
@@ -100,6 +101,8 @@ class Fitted:
     """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""
     vote_share: float | None = None
     """Share of the raw votes in that target."""
+    choice_model: ChoiceModel = field(default_factory=ChoiceModel)
+    """What the choices of a person say about the person."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,16 +5,13 @@ Their texts are scored again when they are used, so they are never cut: prompts 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pluralign.analysis.member_rankings import MIN_RESPONSES, case_studies, held_out_candidates
-from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.theory.posterior import choice_probability
+from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
@@ -24,8 +21,6 @@ MAX_LENGTH = 2000
 EXAMPLES = 8
 RESPONSES_PER_EXAMPLE = 12
 STEERING_PAIRS = 6
-STEERING_POOL = 400
-"""The search for pairs that are informative together covers this many pairs: the most informative ones individually."""
 
 
 @dataclass(frozen=True)
@@ -84,50 +79,7 @@ def steering_pairs(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Iterator
     prompt_lengths = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
     characters = lengths[votes.a_index] + lengths[votes.b_index] + prompt_lengths[votes.prompt_index]
     rows = np.flatnonzero(characters <= min(float(np.median(characters)), MAX_LENGTH))
-    chance = choice_probability(held_out.difference[rows], ensemble.temperature, ensemble.undecided)
+    slip = max(ensemble.choice_model.slip, SMALLEST_SLIP)
+    chance = choice_probability(held_out.difference[rows], ensemble.temperature, ensemble.undecided, slip)
     for chosen in most_informative(chance, ensemble.weights, votes.prompt_index[rows], STEERING_PAIRS):
         yield voted_pair(votes, int(rows[chosen]))
-
-
-def most_informative(chance: FloatArray, weights: FloatArray, prompts: npt.NDArray[Any], n: int) -> list[int]:
-    """Choose the pairs whose answers are most informative about the user's member, at most one per prompt.
-
-    Let q_ij be the probability that a user of member j's preferences chooses response a of pair i, and let the weights
-    be the prior. The mutual information between the member J and the choices C_S on a set S of pairs is
-    I(J; C_S) = H(C_S) − Σ_j α_j H(C_S | j). The search is greedy: each step adds the pair with the largest gain.
-
-    Args:
-        chance: q, ``(n_pairs, k)``, strictly between 0 and 1.
-        weights: α, ``(k,)``.
-        prompts: index of each pair's prompt, ``(n_pairs,)``.
-        n: number of pairs to choose.
-
-    Returns:
-        The rows of the chosen pairs, in the order of choice.
-
-    Example:
-        >>> chance = np.array([[0.5, 0.5, 0.5], [0.9, 0.1, 0.1], [0.9, 0.1, 0.2], [0.5, 0.9, 0.1]])
-        >>> most_informative(chance, np.full(3, 1 / 3), np.arange(4), 2)
-        [1, 3]
-
-    Reference: Lindley, "On a measure of the information provided by an experiment", Ann. Math. Statist. 27 (1956).
-    """
-    alone = _information(np.stack([chance, 1 - chance], axis=1), weights)
-    pool = np.argsort(-alone, kind="stable")[:STEERING_POOL]
-    likelihood = np.ones((1, len(weights)))  # of each sequence of choices so far, given each member
-    chosen: list[int] = []
-    while len(chosen) < n and len(pool):
-        q = chance[pool, None, :]
-        gain = _information(np.concatenate([likelihood * q, likelihood * (1 - q)], axis=1), weights)
-        best = int(pool[int(gain.argmax())])
-        chosen.append(best)
-        likelihood = np.concatenate([likelihood * chance[best], likelihood * (1 - chance[best])])
-        pool = pool[prompts[pool] != prompts[best]]
-    return chosen
-
-
-def _information(likelihood: FloatArray, weights: FloatArray) -> FloatArray:
-    """I(J; C) from P(sequence of choices | member), ``(n, n_sequences, k)``."""
-    total = likelihood @ weights
-    given_member = np.where(likelihood > 0, likelihood * np.log(np.maximum(likelihood, 1e-300)), 0.0) @ weights
-    return np.asarray(given_member.sum(axis=1) - (total * np.log(np.maximum(total, 1e-300))).sum(axis=1))

@@ -318,14 +318,28 @@ class AnswerEntry(Result):
     name: str | None = Field(description="Name of the member that answers")
 
 
-class SteeringResponse(Result):
-    """The chosen member, and how certain the choice is."""
+class AskedPair(Result):
+    """Two candidates between which the user's choice would say most about the user."""
 
-    member: int
+    prompt: str
+    response_a: str
+    response_b: str
+    gain: float = Field(description="Expected information about the user, in nats")
+
+
+class SteeringResponse(Result):
+    """What is known about the user."""
+
+    member: int = Field(description="The most likely member")
     why: str
-    sure: float = Field(description="Probability that this is the intended member")
-    posterior: list[float] = Field(description="That probability for every member")
-    path: list[list[float]] = Field(description="The posterior after each choice; the first entry is the weights")
+    sure: float = Field(description="Probability that the user follows this member")
+    posterior: list[float] = Field(description="That probability for every member; the rest of 1 is `average`")
+    path: list[list[float]] = Field(description="The posterior after each choice; the first entry is the prior")
+    average: float = Field(description="Probability that the user follows no member")
+    support: float | None = Field(
+        description="Expected share of the other candidates that the user would reject for the answer"
+    )
+    ask: AskedPair | None = Field(description="The choice between candidates that would say most next")
     name: str
 
 

@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
 from pluralign.answering.own_answers import Drafts, answering_members, choose_own
-from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -78,8 +78,8 @@ class Service:
 
     @cached_property
     def score(self) -> Callable[[Sequence[Item]], FloatArray]:
-        """The function from texts to rewards; keeps its models in memory."""
-        return self.ensemble.scorer()
+        """The function from texts to rewards, with one more column for steering; keeps its models in memory."""
+        return self.ensemble.scorer(average=True)
 
     @cached_property
     def batcher(self) -> Batcher:
@@ -113,6 +113,10 @@ class Service:
 
     async def rewards(self, items: Sequence[Item]) -> FloatArray:
         """Return ``(n_items, k)`` rewards."""
+        return (await self._rewards_and_average(items))[:, : self.ensemble.k]
+
+    async def _rewards_and_average(self, items: Sequence[Item]) -> FloatArray:
+        """Return the rewards, and the reward for everyone in the last column if the ensemble has one."""
         check_count(len(items), self.limits.texts, "texts")
         for _, response in items:
             self.limits.check_text(response, "a response")
@@ -263,9 +267,10 @@ class Service:
         texts = cut_at(texts, stop)
         voted = [] if votes is None else texts_of(votes)
         rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
+        k = self.ensemble.k
         one_draw = functools.partial(
             choose,
-            rewards[: len(texts)],
+            rewards[: len(texts), :k],
             self.ensemble.weights,
             texts,
             mode,
@@ -278,8 +283,10 @@ class Service:
             cover=cover,
             member=member,
             like=like,
-            choices=None if votes is None else _scored_choices(votes, rewards[len(texts) :]),
+            choices=None if votes is None else _scored_choices(votes, rewards[len(texts) :], k),
             profiles=self.profiles,
+            choice_model=self.ensemble.choice_model,
+            average=rewards[: len(texts), k] if votes is not None and rewards.shape[1] > k else None,
         )
         return await asyncio.to_thread(lambda: [one_draw(seed=seed + draw) for draw in range(draws)]), texts
 
@@ -302,7 +309,7 @@ class Service:
         """Let the policies of the answering members write; members without one choose among shared candidates."""
         ensemble, choices = self.ensemble, None
         if votes is not None:
-            choices = _scored_choices(votes, await self.rewards(texts_of(votes)))
+            choices = _scored_choices(votes, await self._rewards_and_average(texts_of(votes)), ensemble.k)
         answering = [
             answering_members(
                 ensemble.weights,
@@ -314,6 +321,7 @@ class Service:
                 like=like,
                 choices=choices,
                 profiles=self.profiles,
+                choice_model=ensemble.choice_model,
                 seed=seed + draw,
             )
             for draw in range(draws)
@@ -356,19 +364,20 @@ class Service:
         """Return the member that the user's choices point to, and the posterior after each choice."""
         if choices:
             votes = self._votes(choices)
-            scored = _scored_choices(votes, await self.rewards(texts_of(votes)))
-            ensemble = self.ensemble
-            steering = steer_by_choices(scored, ensemble.weights, ensemble.temperature, ensemble.undecided)
+            scored = _scored_choices(votes, await self._rewards_and_average(texts_of(votes)), self.ensemble.k)
+            steering = steer_by_choices(scored, People.of(self.ensemble))
         else:
-            prior = tuple(self.weights(None).tolist())
+            prior = tuple(People.of(self.ensemble).prior[:-1].sum(axis=1).tolist())
             likeliest = prior.index(max(prior))
-            steering = Steering(likeliest, "it has the most weight", prior[likeliest], prior, (prior,))
+            steering = Steering(
+                likeliest, "it has the most weight", prior[likeliest], prior, (prior,), average=1 - sum(prior)
+            )
         return SteeringResponse(**asdict(steering), name=self.names[steering.member])
 
     async def _distinct_rewards(self, items: Sequence[Item]) -> FloatArray:
-        """Return ``(n_items, k)`` rewards; repeated items count once towards the limit."""
+        """Return ``_rewards_and_average``; repeated items count once towards the limit."""
         rows = {item: row for row, item in enumerate(dict.fromkeys(items))}
-        rewards = await self.rewards(list(rows))
+        rewards = await self._rewards_and_average(list(rows))
         return rewards[[rows[item] for item in items]]
 
     def _votes(self, choices: Sequence[Choice]) -> PreferenceSet:
@@ -383,10 +392,10 @@ class Service:
         )
 
 
-def _scored_choices(votes: PreferenceSet, rewards: FloatArray) -> ScoredChoices:
+def _scored_choices(votes: PreferenceSet, rewards: FloatArray, k: int) -> ScoredChoices:
     """Return the user's votes with the rewards of both responses; ``rewards`` are those of ``texts_of(votes)``."""
     pairs = votes.items()
-    return ScoredChoices(votes, rewards[pairs.a], rewards[pairs.b])
+    return ScoredChoices.from_rewards(votes, rewards[np.stack([pairs.a, pairs.b])], k)
 
 
 def cut_at(texts: Sequence[str], stop: Sequence[str]) -> list[str]:

@@ -1,4 +1,19 @@
-"""Which member stands for one person: the posterior over members given some of the person's choices."""
+"""What some choices of a person say about the person: one of the members, or nobody in particular.
+
+A person either follows one member j, with prior probability λ α_j, or is *average*, with prior probability 1 − λ, and
+chooses by one reward r_0 for everyone. Beside that, people differ in how decisive they are: reward differences are
+divided by a personal factor T, with a prior around 1. With h a member or the average, z_h = Δr_j / β for a member and
+Δr_0 for the average, the person chooses response a with probability
+
+  q_hT = s/2 + (1 − s) σ(z_h / T),   s = 1 − (1 − slip)(1 − u),
+
+where u is the undecided share for members and 0 for the average. The answer of Bayes' rule is never much worse than the
+average alone: over any sequence of choices the total log loss is at most log 1/(1 − λ) larger.
+
+``ChoiceModel`` holds λ, the slip and the spread of T. ``fitting.choice_fit`` chooses them.
+"""
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -7,51 +22,215 @@ from scipy.special import softmax
 from pluralign.core.arrays import FloatArray
 from pluralign.theory.logistic import sigmoid
 
-SLIP = 0.1
-"""Least share of a person's choices that are random: half of them go either way."""
+FACTORS: FloatArray = np.array([0.35, 0.6, 1.0, 1.7, 3.0])
+"""Values of T. A person with a small T decides clearly, one with a large T nearly at random."""
+SAFE_SHARE = 0.02
+"""λ without evidence that members are people. The total log loss of a person's choices grows by at most .02."""
+SMALLEST_SLIP = 0.02
+"""Nobody is free of slips, so one choice never rules a member out."""
+SPREAD = 0.35
+"""Spread of log T where no rater ids are known: close to the fitted values in the log of experiments."""
+
+INFORMATIVE_POOL = 400
+"""The search for pairs that are informative together covers this many pairs: the most informative ones individually."""
 
 
-def choice_probability(difference: npt.ArrayLike, temperature: float, undecided: float = 0.0) -> FloatArray:
-    """Return the probability that a person who shares a member's preferences chooses response a.
+@dataclass(frozen=True)
+class ChoiceModel:
+    """The prior over people, and their slips, for posteriors given choices."""
 
-      q = s/2 + (1 − s) σ(Δr / β),   s = max(u, ``SLIP``).
+    people: float = SAFE_SHARE
+    """λ, the prior probability that a person follows one member, from 0 to 1."""
+    slip: float = SMALLEST_SLIP
+    """Share of random choices, beside the undecided share."""
+    spread: float = SPREAD
+    """Standard deviation of log T. 0: everyone has T = 1."""
+    source: str = "default"
+    """Evidence for ``people``: ``raters`` (fitted to rater ids), ``voices`` (several rewards predict validation prompts
+    better than one), or ``default`` (none)."""
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the values, None if nothing is."""
+        if not 0 <= self.people <= 1 or not 0 < self.slip <= 1 or not 0 <= self.spread < np.inf:
+            return "people must be between 0 and 1, slip above 0 and at most 1, spread at least 0"
+        return None
+
+    @property
+    def factor_prior(self) -> FloatArray:
+        """Prior probabilities of ``FACTORS``: a discretised normal distribution of log T.
+
+        Example:
+            >>> ChoiceModel(spread=0.0).factor_prior
+            array([0., 0., 1., 0., 0.])
+        """
+        if self.spread == 0:
+            return np.asarray(FACTORS == 1.0, dtype=np.float64)
+        return np.asarray(softmax(-0.5 * (np.log(FACTORS) / self.spread) ** 2))
+
+    def prior(self, weights: npt.ArrayLike) -> FloatArray:
+        """Return the prior of every member, and of the average in the last row, with each T, ``(k + 1, n_factors)``.
+
+        Args:
+            weights: α, ``(k,)``.
+
+        Example:
+            >>> ChoiceModel(people=0.5, spread=0.0).prior([0.6, 0.4]).sum(axis=1)
+            array([0.3, 0.2, 0.5])
+        """
+        alpha = np.asarray(weights, dtype=np.float64)
+        shares = np.append(self.people * alpha / alpha.sum(), 1 - self.people)
+        return np.asarray(shares[:, None] * self.factor_prior)
+
+
+def choice_probability(
+    difference: npt.ArrayLike, temperature: npt.ArrayLike = 1.0, undecided: npt.ArrayLike = 0.0, slip: float = 0.0
+) -> FloatArray:
+    """Return the probability that a person who shares a reward's preferences chooses response a.
+
+      q = s/2 + (1 − s) σ(Δr / β),   s = 1 − (1 − slip)(1 − u).
 
     Args:
         difference: reward of a less reward of b, any shape.
         temperature: β.
         undecided: u, the share of votes that no member explains.
+        slip: share of other random choices.
 
     Example:
-        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), 1.0)
+        >>> choice_probability(np.array([-1000.0, 0.0, 1000.0]), slip=0.1)
         array([0.05, 0.5 , 0.95])
     """
-    slip = max(undecided, SLIP)
-    return np.asarray(slip / 2 + (1 - slip) * sigmoid(np.asarray(difference) / temperature))
+    random = 1 - (1 - slip) * (1 - np.asarray(undecided))
+    return np.asarray(random / 2 + (1 - random) * sigmoid(np.asarray(difference) / temperature))
+
+
+def person_chances(
+    difference: FloatArray,
+    average: FloatArray | None,
+    weights: FloatArray,
+    temperature: float,
+    undecided: float,
+    model: ChoiceModel,
+) -> FloatArray:
+    """Return q_hT: the probability of choosing a, by member (the average comes last) and T, ``(n, k + 1, n_factors)``.
+
+    Args:
+        difference: Δr of the members, ``(n, k)``.
+        average: Δr_0 at temperature 1, ``(n,)``. None: the log odds of the ensemble's policy-level prediction.
+        weights: α, ``(k,)``; used without ``average``.
+        temperature: β.
+        undecided: u.
+        model: the slip.
+    """
+    z = difference / temperature
+    if average is None:
+        share = np.clip(choice_probability(z, undecided=undecided) @ (weights / weights.sum()), 1e-9, 1 - 1e-9)
+        average = np.log(share) - np.log1p(-share)
+    scores = np.column_stack([z, average])[:, :, None]
+    at_random = np.append(np.full(z.shape[1], undecided), 0.0)[:, None]
+    return choice_probability(scores, FACTORS, at_random, model.slip)
 
 
 def choice_log_likelihood(chance: FloatArray, votes_a: npt.ArrayLike, votes_b: npt.ArrayLike) -> FloatArray:
-    """Return n_a log q + n_b log(1 − q) of each pair and member, ``(n_pairs, k)``.
+    """Return n_a log q + n_b log(1 − q) of each pair, in the shape of ``chance``.
 
     Args:
-        chance: q of ``choice_probability``, strictly between 0 and 1, ``(n_pairs, k)``.
+        chance: q, strictly between 0 and 1, ``(n_pairs, …)``.
         votes_a: n_a, the person's votes for response a of each pair, ``(n_pairs,)``.
         votes_b: n_b, ``(n_pairs,)``.
     """
-    for_a, for_b = np.asarray(votes_a, dtype=np.float64), np.asarray(votes_b, dtype=np.float64)
-    return np.asarray(for_a[:, None] * np.log(chance) + for_b[:, None] * np.log1p(-chance))
+    shape = (-1, *[1] * (chance.ndim - 1))
+    for_a, for_b = (np.asarray(votes, dtype=np.float64).reshape(shape) for votes in (votes_a, votes_b))
+    return np.asarray(for_a * np.log(chance) + for_b * np.log1p(-chance))
 
 
-def member_posterior(log_likelihood: FloatArray, weights: npt.ArrayLike) -> FloatArray:
-    """Return P(j | choices) ∝ α_j exp(Σ_i ℓ_ij), ``(k,)``. Without choices it is the weights.
+def person_posterior(log_likelihood: FloatArray, prior: FloatArray) -> FloatArray:
+    """Return P(h, T | choices) ∝ prior · exp(Σ_i ℓ_i), in the shape of ``prior``. Without choices it is the prior.
 
     Args:
-        log_likelihood: ℓ of ``choice_log_likelihood``, ``(n_pairs, k)``.
-        weights: α, the prior, ``(k,)``.
+        log_likelihood: ℓ of ``choice_log_likelihood``, ``(n_pairs, *prior.shape)``.
+        prior: positive where a hypothesis is possible; any shape.
 
     Example:
         >>> chance = np.array([[0.9, 0.3]])
-        >>> member_posterior(choice_log_likelihood(chance, [1], [0]), [0.25, 0.75]).round(2)
+        >>> person_posterior(choice_log_likelihood(chance, [1], [0]), np.array([0.25, 0.75])).round(2)
         array([0.5, 0.5])
     """
-    log_prior = np.log(np.maximum(np.asarray(weights, dtype=np.float64), 1e-300))
+    with np.errstate(divide="ignore"):
+        log_prior = np.log(prior)
     return np.asarray(softmax(log_prior + log_likelihood.sum(axis=0)))
+
+
+def predicted_choice(chance: FloatArray, posterior: FloatArray) -> FloatArray:
+    """Return P(a) = Σ_h,T P(h, T | choices) q_hT of each pair, ``(n,)``."""
+    return np.asarray(chance.reshape(len(chance), -1) @ posterior.ravel())
+
+
+def information_gain(chance: FloatArray, posterior: FloatArray) -> FloatArray:
+    """Return how much the choice on each pair is expected to say about h, in nats, ``(n,)``.
+
+      I(H; C) = H(Σ_h P(h) q_h) − Σ_h P(h) H(q_h),   q_h = Σ_T P(T | h) q_hT.
+
+    Args:
+        chance: q_hT, ``(n, k + 1, n_factors)``.
+        posterior: P(h, T), ``(k + 1, n_factors)``.
+
+    Example:
+        >>> chance = np.array([[[0.9], [0.1]], [[0.9], [0.9]]])
+        >>> information_gain(chance, np.array([[0.5], [0.5]])).round(2)
+        array([0.37, 0.  ])
+
+    Reference: Lindley, "On a measure of the information provided by an experiment", Ann. Math. Statist. 27 (1956).
+    """
+    share = posterior.sum(axis=1)
+    given = np.einsum("nht,ht->nh", chance, posterior / np.maximum(share, 1e-300)[:, None])
+    return np.asarray(np.maximum(_entropy(given @ share) - _entropy(given) @ share, 0.0))
+
+
+def _entropy(chance: FloatArray) -> FloatArray:
+    q = np.clip(chance, 1e-300, 1 - 1e-16)
+    return np.asarray(-(q * np.log(q) + (1 - q) * np.log1p(-q)))
+
+
+def most_informative(chance: FloatArray, weights: FloatArray, prompts: npt.ArrayLike, n: int) -> list[int]:
+    """Choose the pairs whose answers are most informative about the user's member, at most one per prompt.
+
+    Let q_ij be the probability that a user of member j's preferences chooses response a of pair i, and let the weights
+    be the prior. The mutual information between the member J and the choices C_S on a set S of pairs is
+    I(J; C_S) = H(C_S) − Σ_j α_j H(C_S | j). The search is greedy: each step adds the pair with the largest gain.
+
+    Args:
+        chance: q, ``(n_pairs, k)``, strictly between 0 and 1.
+        weights: α, ``(k,)``.
+        prompts: index of each pair's prompt, ``(n_pairs,)``.
+        n: number of pairs to choose.
+
+    Returns:
+        The rows of the chosen pairs, in the order of choice.
+
+    Example:
+        >>> chance = np.array([[0.5, 0.5, 0.5], [0.9, 0.1, 0.1], [0.9, 0.1, 0.2], [0.5, 0.9, 0.1]])
+        >>> most_informative(chance, np.full(3, 1 / 3), np.arange(4), 2)
+        [1, 3]
+
+    Reference: Lindley, "On a measure of the information provided by an experiment", Ann. Math. Statist. 27 (1956).
+    """
+    prompts = np.asarray(prompts)
+    alone = _information(np.stack([chance, 1 - chance], axis=1), weights)
+    pool = np.argsort(-alone, kind="stable")[:INFORMATIVE_POOL]
+    likelihood = np.ones((1, len(weights)))  # of each sequence of choices so far, given each member
+    chosen: list[int] = []
+    while len(chosen) < n and len(pool):
+        q = chance[pool, None, :]
+        gain = _information(np.concatenate([likelihood * q, likelihood * (1 - q)], axis=1), weights)
+        best = int(pool[int(gain.argmax())])
+        chosen.append(best)
+        likelihood = np.concatenate([likelihood * chance[best], likelihood * (1 - chance[best])])
+        pool = pool[prompts[pool] != prompts[best]]
+    return chosen
+
+
+def _information(likelihood: FloatArray, weights: FloatArray) -> FloatArray:
+    """I(J; C) from P(sequence of choices | member), ``(n, n_sequences, k)``."""
+    total = likelihood @ weights
+    given_member = np.where(likelihood > 0, likelihood * np.log(np.maximum(likelihood, 1e-300)), 0.0) @ weights
+    return np.asarray(given_member.sum(axis=1) - (total * np.log(np.maximum(total, 1e-300))).sum(axis=1))

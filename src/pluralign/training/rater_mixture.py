@@ -66,6 +66,18 @@ class VotesByRater:
         """Return the votes on some pairs (a mask or indices). Raters keep their rows."""
         return VotesByRater(self.for_a[:, pairs], self.for_b[:, pairs])
 
+    def of_raters(self, raters: Mask) -> "VotesByRater":
+        """Return the votes of some raters. The others keep their rows, without votes."""
+        sides = [(sparse.diags(raters.astype(np.float64)) @ side).tocsr() for side in (self.for_a, self.for_b)]
+        for side in sides:
+            side.eliminate_zeros()
+        return VotesByRater(*sides)
+
+    @property
+    def n_raters(self) -> int:
+        """Number of raters."""
+        return int(self.for_a.shape[0])
+
     @property
     def total(self) -> float:
         """Number of votes."""

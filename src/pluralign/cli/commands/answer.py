@@ -192,14 +192,21 @@ def answer(
     choices: Annotated[
         str | None, typer.Option(help="Steerable: your own choices, as votes in any DATA format.")
     ] = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="Steerable: this model compares held-out answers for a person who wants --like."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Answer a prompt with the ensemble: a slate and a consensus, one chosen member, or a random member.
+    """Answer a prompt with the ensemble: a slate and a consensus, an answer for one user, or a random member.
 
     Examples:
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl
         pluralign answer ensemble 'Should we plant trees?' --candidates candidates.jsonl --slate-size 2 --cover top-two
         pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --like 'short and warm'
+        pluralign answer ensemble 'Should we plant trees?' --candidates c.jsonl --mode steerable --choices mine.jsonl
         pluralign answer ensemble 'Should we plant trees?' --mode distributional --model smollm2 -n 4 --seed 7
         pluralign answer ensemble 'Should we plant trees?' --model llama3.2 --base-url http://localhost:11434/v1
         pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
@@ -212,6 +219,7 @@ def answer(
     from pluralign.answering.generate import Sampler, find_sampler, sample_distinct
     from pluralign.answering.novelty import fit_gate
     from pluralign.answering.own_answers import OwnPolicies
+    from pluralign.answering.steering_meaning import JUDGE_TOKENS
     from pluralign.cli.views.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.policies.writing import load_policies
@@ -224,7 +232,7 @@ def answer(
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
     profiles = member_profiles(loaded.weights, held_out) if held_out else []
-    samplers = {name: find_sampler(name, remote_options) for name in (model, distill) if name}
+    samplers = {name: find_sampler(name, remote_options) for name in (model, distill, judge) if name}
     tuned = load_policies(policies, loaded, remote_options) if policies else None
     n_shared, base = n or SHARED_CANDIDATES, samplers.get(str(model), tuned.base if tuned else None)
 
@@ -252,6 +260,11 @@ def answer(
     gate = fit_gate(held_out.preferences, loaded.features) if held_out and (distill or model or tuned) else None
     given = sampling_options.temperature or WRITING_TEMPERATURE
     writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
+    judging_options = dataclasses.replace(writing_options, max_new_tokens=JUDGE_TOKENS)
+
+    def judged(instruction: str) -> str:
+        return sampled(samplers[str(judge)], judging_options, instruction, 1)[0]
+
     votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
     with progress_bar("Encoding texts") as progress:
         result = answer_prompt(
@@ -270,6 +283,8 @@ def answer(
             like=like,
             choices=votes,
             profiles=profiles,
+            held_out=held_out,
+            judge=judged if judge else None,
             seed=sampling_options.seed,
             progress=progress,
         )

@@ -10,6 +10,7 @@ from rich.text import Text
 from pluralign.analysis.profiles import Profile, member_name, unnamed_reason
 from pluralign.answering.answer import Answer
 from pluralign.answering.consensus import Consensus, Distilled, SlateEntry
+from pluralign.answering.steering import Steering
 from pluralign.cli.views.tables import BAR_WIDTH, figure_table, heading, text_panel
 
 
@@ -30,9 +31,7 @@ def answer_page(
         yield Text(f"· {note}", style="dim")
     if answer.steering:
         chosen = answer.steering
-        yield Text(f"Member {chosen.member} (probability {chosen.sure:.0%}): {chosen.why}.")
-        if chosen.path:
-            yield _posterior_table(chosen.path)
+        yield from _steering(chosen)
     for entry in answer.answers:
         yield _entry_panel(entry, _entry_title(entry, answer), cards)
     if answer.coverage is not None:
@@ -51,6 +50,23 @@ def _entry_title(entry: SlateEntry, answer: Answer) -> str:
     if entry.member in answer.written:
         return f"answer of member {entry.member}, written by its policy"
     return f"member {entry.member}" if answer.mode == "balanced" else "answer"
+
+
+def _steering(found: Steering) -> Iterator[RenderableType]:
+    """Yield what is known about the user, how sure it is, and the choice that would say most next."""
+    if found.support is None:
+        yield Text(f"Member {found.member} (probability {found.sure:.0%}): {found.why}.")
+    else:
+        yield Text(
+            f"Most likely member: {found.member} (probability {found.sure:.0%}; {found.average:.0%} that you follow no "
+            f"member): {found.why}."
+        )
+        yield Text(f"You are expected to prefer the answer to {found.support:.0%} of the other candidates.")
+    if found.path:
+        yield _posterior_table(found.path)
+    if found.ask:
+        pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
+        yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
 
 
 def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
@@ -86,7 +102,7 @@ def _statement_panel(statement: Distilled) -> Panel:
 
 def _posterior_table(path: Sequence[Sequence[float]]) -> Table:
     title = "Probability of each member, by number of your choices"
-    table = figure_table(title, "choices", *(str(j) for j in range(len(path[0]))))
+    table = figure_table(title, "choices", *(str(j) for j in range(len(path[0]))), "none")
     for count, row in enumerate(path):
-        table.add_row(str(count), *(f"{value:.2f}" for value in row))
+        table.add_row(str(count), *(f"{value:.2f}" for value in (*row, max(0.0, 1 - sum(row)))))
     return table

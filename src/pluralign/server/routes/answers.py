@@ -91,7 +91,7 @@ def answer_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/steer", tags=["answers"])
     async def steer(body: SteerRequest, response: Response) -> SteeringResponse:
-        """The member that a user's choices point to: ``{member, name, why, sure, posterior, path}``."""
+        """What a user's choices say: the most likely member, the posterior, and the probability of no member."""
         name_ignored(body, response.headers)
         return await service.steer(body.choices)
 

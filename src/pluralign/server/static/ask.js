@@ -10,7 +10,7 @@ const VISIBLE = 120; // pixels of the answer that must be visible
 const PRESS_ASK = "Press Ask to let the language model write answers.";
 const MODES = {
   balanced: ["Slate", "Answers that contain the favourites of most people, and one consensus answer."],
-  steerable: ["Steered", "Choose between pairs of answers; the best-matching member answers."],
+  steerable: ["Steered", "Choose between pairs of answers; the answer is the one you would most likely choose."],
   distributional: ["Random member", "Drawn with probability equal to its weight."],
 };
 const RULES = {
@@ -256,12 +256,15 @@ export function ask(panel, ensemble) {
     return el(
       "article",
       { class: "card answer consensus" },
-      el("h3", {}, `Member ${one.member} answers`),
-      el("p", {}, memberName(one.member, names[one.member])),
+      el("h3", {}, chosen.support === null ? `Member ${one.member} answers` : "Answer for you"),
+      el("p", {}, chosen.support === null ? "" : "Most likely member: ", memberName(one.member, names[one.member])),
       longText(one.text, 900),
       note(
         data(`Reason: ${chosen.why}. `),
-        `Probability: ${percent(chosen.sure)}. This answer is the top choice of ${percent(one.weight)} of the weight.`,
+        `Probability: ${percent(chosen.sure)}. `,
+        chosen.support !== null &&
+          `You are expected to prefer this answer to ${percent(chosen.support)} of the other candidates. `,
+        `It is the top choice of ${percent(one.weight)} of the weight.`,
       ),
     );
   }
@@ -276,7 +279,7 @@ export function ask(panel, ensemble) {
     }
     if (state.pair >= pairs.length) {
       const made = `You made ${plural(done, "choice", "choices")}.`;
-      const then = done ? " The answer below is from the most probable member." : "";
+      const then = done ? " The answer below uses all of them." : "";
       return titled("No more pairs", el("p", {}, made, then));
     }
     const pair = pairs[state.pair];
@@ -328,12 +331,14 @@ export function ask(panel, ensemble) {
       return memberRow(j, names[j], bar, percent(share), j === steering?.member);
     });
     const after = choices ? `, after ${plural(choices, "choice", "choices")}` : "";
-    const when = steering ? after : ", before your first choice";
+    const when = steering
+      ? `Probability that your preferences are those of each member${after}. ${percent(steering.average)}: of no member.`
+      : "Weights of the members, before your first choice.";
     return el(
       "div",
       {},
       el("h3", {}, "Which member matches you?"),
-      note(`Probability that your preferences are those of each member${when}.`),
+      note(when),
       el("ul", { class: "posterior" }, items),
     );
   }

@@ -1,0 +1,157 @@
+"""Does a sentence find the people it describes? Steering by words on the town hall, whose camps are known.
+
+    python benchmarks/steering_words.py [--pairs 4000] [--encoder minilm] [--seeds 1] [--k 8] [--json]
+
+Each camp is described in one sentence. Columns: agreement with the camp's people on held-out prompts (how often a
+random person of the camp prefers the response that is predicted to be preferred), as a mean over camps:
+
+- no words: the ensemble's weights;
+- soft BT: one reward for everyone;
+- word list: the member that ``steering_words`` chooses; no words if the sentence has no known word;
+- meaning: the mixture that ``answer`` uses, with the ensemble's choice model;
+- members by meaning: the same without the reward for everyone;
+- best member: the member with the highest agreement, which no sentence knows.
+
+Ensembles are fitted with rater ids and without. Intervals are over held-out prompts. Sentences and method were chosen
+while looking at split 0.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import pluralign
+from pluralign.analysis.profiles import member_profiles
+from pluralign.answering.steering import People
+from pluralign.answering.steering_meaning import match_meaning
+from pluralign.answering.steering_words import steer_by_words
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import UsageError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.posterior import predicted_choice
+from pluralign.votes.preferences import texts_of
+from pluralign.votes.raters import town_hall_votes
+from pluralign.votes.town_hall.population import CAMPS
+from pluralign.votes.town_hall.townhall import TownHall
+
+SENTENCES = {
+    "gardeners": "Protect nature, parks and the climate first, even if it needs public money and new rules.",
+    "ratepayers": "Keep taxes and public spending low; tell me what it costs before spending anything.",
+    "keepers of custom": "Keep our traditions and leave things as they are; I am against change.",
+    "bridge builders": "Find a compromise that is fair to both sides.",
+    "planners": "The council should invest in change and plan it with clear rules.",
+    "free spirits": "Let people decide for themselves, without bans and rules.",
+}
+TEST_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Row:
+    """Agreement by one way to steer, with one kind of ensemble on one split."""
+
+    ensemble: str
+    way: str
+    agreement: float
+    camps: tuple[float, ...]
+    """By camp."""
+    gain: Interval
+    """Agreement − agreement without words."""
+
+
+def main() -> None:
+    """Run the benchmark and print its table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=4000)
+    parser.add_argument("--encoder", default="minilm", help="a transformers encoder; others have no meaning to match")
+    parser.add_argument("--seeds", type=int, default=1, help="number of splits")
+    parser.add_argument("--k", type=int, default=8)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    town, rows = pluralign.town_hall(arguments.pairs), []
+    for seed in range(arguments.seeds):
+        options = {"k": arguments.k, "seed": seed, "test_fraction": TEST_FRACTION, "encoder": arguments.encoder}
+        for name, votes in (("with ids", town_hall_votes(town)), ("without ids", town.preferences)):
+            with tempfile.TemporaryDirectory() as folder:
+                ensemble = pluralign.fit(votes, folder=folder, **options)
+                rows += list(measure(name, town, ensemble, load_held_out(folder), seed))
+            print(f"split {seed} {name}: {ensemble.choice_model}", file=sys.stderr, flush=True)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    Console(width=140).print(table(f"{arguments.pairs:,} pairs, {arguments.encoder}", rows))
+
+
+def measure(name: str, town: TownHall, ensemble: RewardEnsemble, held_out: HeldOutVotes, seed: int) -> Iterator[Row]:
+    """Yield the agreement of every way to steer."""
+    mask = town.preferences.test_mask(TEST_FRACTION, seed=seed)
+    votes = town.annotator_votes(range(len(town.tastes)))[mask]
+    shares = np.column_stack([votes[:, town.camps == camp].mean(axis=1) for camp in range(len(CAMPS))])
+    predictions = {camp: predict(ensemble, held_out, SENTENCES[camp], shares[:, c]) for c, camp in enumerate(CAMPS)}
+    prompts = held_out.preferences.prompt_index
+    agreed: dict[str, FloatArray] = {}
+    for way in predictions[CAMPS[0]]:
+        columns = [agreement(predictions[camp][way], shares[:, c]) for c, camp in enumerate(CAMPS)]
+        agreed[way] = np.column_stack(columns)
+    for way, found in agreed.items():
+        gain = clustered_interval((found - agreed["no words"]).mean(axis=1), prompts)
+        yield Row(name, way, float(found.mean()), tuple(found.mean(axis=0).tolist()), gain)
+
+
+def predict(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, sentence: str, share: FloatArray
+) -> Mapping[str, FloatArray]:
+    """Return the predicted preference for response a by every way to steer; only the best member uses ``share``."""
+    people, difference = People.of(ensemble), held_out.difference
+    items = held_out.preferences.items()
+    single = ensemble.rewards_and_average(texts_of(held_out.preferences))[:, ensemble.k]
+    average = single[items.a] - single[items.b]
+    no_words = ensemble.readings(difference)["policy"]
+    counted = [j for j in range(ensemble.k) if ensemble.weights[j] > 0.01]
+    best = max(counted, key=lambda j: float(agreement(difference[:, j] + 0.5, share).mean()))
+    found = {"no words": no_words, "soft BT": average + 0.5, "best member": difference[:, best] + 0.5}
+    try:
+        member = steer_by_words(sentence, member_profiles(ensemble.weights, held_out)).member
+        found["word list"] = difference[:, member] + 0.5
+    except UsageError:
+        found["word list"] = no_words
+    if match := match_meaning(ensemble, held_out, sentence):
+        chance = people.chances(difference, average)
+        found["meaning"] = predicted_choice(chance, people.believed(match.posterior))
+        members = replace(people, model=replace(people.model, people=1.0))
+        found["members by meaning"] = predicted_choice(chance, members.believed(match.posterior))
+    return found
+
+
+def agreement(predicted: FloatArray, share: FloatArray) -> FloatArray:
+    """Return the share of people who prefer the response that is predicted to be preferred, ``(n,)``."""
+    return np.asarray(0.5 + np.sign(predicted - 0.5) * (share - 0.5))
+
+
+def table(title: str, rows: list[Row]) -> Table:
+    """Return the means over splits; the interval is that of the first split."""
+    drawn = Table(box=box.SIMPLE_HEAD, title=f"Steering by words, town hall, {title}", title_justify="left")
+    for position, heading in enumerate(("ensemble", "", "agreement", "− no words, 95 %", *CAMPS)):
+        drawn.add_column(heading, justify="right" if position > 1 else "left")
+    for ensemble, way in dict.fromkeys((row.ensemble, row.way) for row in rows):
+        of = [row for row in rows if (row.ensemble, row.way) == (ensemble, way)]
+        camps: Any = np.mean([row.camps for row in of], axis=0)
+        gain = of[0].gain
+        interval = f"{gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+        mean = float(np.mean([row.agreement for row in of]))
+        drawn.add_row(ensemble, way, f"{mean:.3f}", interval, *(f"{value:.3f}" for value in camps))
+    return drawn
+
+
+if __name__ == "__main__":
+    main()
