@@ -197,7 +197,7 @@ def score(
         n = len(group.texts)
         rows = slice(start, start + n)
         start += n
-        a, b = (index.ravel() for index in np.indices((n, n)))
+        a, b = (index.ravel() for index in np.indices((n, n), dtype=np.int32))
         shares = baselines["damped_bt"].prob_hat(Differences(inputs[rows], a, b)).reshape(n, n)
         odds = logit(np.clip(shares, 1e-6, 1 - 1e-6)).sum(axis=1) / (n - 1)
         yield Scored(np.asarray(rewards[rows], dtype=np.float64), np.ravel(one[rows]), odds)

@@ -17,10 +17,10 @@ from pluralign.server.page_examples import (
     EXAMPLES,
     STEERING_PAIRS,
     example_prompts,
-    most_informative,
     steering_pairs,
     voted_pair,
 )
+from pluralign.theory.posterior import most_informative
 
 
 def test_examples_are_the_prompts_with_most_disagreement(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:

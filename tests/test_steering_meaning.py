@@ -35,13 +35,14 @@ def test_a_description_selects_the_member_that_likes_this_direction() -> None:
     liking = np.tanh(3 * difference[:, :3])  # member j likes direction j
     liking -= liking.mean(axis=1, keepdims=True)
     common = random.normal(size=(20, 6))
+    prompts = np.arange(300, dtype=np.int32) // 5
     for member in range(3):
         described = np.vstack([common, np.eye(6)[member]])
-        found = meaning_posterior(difference, liking, np.arange(300) // 5, described, np.full(3, 1 / 3))
+        found = meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
         assert found.argmax() == member
         assert found.sum() == pytest.approx(1)
     neutral = np.vstack([common, common.mean(axis=0)])
-    assert meaning_posterior(difference, liking, np.arange(300) // 5, neutral, np.full(3, 1 / 3)).max() < 0.6
+    assert meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
 
 
 def test_words_do_not_show_whether_the_user_follows_a_member() -> None:

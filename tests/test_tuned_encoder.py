@@ -99,6 +99,8 @@ def test_tuned_encoder_learns_what_random_features_do_not_show(tuned: Path, vote
     choice = ensemble.record.encoders
     assert choice is not None
     assert choice.used == "tuned"
+    assert choice.validation_frozen is not None
+    assert choice.test_frozen is not None
     assert choice.validation_tuned < choice.validation_frozen
     assert choice.test_tuned < choice.test_frozen
     assert ensemble.record.evaluation is not None
@@ -200,6 +202,7 @@ def test_bfloat16_trains_float32_weights_with_bfloat16_products(
 
     def look(self: FinetuneRun, *arguments: Any, **options: Any) -> Any:
         built = trainer(self, *arguments, **options)
+        assert built.model is not None
         made.append((built.args.bf16, {str(weights.dtype) for weights in built.model.parameters()}))
         raise Made
 

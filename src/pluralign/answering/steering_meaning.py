@@ -19,7 +19,7 @@ import numpy as np
 
 from pluralign.analysis.profiles import Profile, member_name
 from pluralign.answering.steering import People, ScoredChoices, Steering
-from pluralign.core.arrays import Array, FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -117,7 +117,7 @@ def match_meaning(ensemble: RewardEnsemble, held_out: HeldOutVotes, text: str, *
 def meaning_posterior(
     difference: FloatArray,
     liking: FloatArray,
-    prompts: Array,
+    prompts: IndexArray,
     described: FloatArray,
     weights: FloatArray,
     seed: int = 0,

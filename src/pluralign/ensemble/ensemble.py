@@ -6,7 +6,7 @@ An ensemble is a value: fitting and pruning return new ones. Its files are in ``
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import safetensors
 import safetensors.numpy
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, Vectors
 from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import locked
@@ -128,7 +128,7 @@ class RewardEnsemble:
         average = self.average_theta
         return self.members.theta if average is None else np.column_stack([self.members.theta, average])
 
-    def _product(self, features: FloatArray, theta: FloatArray) -> FloatArray:
+    def _product(self, features: Vectors, theta: FloatArray) -> FloatArray:
         return np.asarray(self.members.inputs(features) @ theta, dtype=np.float64)
 
     def scorer(self, *, average: bool = False) -> Callable[[ItemsLike], FloatArray]:
@@ -375,9 +375,9 @@ def read_record(folder: Path, description: Mapping[str, Any]) -> FitRecord:
 
 def _read_choice_model(folder: Path, described: Mapping[str, Any]) -> ChoiceModel:
     """Return the choice model in the JSON of an ensemble; the default one for ensembles saved before it existed."""
-    known = {part.name: type(part.default) for part in fields(ChoiceModel)}
+    defaults = asdict(ChoiceModel())
     try:
-        model = ChoiceModel(**{name: known[name](value) for name, value in described.items() if name in known})
+        model = ChoiceModel(**{name: type(one)(described[name]) for name, one in defaults.items() if name in described})
     except (AttributeError, TypeError, ValueError):
         raise DataError("its choice model cannot be read", file=str(folder / ENSEMBLE_FILE), remedy=REMEDY) from None
     if problem := model.problem():

@@ -312,7 +312,8 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
     source = backbone_folder(features.base, features.revision) if features.lora else folder
     with quiet_transformers(), torch.device("meta"):
         config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
-        name, _ = classifier_head(transformers.AutoModelForSequenceClassification.from_config(config))
+        classifier: Any = transformers.AutoModelForSequenceClassification
+        name, _ = classifier_head(classifier.from_config(config))
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118
