@@ -240,7 +240,7 @@ class EncoderChoice:
     ``frozen``: on the features of the same model before tuning.
     """
     validation_tuned: float
-    """Brier score on validation prompts of the mixture of rewards on these features."""
+    """Brier score on validation prompts of members that were fitted without them."""
     validation_frozen: float | None
     """None if the frozen model was not compared."""
     test_tuned: float

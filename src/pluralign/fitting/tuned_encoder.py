@@ -31,17 +31,15 @@ from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.layers import LAST, is_decoder
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
-from pluralign.fitting.encoder_choice import encoder_choice
+from pluralign.fitting.encoder_choice import encoder_choice, validation_error
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
-from pluralign.theory.calibration import brier
-from pluralign.theory.logistic import sigmoid
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.training.pairs import Pairs, row_squares, validation_folds
 from pluralign.training.teacher import damping_factor, fit_teacher, kept_teacher
-from pluralign.votes.preferences import Items, PreferenceSet, texts_of
+from pluralign.votes.preferences import PreferenceSet, texts_of
 
 if TYPE_CHECKING:
     from pluralign.training.finetune.train_model import FinetuneRun
@@ -101,13 +99,6 @@ class _Start:
     weights: FloatArray
     """π, the weights of the mixture."""
 
-    def prob_mixture(self, vectors: Vectors, theta: FloatArray, items: Items, rows: Mask) -> FloatArray:
-        """Return the share that the mixture predicts on some pairs, with these vectors and rewards, ``(n,)``."""
-        rewards = (vectors[:, : len(self.factor)] * self.factor) @ theta
-        rewards = rewards if self.offset is None else rewards + self.offset
-        difference = rewards[items.a[rows], :-1] - rewards[items.b[rows], :-1]
-        return np.asarray(sigmoid(difference * self.damping[rows, None]) @ self.weights)
-
 
 def fit_tuned_encoder(
     preferences: PreferenceSet,
@@ -159,29 +150,34 @@ def fit_tuned_encoder(
         return Checkpoints(folder, {**inputs, "fit": fit}, processes)
 
     watcher.encoding(len(preferences.items().prompt_index))
-    items, learned = preferences.items(), ~test_rows & ~validation
+    learned = ~test_rows & ~validation
     one_thread = partial(threadpool_limits, 1 if len(preferences) < MANY_PAIRS else None, user_api="blas")
     with encoded_texts(preferences, base, options, None, processes, progress) as frozen:
         with one_thread():
             start = _start(preferences, frozen, base, learned, options, checkpoints)
-        run, seconds, theta, tuned = _tune(
-            preferences, learned, base, start, options, tuning, checkpoints, progress, watcher
-        )
+        run, seconds, tuned = _tune(preferences, learned, base, start, options, tuning, checkpoints, progress, watcher)
         with encoded_texts(preferences, tuned, options, None, processes, progress) as vectors, one_thread():
-            prob_a = preferences.prob_a[validation]
+            encoders = {"tuned": (tuned, vectors)} | ({"frozen": (base, frozen)} if tuning.compare_frozen else {})
             errors = {
-                "tuned": brier(start.prob_mixture(vectors, theta, items, validation), prob_a),
-                "frozen": brier(start.prob_mixture(frozen, start.theta, items, validation), prob_a),
-            }
-            kept = not tuning.compare_frozen or errors["tuned"] < errors["frozen"]
-            fits = {
-                name: learn(preferences, test_rows, of, features, options, steps, watching, validation=unseen)
-                for name, of, features, steps, watching, unseen in (
-                    ("tuned", vectors, tuned, steps_of("tuned"), watcher if kept else FitWatcher(), validation),
-                    ("frozen", frozen, base, steps_of("frozen"), FitWatcher() if kept else watcher, None),
+                name: validation_error(
+                    preferences,
+                    test_rows,
+                    validation,
+                    *encoder,
+                    options,
+                    steps_of(f"{name}, without validation prompts"),
                 )
-            }
-    ensemble, held_out = fits["tuned" if kept else "frozen"]
+                for name, encoder in encoders.items()
+            }  # fmt: skip
+            used = processes.agreed(lambda: min(errors, key=errors.__getitem__))
+            fits = {
+                name: learn(
+                    preferences, test_rows, of, features, options, steps_of(name),
+                    watcher if name == used else FitWatcher(), validation=validation if name == "tuned" else None,
+                )
+                for name, (features, of) in encoders.items()
+            }  # fmt: skip
+    ensemble, held_out = fits[used]
     record = replace(
         ensemble.record,
         tuning={
@@ -191,7 +187,7 @@ def fit_tuned_encoder(
             "max_length": run.base.max_length,
             "validation_pairs": int(validation.sum()),
         },
-        encoders=encoder_choice("tuned" if kept else "frozen", errors, fits),
+        encoders=encoder_choice(used, errors, fits),
         notes=[*(ensemble.record.notes or []), *run.notes] or None,
         processes=processes.count,
         seconds_members=[seconds],
@@ -239,11 +235,11 @@ def _tune(
     checkpoints: Checkpoints,
     progress: Progress | None,
     watcher: FitWatcher,
-) -> tuple["FinetuneRun", float, FloatArray, TextFeatures]:
-    """Tune the encoder. Return the run, its seconds, the tuned rewards, and the tuned encoder as features."""
+) -> tuple["FinetuneRun", float, TextFeatures]:
+    """Tune the encoder. Return the run, its seconds, and the tuned encoder as features."""
     from pluralign.training.finetune.batches import TextPairs
     from pluralign.training.finetune.losses import MixtureLoss
-    from pluralign.training.finetune.sentence import WEIGHTS_FILE, load_sentence_base, trained_rewards, write_encoder
+    from pluralign.training.finetune.sentence import WEIGHTS_FILE, load_sentence_base, write_encoder
     from pluralign.training.finetune.train_model import Training, prepare_run
     from pluralign.training.finetune.trainer import PairLabels
 
@@ -271,5 +267,4 @@ def _tune(
             write_encoder(trained, encoder.folder, folder)
 
     folder = checkpoints.folder("encoder", write)
-    theta = trained_rewards(trained)
-    return run, seconds, theta, replace(base, encoder=str(folder), own=True, hub_id="").with_identity()
+    return run, seconds, replace(base, encoder=str(folder), own=True, hub_id="").with_identity()

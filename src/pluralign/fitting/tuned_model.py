@@ -31,13 +31,10 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import EncoderChoice
 from pluralign.features.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.features.frozen import TextFeatures
-from pluralign.fitting.encoder_choice import encoder_choice
-from pluralign.fitting.frozen import encoded_texts, feature_map, learn
-from pluralign.fitting.joint_fit import quick_members
-from pluralign.fitting.selection import validation_brier
-from pluralign.fitting.task import MANY_PAIRS, FitTask, FitWatcher
+from pluralign.fitting.encoder_choice import encoder_choice, validation_error
+from pluralign.fitting.frozen import encoded_texts, learn
+from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FitOptions
-from pluralign.training.pairs import Pairs
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 
@@ -108,7 +105,9 @@ def fit_tuned_model(
             notes.append(f"the frozen model was not compared: {str(error).rstrip('.')}")
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
         errors = {
-            name: _validation_error(preferences, test_rows, validation, one, options)
+            name: validation_error(
+                preferences, test_rows, validation, one.features, one.vectors, options, one.checking, one.directions
+            )
             for name, one in candidates.items()
         }
         used = candidates["tuned"].steps.processes.agreed(lambda: min(errors, key=errors.__getitem__))
@@ -135,24 +134,3 @@ def _frozen(
     chosen = frozen.with_chosen_layers().with_chosen_precision(steps.processes).with_identity()
     with encoded_texts(preferences, chosen, options, None, steps.processes, progress) as vectors:
         return _Candidate(chosen, vectors, steps, checking)
-
-
-def _validation_error(
-    preferences: PreferenceSet, test_rows: Mask, validation: Mask, one: _Candidate, options: FitOptions
-) -> float:
-    """Return the Brier score on validation prompts of the members that are fitted without them.
-
-    Members are compared, not the rewards that the model was tuned with: features on which one soft reward predicts
-    well may still be poor ones for hard votes.
-    """
-
-    def compute() -> float:
-        items = preferences.items()
-        inputs = feature_map(preferences, ~test_rows, one.vectors, one.features, one.steps, one.directions)
-        pairs = Pairs(
-            inputs(one.vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, one.checking.processes
-        )
-        task = FitTask.start(pairs[~test_rows & ~validation], options, one.checking, FitWatcher())
-        return validation_brier(quick_members(task), pairs[validation], options.level)
-
-    return float(one.checking.value("validation", compute))

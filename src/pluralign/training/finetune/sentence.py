@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -149,9 +148,3 @@ def write_encoder(trained: Path, base: Path, folder: Path) -> None:
     }
     copy_model(base, folder)
     safetensors.torch.save_file(body, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-
-
-def trained_rewards(folder: Path) -> FloatArray:
-    """Return the rewards that a training saved, ``(d, outputs)``."""
-    with safetensors.safe_open(folder / WEIGHTS_FILE, "pt") as stored:
-        return np.asarray(stored.get_tensor("score.weight").double().numpy().T)
