@@ -131,11 +131,11 @@ class Counting:
     def __init__(self, ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.go = threading.Event()
-        own = ensemble.scorer()
+        own = ensemble.scorer(average=True)
 
         def score(items: Sequence[Item]) -> Any:
             self.sizes.append(len(items))
             self.go.wait(10)
             return own(items)
 
-        monkeypatch.setattr(RewardEnsemble, "scorer", lambda _: score)
+        monkeypatch.setattr(RewardEnsemble, "scorer", lambda _, **__: score)

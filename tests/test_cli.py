@@ -18,7 +18,19 @@ from pluralign.core.errors import UsageError
 from pluralign.experiments.demo_story import run_demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
-WITH_SEED = {"demo", "fit", "evaluate", "report", "answer", "serve", "tune", "generate", "rankings", "reproduce"}
+WITH_SEED = {
+    "demo",
+    "fit",
+    "evaluate",
+    "report",
+    "answer",
+    "serve",
+    "tune",
+    "generate",
+    "rankings",
+    "reproduce",
+    "profile",
+}
 INSPECT_KEYS = {
     "pairs", "prompts", "votes", "votes_per_pair", "majority_share", "noise", "floor", "constant_half",
     "floor_corrected",

@@ -128,7 +128,7 @@ def test_bfloat16_trains_scores_and_resumes_with_a_float32_head(tmp_path: Path, 
     assert seen["same"], "a resumed training gives the same weights"
     assert seen["scored"] == seen["recorded"] == "bfloat16"
     assert seen["outputs_differ"], "the vector cache keeps the precisions apart"
-    assert seen["changed_votes"] <= 0.02
+    assert seen["changed_votes"] <= 0.05
     assert seen["brier"] < 0.5 * seen["constant_half"]
     assert seen["regression"] < 0.1, "moments in bfloat16 do not blow up the steps of SOAP"
 

@@ -209,7 +209,7 @@ def test_an_internal_error_is_logged_without_the_text(
     def score(items: Sequence[Item]) -> Any:
         raise KeyError(items[0])
 
-    monkeypatch.setattr(RewardEnsemble, "scorer", lambda _: score)
+    monkeypatch.setattr(RewardEnsemble, "scorer", lambda _, **__: score)
     with running(ensemble) as client:
         assert client.error("/v1/compare", {"pairs": [pair(prompt=SECRET)]})[:2] == (500, "internal_error")
         assert client.json("/healthz")["status"] == "ok"

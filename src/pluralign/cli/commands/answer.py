@@ -245,7 +245,7 @@ def answer(
             return _candidates_for(prompt, str(candidates))
         texts = sampled(base, sampling_options, prompt, n_shared)
         if len(texts) < n_shared:
-            note(f"{base.name} gave {len(texts)} distinct responses, not {n_shared}.")
+            note(f"{model or base.name} gave {len(texts)} distinct responses, not {n_shared}.")
         return texts
 
     for sampler in samplers.values():
