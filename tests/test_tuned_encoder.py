@@ -183,7 +183,7 @@ def test_choices_on_tuned_features_use_only_prompts_that_the_encoder_was_not_tun
     monkeypatch.setattr(FitTask, "start", look_at_folds)
     monkeypatch.setattr(FinetuneRun, "train", look_at_training)
     fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"epochs": 1})
-    tuned, frozen = folds
+    _, _, tuned, frozen = folds  # the first two compare the encoders
     assert len(tuned) == 1
     assert not tuned[0] & trained[0]
     assert len(frozen) > 1

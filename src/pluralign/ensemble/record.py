@@ -234,7 +234,7 @@ class EncoderChoice:
     """A fine-tuned model next to the frozen one: fits on the same split."""
 
     used: str
-    """The fit with the lowest Brier score on validation prompts.
+    """The fit with the lowest Brier score on validation prompts; frozen, unless another is clearly better.
 
     ``tuned``: on the states of the fine-tuned model. ``outputs``: members are combinations of its trained outputs.
     ``frozen``: on the features of the same model before tuning.

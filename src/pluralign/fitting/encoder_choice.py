@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray, Mask, Vectors
-from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.arrays import FloatArray, IndexArray, Mask, Vectors
+from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import EncoderChoice, TunedFit
@@ -13,10 +13,9 @@ from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.frozen import feature_map
 from pluralign.fitting.joint_fit import quick_members
-from pluralign.fitting.selection import validation_brier
 from pluralign.fitting.task import FitTask, FitWatcher
-from pluralign.theory.calibration import brier_corrected
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
+from pluralign.theory.calibration import brier_corrected, squared_error
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
 from pluralign.votes.preferences import PreferenceSet
@@ -25,7 +24,11 @@ Fits = Mapping[str, tuple[RewardEnsemble, HeldOutVotes]]
 """Ensembles by name, with the held-out votes and their rewards."""
 
 
-def validation_error(
+ONE_STANDARD_ERROR = 0.84
+"""Confidence of a one-sided test that asks for about one standard error."""
+
+
+def validation_errors(
     preferences: PreferenceSet,
     test_rows: Mask,
     validation: Mask,
@@ -34,8 +37,8 @@ def validation_error(
     options: FitOptions,
     checkpoints: Checkpoints,
     directions: FloatArray | None = None,
-) -> float:
-    """Return the Brier score on validation prompts of the members that are fitted without them.
+) -> FloatArray:
+    """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
 
     Members are compared, not the rewards that a model was tuned with: features on which one soft reward predicts well
     may still be poor ones for hard votes.
@@ -51,26 +54,52 @@ def validation_error(
         directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
     """
 
-    def compute() -> float:
+    def compute() -> Arrays:
         items = preferences.items()
         inputs = feature_map(preferences, ~test_rows, vectors, features, checkpoints, directions)
         pairs = Pairs(
             inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, checkpoints.processes
         )
         task = FitTask.start(pairs[~test_rows & ~validation], options, checkpoints, FitWatcher())
-        return validation_brier(quick_members(task), pairs[validation], options.level)
+        check = pairs[validation]
+        return {"errors": squared_error(quick_members(task).prob_hat(check, options.level), check.prob_a)}
 
-    return float(checkpoints.value("validation", compute))
+    return np.asarray(checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
 
 
-def encoder_choice(used: str, validation: Mapping[str, float], fits: Fits) -> EncoderChoice:
+def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
+    """Return the fit with the lowest error on validation prompts.
+
+    A fine-tuned model is larger on disk, and a small lead on few prompts is chance: the frozen model is used unless the
+    best of the others is better by about one standard error, paired by prompt.
+
+    Args:
+        errors: squared errors of each fit on the validation pairs, ``(n,)``.
+        prompt: prompt of each validation pair, ``(n,)``.
+
+    Example:
+        >>> frozen, prompt = np.array([0.3, 0.2, 0.4, 0.3]), np.arange(4, dtype=np.int32)
+        >>> choose_encoder({"tuned": frozen - [0.1, 0.1, 0.2, 0.1], "frozen": frozen}, prompt)
+        'tuned'
+        >>> choose_encoder({"tuned": frozen - [0.3, 0.0, 0.0, -0.2], "frozen": frozen}, prompt)
+        'frozen'
+    """
+    best = min(errors, key=lambda name: float(errors[name].mean()))
+    if best == "frozen" or "frozen" not in errors:
+        return best
+    better = clearly_lower(errors[best] - errors["frozen"], prompt, ONE_STANDARD_ERROR)
+    return best if better else "frozen"
+
+
+def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Fits) -> EncoderChoice:
     """Return the choice with the held-out figures of all fits.
 
     Args:
         used: name of the fit that validation prompts chose.
-        validation: Brier score of each fit on validation prompts.
+        errors: squared errors of each fit on the validation pairs.
         fits: ``tuned``, and ``outputs`` and ``frozen`` where they were fitted.
     """
+    validation = {name: float(values.mean()) for name, values in errors.items()}
     tuned, outputs = (_compared(name, validation, fits) if name in fits else None for name in ("tuned", "outputs"))
     assert tuned is not None  # noqa: S101
     return EncoderChoice(

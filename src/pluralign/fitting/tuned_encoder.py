@@ -31,7 +31,7 @@ from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.layers import LAST, is_decoder
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
-from pluralign.fitting.encoder_choice import encoder_choice, validation_error
+from pluralign.fitting.encoder_choice import choose_encoder, encoder_choice, validation_errors
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.saving import decisive_options, save_fit
@@ -159,7 +159,7 @@ def fit_tuned_encoder(
         with encoded_texts(preferences, tuned, options, None, processes, progress) as vectors, one_thread():
             encoders = {"tuned": (tuned, vectors)} | ({"frozen": (base, frozen)} if tuning.compare_frozen else {})
             errors = {
-                name: validation_error(
+                name: validation_errors(
                     preferences,
                     test_rows,
                     validation,
@@ -169,7 +169,7 @@ def fit_tuned_encoder(
                 )
                 for name, encoder in encoders.items()
             }  # fmt: skip
-            used = processes.agreed(lambda: min(errors, key=errors.__getitem__))
+            used = processes.agreed(lambda: choose_encoder(errors, preferences.prompt_index[validation]))
             fits = {
                 name: learn(
                     preferences, test_rows, of, features, options, steps_of(name),

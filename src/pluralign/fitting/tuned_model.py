@@ -31,7 +31,7 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import EncoderChoice
 from pluralign.features.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.features.frozen import TextFeatures
-from pluralign.fitting.encoder_choice import encoder_choice, validation_error
+from pluralign.fitting.encoder_choice import choose_encoder, encoder_choice, validation_errors
 from pluralign.fitting.frozen import encoded_texts, learn
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
 from pluralign.training.options import FitOptions
@@ -105,12 +105,13 @@ def fit_tuned_model(
             notes.append(f"the frozen model was not compared: {str(error).rstrip('.')}")
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
         errors = {
-            name: validation_error(
+            name: validation_errors(
                 preferences, test_rows, validation, one.features, one.vectors, options, one.checking, one.directions
             )
             for name, one in candidates.items()
         }
-        used = candidates["tuned"].steps.processes.agreed(lambda: min(errors, key=errors.__getitem__))
+        prompt = preferences.prompt_index[validation]
+        used = candidates["tuned"].steps.processes.agreed(lambda: choose_encoder(errors, prompt))
         fits = {
             name: learn(
                 preferences, test_rows, one.vectors, one.features, options, one.steps,

@@ -138,7 +138,7 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
 USED_MODEL = {
     "tuned": "The fine-tuned model is used.",
     "outputs": "The fine-tuned model is used, with members that combine its trained outputs.",
-    "frozen": "The frozen model is used: fine-tuning did not help on validation prompts.",
+    "frozen": "The frozen model is used: fine-tuning did not clearly help on validation prompts.",
 }
 
 
