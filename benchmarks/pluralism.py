@@ -13,7 +13,8 @@ higher-order judgments.
 Intervals are 95 % over questions; rows that start with "−" are paired differences to the named baseline. Rivals are one
 soft Bradley–Terry reward and its damped form. A damped reward has no score per response: its responses are ranked by
 the mean log-odds against all others. A slate shows one of several near-duplicates; the figures with "or a
-near-duplicate" count it as all of them, for rivals too. With few people per group, total variation favours sharp
+near-duplicate" count it as all of them, for rivals too, and one rival shows one of several near-duplicates like the
+slate. With few people per group, total variation favours sharp
 predictions; the squared distance is a proper score.
 """
 
@@ -33,7 +34,7 @@ from rich.table import Table
 from scipy.special import logit, softmax
 
 import pluralign
-from pluralign.answering.consensus import NEAR_DUPLICATE, similarity, slate
+from pluralign.answering.consensus import NEAR_DUPLICATE, near_duplicates, similarity, slate
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.evaluation.measure import baselines_of
@@ -250,6 +251,7 @@ def judge_slates(
     covered = {"favourite": group.place == 0, "top-two": group.place < 2}
     alike = np.array([[similarity(a, b) >= NEAR_DUPLICATE for b in group.texts] for a in group.texts])
     orders = {SOFT_BT: np.argsort(-scored.single), DAMPED: np.argsort(-scored.damped)}
+    orders[f"{SOFT_BT}, one of several near-duplicates"] = near_duplicates(group.texts, orders[SOFT_BT])[1]
     for level, beta in (("policy", ensemble.temperature), ("vote", 0.0)):
         for cover, liked in covered.items():
             found = slate(
