@@ -1,21 +1,11 @@
 """Descriptions of members that a language model wrote, with the checks that decide whether they are shown; on disk."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pluralign.core.errors import DataError
-from pluralign.core.files import atomic_write
-from pluralign.core.json_values import from_json, to_json
-from pluralign.ensemble.folder import (
-    DESCRIPTIONS_FILE,
-    description_hash,
-    is_intact,
-    parse_json,
-    read_description,
-    sealed,
-)
+from pluralign.core.json_values import to_json
+from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
 from pluralign.models.judge import JudgeUsage
 from pluralign.theory.intervals import Interval
 
@@ -73,25 +63,10 @@ class Descriptions:
 
 def save_descriptions(found: Descriptions, folder: str | os.PathLike[str]) -> Path:
     """Write descriptions into the folder of their ensemble, for reports and the page."""
-    path = Path(folder) / DESCRIPTIONS_FILE
-    value = sealed({"ensemble": description_hash(read_description(Path(folder))), **to_json(found)})
-    with atomic_write(path) as partial:
-        partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    return path
+    return save_beside(Path(folder), DESCRIPTIONS_FILE, to_json(found))
 
 
 def load_descriptions(folder: str | os.PathLike[str]) -> Descriptions | None:
     """Read descriptions from the folder of an ensemble; None if there are none, or if they are of another fit."""
-    path = Path(folder) / DESCRIPTIONS_FILE
-    if not path.is_file():
-        return None
-    try:
-        value = parse_json(path.read_bytes())
-        if value["ensemble"] != description_hash(read_description(Path(folder))):
-            return None
-        if not is_intact(value):
-            raise ValueError("its hash differs")
-        return from_json(Descriptions, value)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        remedy = "run pluralign profile --describe again, or delete the file"
-        raise DataError("it cannot be read", file=str(path), remedy=remedy) from None
+    remedy = "run pluralign profile --describe again, or delete the file"
+    return load_beside(Path(folder), DESCRIPTIONS_FILE, Descriptions, remedy)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
-from pluralign.core.json_values import LARGEST
+from pluralign.core.json_values import LARGEST, from_json
 from pluralign.features.finetuned import BACKBONE_FOLDER, KIND
 from pluralign.features.frozen import ENCODER_FOLDER
 
@@ -162,6 +162,37 @@ def read_consistently(folder: Path, read: Callable[[dict[str, Any]], Value]) -> 
         except DataError:
             if read_description(folder) == description:
                 raise
+
+
+def save_beside(folder: Path, name: str, value: Mapping[str, Any]) -> Path:
+    """Write results about an ensemble into its folder, with a hash, and the hash of the ensemble they are about."""
+    about = {"ensemble": description_hash(read_description(folder)), **value}
+    with atomic_write(folder / name) as partial:
+        partial.write_text(json.dumps(sealed(about), indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+    return folder / name
+
+
+def load_beside(folder: Path, name: str, kind: type[Value], remedy: str) -> Value | None:
+    """Read results that ``save_beside`` wrote; None if there are none, or if they are about another fit.
+
+    Args:
+        folder: of the ensemble.
+        name: of the file.
+        kind: the dataclass of the results.
+        remedy: of the error if the file is damaged.
+    """
+    path = folder / name
+    if not path.is_file():
+        return None
+    try:
+        value = parse_json(path.read_bytes())
+        if value["ensemble"] != description_hash(read_description(folder)):
+            return None
+        if "sha256" in value and not is_intact(value):
+            raise ValueError("its hash differs")
+        return from_json(kind, value)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DataError("it cannot be read", file=str(path), remedy=remedy) from None
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ Each rater counts once: scores are means over a rater's votes, then over raters.
 figures are saved, never a rater's id or scores.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,19 +15,11 @@ import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, IntArray
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.files import atomic_write
-from pluralign.core.json_values import from_json, to_json
+from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import RATER_CHOICES, random_stream
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import (
-    REPRESENTATION_FILE,
-    description_hash,
-    is_intact,
-    parse_json,
-    read_description,
-    sealed,
-)
+from pluralign.ensemble.folder import REPRESENTATION_FILE, load_beside, save_beside
 from pluralign.ensemble.training_prompts import PromptHashes, are_trained
 from pluralign.evaluation.measure import baselines_of
 from pluralign.evaluation.rater_predictions import (
@@ -234,25 +225,10 @@ def over_raters(values: FloatArray) -> Interval:
 
 def save_representation(found: Representation, folder: str | os.PathLike[str]) -> Path:
     """Write the figures into the folder of their ensemble, for reports and the page."""
-    path = Path(folder) / REPRESENTATION_FILE
-    value = sealed({"ensemble": description_hash(read_description(Path(folder))), **found.to_json()})
-    with atomic_write(path) as partial:
-        partial.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    return path
+    return save_beside(Path(folder), REPRESENTATION_FILE, found.to_json())
 
 
 def load_representation(folder: str | os.PathLike[str]) -> Representation | None:
     """Read the figures from the folder of an ensemble; None if there are none, or if they are of another fit."""
-    path = Path(folder) / REPRESENTATION_FILE
-    if not path.is_file():
-        return None
-    try:
-        value = parse_json(path.read_bytes())
-        if value["ensemble"] != description_hash(read_description(Path(folder))):
-            return None
-        if "sha256" in value and not is_intact(value):
-            raise ValueError("its hash differs")
-        return from_json(Representation, value)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        remedy = "run pluralign evaluate --raters again, or delete the file"
-        raise DataError("it cannot be read", file=str(path), remedy=remedy) from None
+    remedy = "run pluralign evaluate --raters again, or delete the file"
+    return load_beside(Path(folder), REPRESENTATION_FILE, Representation, remedy)
