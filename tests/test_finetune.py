@@ -178,8 +178,8 @@ def test_micro_batch_does_not_change_the_result_and_is_halved_when_memory_runs_o
     assert 32 < max(calls[:3]) <= 64
     assert max(calls[3:]) <= 32
     assert "memory ran out with a micro-batch of 32, so it continues with 16." in caplog.text
-    np.testing.assert_allclose(halved.features(TEXTS), whole.features(TEXTS), atol=1e-2)
-    np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=0.05)
+    np.testing.assert_allclose(halved.features(TEXTS), whole.features(TEXTS), atol=1e-4)
+    np.testing.assert_allclose(halved.prob_hat(votes, "policy"), whole.prob_hat(votes, "policy"), atol=1e-3)
     monkeypatch.setattr(PairTrainer, "compute_loss", lambda *_, **__: _out_of_memory(torch))
     with pytest.raises(DataError, match=r"memory ran out with a micro-batch of 1; use --lora"):
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
@@ -298,9 +298,9 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
     printed, expected = json.loads(out), json.loads(alone.stdout)
     assert (printed["processes"], expected["processes"]) == (2, 1)
     one, two = (RewardEnsemble.load(tmp_path / name) for name in ("one", "two"))
-    np.testing.assert_allclose(two.features(TEXTS), one.features(TEXTS), atol=1e-2)  # rounding grows over the steps
+    np.testing.assert_allclose(two.features(TEXTS), one.features(TEXTS), atol=2e-3)  # rounding grows over the steps
     votes = load_preferences(str(data))
-    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=0.05)
+    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=2e-3)
 
 
 # --- errors and notes -------------------------------------------------------------------------------------------------

@@ -215,8 +215,8 @@ def test_fsdp_gives_the_same_ensemble_as_one_process_even_after_an_interruption(
     one = fit(votes, folder=tmp_path / "one", backbone=str(llama), compare_frozen=False, **options)
     two = RewardEnsemble.load(tmp_path / "two")
     texts = [("so ?", "tea yes"), ("so ?", "no rum well")]
-    np.testing.assert_allclose(two.features(texts), one.features(texts), atol=1e-2)  # rounding grows over the steps
-    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=0.05)
+    np.testing.assert_allclose(two.features(texts), one.features(texts), atol=2e-3)  # rounding grows over the steps
+    np.testing.assert_allclose(two.prob_hat(votes, "policy"), one.prob_hat(votes, "policy"), atol=1e-2)
 
 
 # --- what the Trainer gets --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from pluralign import PreferenceSet, answer, member_profiles
 from pluralign.analysis.profiles import Profile
 from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.steering_request import FITTED_WITHOUT_IDS, steering_notes
 from pluralign.answering.steering_words import steer_by_words, wanted_traits
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -116,3 +117,10 @@ def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profi
         steer_by_words("purple", cards)
     with pytest.raises(UsageError, match="need held-out votes"):
         steer_by_words("short", [])
+
+
+def test_steering_without_rater_ids_notes_that_it_changes_little() -> None:
+    people = People(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
+    assert steering_notes(people) == (FITTED_WITHOUT_IDS,)
+    for model in (ChoiceModel(people=0.05, source="raters"), ChoiceModel(people=0.5, source="voices")):
+        assert steering_notes(replace(people, model=model)) == ()

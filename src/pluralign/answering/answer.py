@@ -32,16 +32,9 @@ from pluralign.answering.consensus import (
     slate,
     write_statement,
 )
-from pluralign.answering.steering import (
-    People,
-    ScoredChoices,
-    Steering,
-    answer_for,
-    steer_by_choices,
-    steer_to_member,
-)
-from pluralign.answering.steering_meaning import Judge, MeaningMatch, judged_choices, match_meaning, steer_by_meaning
-from pluralign.answering.steering_words import names_a_trait, steer_by_words
+from pluralign.answering.steering import People, ScoredChoices, Steering, answer_for
+from pluralign.answering.steering_meaning import Judge, MeaningMatch, judged_choices, match_meaning
+from pluralign.answering.steering_request import find_steering, steering_notes
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
@@ -327,47 +320,11 @@ def choose(
     if beliefs is None:
         entry = _pick(texts, favourite, weights, steering.member)
         return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
+    notes = (*notes, *steering_notes(people))
     pick, steering = answer_for(steering, people, beliefs, prompt, texts, rewards, average)
     members = np.flatnonzero(favourite == pick)
     entry = SlateEntry(texts[pick], steering.member, float(weights[members].sum()), tuple(members.tolist()))
     return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
-
-
-def find_steering(
-    people: People,
-    *,
-    member: int | None = None,
-    like: str = "",
-    choices: ScoredChoices | None = None,
-    profiles: Sequence[Profile] = (),
-    match: MeaningMatch | None = None,
-    seed: int = 0,
-) -> tuple[Steering, FloatArray | None]:
-    """Return what is known about a user, and the beliefs about people that follow from choices or from a meaning.
-
-    There are no beliefs where one member was named, or matched by words of the list: then it answers.
-
-    Args:
-        people: the members as people.
-        member: the number of a member.
-        like: a preference in words.
-        choices: pairs that the user voted on.
-        profiles: the members' cards, for ``like``.
-        match: the members that ``like`` describes by its meaning.
-        seed: of the draws behind a match by words.
-
-    Raises:
-        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
-    """
-    if (member is not None) + bool(like) + (choices is not None) != 1:
-        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
-    if choices is not None:
-        return steer_by_choices(choices, people), people.beliefs(choices)
-    if like and match is not None and not (match.unclear and names_a_trait(like, profiles)):
-        return steer_by_meaning(match, people, profiles), people.believed(match.posterior)
-    if member is not None:
-        return steer_to_member(member, len(people.weights)), None
-    return steer_by_words(like, profiles, seed), None
 
 
 def refuse(text: str, mode: Mode) -> Answer:

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.analysis.profiles import Profile
-from pluralign.answering.answer import Answer, Mode, choose, find_steering, score
+from pluralign.answering.answer import Answer, Mode, choose, score
 from pluralign.answering.consensus import SlateEntry, consensus, favourites, near_duplicates
 from pluralign.answering.generate import Sampler, as_completed, sample_distinct
 from pluralign.answering.steering import People, ScoredChoices, Steering
 from pluralign.answering.steering_meaning import MeaningMatch
+from pluralign.answering.steering_request import find_steering
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.random_streams import OWN_ANSWERS, random_stream
