@@ -12,7 +12,7 @@ from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
 from pluralign.fitting.frozen import feature_map
-from pluralign.fitting.joint_fit import quick_members
+from pluralign.fitting.joint_fit import validated_members
 from pluralign.fitting.task import FitTask, FitWatcher
 from pluralign.theory.calibration import brier_corrected, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
@@ -41,7 +41,8 @@ def validation_errors(
     """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
 
     Members are compared, not the rewards that a model was tuned with: features on which one soft reward predicts well
-    may still be poor ones for hard votes.
+    may still be poor ones for hard votes. Target and regularisation are chosen on the same prompts, for all features
+    alike: elsewhere a tuned model fits the votes too well to choose there.
 
     Args:
         preferences: all votes.
@@ -60,9 +61,10 @@ def validation_errors(
         pairs = Pairs(
             inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, checkpoints.processes
         )
-        task = FitTask.start(pairs[~test_rows & ~validation], options, checkpoints, FitWatcher())
-        check = pairs[validation]
-        return {"errors": squared_error(quick_members(task).prob_hat(check, options.level), check.prob_a)}
+        train, only_fold = pairs[~test_rows], validation[~test_rows]
+        task = FitTask.start(train, options, checkpoints, FitWatcher(), only_fold)
+        share = validated_members(task).prob_hat(task.check, options.level)
+        return {"errors": squared_error(share, task.check.prob_a)}
 
     return np.asarray(checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
 

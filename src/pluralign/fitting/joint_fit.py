@@ -88,11 +88,11 @@ def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
     )
 
 
-def quick_members(task: FitTask) -> Members:
-    """Return a joint ensemble of the wanted size from few random starts, to compare features on other prompts.
+def validated_members(task: FitTask) -> Members:
+    """Return a joint ensemble of the wanted size, fitted without the validation prompts, to compare features on them.
 
     Args:
-        task: the fit; its target is chosen on its folds.
+        task: the fit. Its first fold is left out; target and regularisation are chosen on its folds.
     """
     teacher = _teacher(task)
     size = AUTO_TARGET_SIZE if task.options.k == "auto" else int(task.options.k)
@@ -100,7 +100,7 @@ def quick_members(task: FitTask) -> Members:
     if policy:
         _policy_choice(task)
     blend = FROM_MIXTURE if policy else choose_blend(task, teacher)
-    return members_of_sizes(task, task.train, teacher, [size], blend, bound=task.bound)[size]
+    return _without_validation(task, teacher, blend, [size])[size]
 
 
 def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
