@@ -7,7 +7,7 @@ of the whole town. With VOTES: the held-out Brier score, corrected for vote nois
 interval is that of the difference by prompt, ``fit --backbone`` minus frozen, over the prompts of all splits.
 
 ``fit --backbone`` uses the tuned or the frozen encoder, as validation prompts say. The columns "tuned" and "frozen" of
-the held-out Brier score (corrected) show both, whichever is used.
+the held-out Brier score (corrected) show both, whichever is used; the JSON has their difference with its interval.
 """
 
 import argparse
@@ -112,6 +112,7 @@ def measure(
         "seed": seed, **means, "used": choice.used, "seconds": seconds,
         "validation_tuned": choice.validation_tuned, "validation_frozen": choice.validation_frozen,
         "test_tuned": choice.test_tuned, "test_frozen": choice.test_frozen,
+        "test_difference": choice.difference, "test_low": choice.low, "test_high": choice.high,
         "tuned_errors": errors["tuned"].tolist(), "frozen_errors": errors["frozen"].tolist(),
         "prompts": votes.prompt_index[rows].tolist(),
     }  # fmt: skip
