@@ -6,10 +6,11 @@ All ways train on the same pairs with the same model, length, precision, optimis
 ratios are medians over rounds, so that a busy machine slows all of them. Only training is timed: no loading, no
 tokenisation, no evaluation.
 
-- joint, k = 8: what ``pluralign fit --backbone`` does. Each text of a prompt is read once per step.
+- joint, k = 8: a classifier with k outputs, one epoch. Each text of a prompt is read once per step.
 - one member: the same with one output.
 - both texts of every pair: joint, with pairs in random order and both texts read for each.
-- TRL RewardTrainer: one reward, trained on the majority's choice.
+- TRL RewardTrainer: one reward, trained on the majority's choice, one epoch.
+- attention pooling: what ``fit --backbone`` does with a sentence encoder. Each text is read once, then 8 epochs.
 
 Shapes: ``town hall`` (8 pairs of 6 responses per prompt), ``PersonalLLM`` (28 pairs of 8 responses), and the file.
 """
@@ -32,8 +33,13 @@ from rich.table import Table
 
 import pluralign
 from pluralign.core.checkpoints import Checkpoints
+from pluralign.features.frozen import TextFeatures
+from pluralign.features.token_states import read_token_states
+from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.fitting.tuned_encoder import DEFAULTS
 from pluralign.models.classifier import classifier_tokens
 from pluralign.models.loading import quiet_transformers
+from pluralign.training.finetune.attention import FrozenMixture, train_attention
 from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.losses import StageLoss, VoteLoss
 from pluralign.training.finetune.run import finetune_processes
@@ -44,6 +50,8 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 
 K = 8
 JOINT, ONE, BOTH, TRL = f"joint, k = {K}", "one member", "both texts of every pair", "TRL RewardTrainer"
+POOLING = "attention pooling"
+WAYS = (JOINT, ONE, BOTH, TRL, POOLING)
 
 
 def main() -> None:
@@ -70,17 +78,18 @@ def main() -> None:
         print(json.dumps(results))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "pairs", "texts", *(f"{name}, pairs/s" for name in (JOINT, ONE, BOTH, TRL))):
+    for heading in ("", "pairs", "texts", *(f"{name}, pairs/s" for name in WAYS)):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, row in results.items():
-        rates = (f"{row['pairs_per_second'][way]:.1f}" for way in (JOINT, ONE, BOTH, TRL))
+        rates = (f"{row['pairs_per_second'][way]:.1f}" for way in WAYS)
         table.add_row(name, f"{row['pairs']:,}", f"{row['texts']:,}", *rates)
     console = Console(width=140)
     console.print(table)
     for name, row in results.items():
         console.print(
             f"{name}: joint is {row['over_both_texts']:.2f} × both texts of every pair, "
-            f"{row['over_trl']:.2f} × TRL; its time per pair is {row['over_one_member']:.2f} × one member's"
+            f"{row['over_trl']:.2f} × TRL; its time per pair is {row['over_one_member']:.2f} × one member's; "
+            f"attention pooling is {row['pooling_over_trl']:.2f} × TRL"
         )
 
 
@@ -96,12 +105,15 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
     """Return the speed of all ways on one set of pairs."""
     texts, items = texts_of(votes), votes.items()
     shared = TextPairs(texts, items.a, items.b, np.asarray(votes.prob_a, dtype=np.float64), votes.prompt_index)
-    alone = replace(shared, prompt=np.arange(len(votes), dtype=np.int32))  # no two pairs belong together
+    rows = np.arange(len(votes), dtype=np.int32)  # no two pairs belong together, and every pair has texts of its own
+    own = [texts[text] for text in (*items.a, *items.b)]
+    alone = replace(shared, items=own, a=rows, b=rows + len(rows), prompt=rows)
     ways: dict[str, Callable[[], float]] = {
         JOINT: lambda: ours(shared, K, arguments),
         ONE: lambda: ours(shared, 0, arguments),
         BOTH: lambda: ours(alone, K, arguments),
         TRL: lambda: trl(shared, arguments),
+        POOLING: lambda: pooling(shared, arguments),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(arguments.rounds):
@@ -116,10 +128,13 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
     return {
         "pairs": len(votes),
         "texts": len(texts),
-        "pairs_per_second": {way: trained / float(np.median(times)) for way, times in seconds.items()},
+        "pairs_per_second": {
+            way: (len(votes) if way == POOLING else trained) / float(np.median(times)) for way, times in seconds.items()
+        },
         "over_both_texts": ratio(BOTH, JOINT),
         "over_trl": ratio(TRL, JOINT),
         "over_one_member": ratio(JOINT, ONE),
+        "pooling_over_trl": ratio(TRL, POOLING) * len(votes) / trained,
         "seconds": seconds,
     }
 
@@ -141,6 +156,20 @@ def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
             trainer.args.save_strategy = "no"
             started = time.perf_counter()
             trainer.train()
+        return time.perf_counter() - started
+
+
+def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:
+    """Return the time of reading all texts and of training an attention pooling on them with the default options."""
+    encoder = TextFeatures(arguments.backbone).load()
+    assert isinstance(encoder, ModelEncoder)
+    encoder.token_states(pairs.items[:1])  # loads the model
+    start = FrozenMixture(np.zeros((len(pairs.items), K + 1)), np.full(K, 1 / K), np.ones(len(pairs.a)))
+    options = {"epochs": DEFAULTS["epochs"], "learning_rate": DEFAULTS["learning_rate"], "seed": 0}
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        states = read_token_states(pairs.items, encoder, Path(folder) / "states")
+        train_attention(states, pairs, start, batch=DEFAULTS["batch_size"], **options)
         return time.perf_counter() - started
 
 

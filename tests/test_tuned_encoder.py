@@ -1,10 +1,11 @@
-"""Fine-tuned sentence encoders: they start from the frozen ensemble, and are used only if validation says so."""
+"""Trained poolings of sentence encoders: used only if validation prompts say so, saved, resumed and exported."""
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,24 +13,27 @@ import pytest
 import torch
 from tiny import two_camps, write_sentence_encoder
 
-from pluralign.core.errors import DataError, UsageError
+from pluralign.analysis.certificate import certify
+from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.evaluation.evaluate import evaluate
+from pluralign.features.attention_pooling import ATTENTION_FILE
 from pluralign.features.frozen import TextFeatures
+from pluralign.features.surface import NAMES
 from pluralign.fitting import tuned_encoder
 from pluralign.fitting.fit import fit
 from pluralign.fitting.task import FitTask
-from pluralign.training.finetune import train_model
+from pluralign.publishing.transformers_export import export
+from pluralign.training.finetune import attention
 from pluralign.training.finetune.losses import MixtureLoss, RunningFigures
-from pluralign.training.finetune.sentence import layer_stack, load_sentence_base
-from pluralign.training.finetune.train_model import FinetuneRun
-from pluralign.training.finetune.trainer import PairTrainer
 from pluralign.training.options import FinetuneOptions, FitOptions
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
-    "k": 2, "epochs": 6, "learning_rate": 3e-2, "batch_size": 32, "surface": False, "layers": "2",
+    "k": 2, "epochs": 10, "learning_rate": 1e-2, "batch_size": 32, "surface": False, "layers": "2",
+    "test_fraction": 0.2,
 }  # fmt: skip
 
 
@@ -50,27 +54,6 @@ def tuned(encoder: Path, votes: PreferenceSet, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("fit") / "tuned"
     fit(votes, folder=folder, backbone=str(encoder), **QUICK)
     return folder
-
-
-def test_untrained_model_reads_texts_like_the_frozen_encoder(encoder: Path, votes: PreferenceSet) -> None:
-    """Identity rewards return the pooled states, which must be the features."""
-    texts = texts_of(votes)[:20]
-    frozen = TextFeatures(str(encoder), surface=False)(texts)
-    base = load_sentence_base("x", encoder, (0, 1, 2), 64, np.ones(frozen.shape[1]), np.eye(frozen.shape[1]))
-    model = base.reward_model().eval()
-    tokens, note = base.tokens(texts)
-    assert note is None
-    for item, vector in zip(tokens, frozen, strict=True):
-        with torch.no_grad():
-            read = model(**{name: torch.tensor([ids]) for name, ids in item.items()}).logits[0]
-        np.testing.assert_allclose(read, vector, atol=1e-5)
-
-
-def test_only_the_upper_half_of_the_layers_and_the_rewards_are_trained(encoder: Path) -> None:
-    model = load_sentence_base("x", encoder, (0, 1, 2), 64, np.ones(24), np.ones((24, 2))).reward_model()
-    trained = {name for name, weights in model.named_parameters() if weights.requires_grad}
-    assert trained
-    assert all(name.startswith(("body.encoder.layer.1.", "score.")) for name in trained)
 
 
 def test_mixture_loss_is_the_cross_entropy_of_the_mixture_and_half_that_of_the_last_reward() -> None:
@@ -128,34 +111,35 @@ def test_a_copied_or_saved_ensemble_takes_its_encoder_along(tuned: Path, votes: 
 def test_an_interrupted_fit_resumes_with_the_same_encoder(
     tuned: Path, encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run breaks in the middle of the training, the second after it."""
-    monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
-    loss, calls = PairTrainer.compute_loss, []
+    """The first run breaks in the middle of the training, the second after it. The third one does not train again."""
 
-    def breaks(self: Any, *given: Any, **rest: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 20:
-            raise KeyboardInterrupt
-        return loss(self, *given, **rest)
-
-    def broken(*_: Any, **__: Any) -> Any:
+    def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name, replacement in ((PairTrainer, "compute_loss", breaks), (tuned_encoder, "learn", broken)):
+    for target, name in ((attention, "_of_networks"), (tuned_encoder, "learn")):
         with monkeypatch.context() as patch:
-            patch.setattr(target, name, replacement)
+            patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
                 fit(votes, folder=tmp_path / "again", backbone=str(encoder), **QUICK)
+    monkeypatch.setattr(attention, "train_attention", breaks)
     resumed = fit(votes, folder=tmp_path / "again", backbone=str(encoder), **QUICK)
     whole = RewardEnsemble.load(tuned)
     np.testing.assert_array_equal(resumed.weights, whole.weights)
-    weights = [next(folder.glob("encoder-*/model.safetensors")) for folder in (tuned, tmp_path / "again")]
+    weights = [next(folder.glob(f"encoder-*/{ATTENTION_FILE}")) for folder in (tuned, tmp_path / "again")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.slow
-def test_frozen_encoder_is_used_if_tuning_makes_it_worse(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:
-    worse = fit(votes, folder=tmp_path / "worse", backbone=str(encoder), **QUICK | {"learning_rate": 10.0, "epochs": 1})
+def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noise(states: Any, pairs: Any, start: Any, **_: Any) -> Any:
+        rng, heads = np.random.default_rng(0), (attention.NETWORKS, attention.HEADS)
+        shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
+        return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+    monkeypatch.setattr(attention, "train_attention", noise)
+    worse = fit(votes, folder=tmp_path / "worse", backbone=str(encoder), **QUICK)
     assert worse.record.encoders is not None
     assert worse.record.encoders.used == "frozen"
     assert isinstance(worse.features, TextFeatures)
@@ -163,63 +147,140 @@ def test_frozen_encoder_is_used_if_tuning_makes_it_worse(encoder: Path, votes: P
     assert not list((tmp_path / "worse").glob("encoder-*"))
 
 
-def test_choices_on_tuned_features_use_only_prompts_that_the_encoder_was_not_tuned_on(
+def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained_on(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frozen fit has folds of all training prompts. The tuned fit has one fold: the validation prompts."""
+    """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = FitTask.start, FinetuneRun.train
+    start, train = FitTask.start, attention.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
         folds.append([set(task.train.prompt[fold].tolist()) for fold in task.folds])
         return task
 
-    def look_at_training(self: FinetuneRun, *arguments: Any) -> float:
-        trained.append(set(self.pairs.prompt.tolist()))
-        return train(self, *arguments)
+    def look_at_training(states: Any, pairs: Any, *arguments: Any, **rest: Any) -> Any:
+        trained.append(set(pairs.prompt.tolist()))
+        return train(states, pairs, *arguments, **rest)
 
     monkeypatch.setattr(FitTask, "start", look_at_folds)
-    monkeypatch.setattr(FinetuneRun, "train", look_at_training)
+    monkeypatch.setattr(attention, "train_attention", look_at_training)
     fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"epochs": 1})
-    _, _, tuned, frozen = folds  # the first two compare the encoders
+    _, _, tuned, frozen = folds  # the first two compare the features
     assert len(tuned) == 1
     assert not tuned[0] & trained[0]
     assert len(frozen) > 1
     assert frozen[0] & trained[0]
 
 
-def test_bfloat16_trains_float32_weights_with_bfloat16_products(
+@pytest.mark.slow
+def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixture(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``--precision`` of an encoder is that of its products, in training as in encoding."""
-    made: list[tuple[bool, set[str]]] = []
-    trainer = FinetuneRun.trainer
+    """The teacher's share, recomputed from the frozen rewards and the outputs of each network."""
+    seen: list[Any] = []
+    build = tuned_encoder._trained_inputs
 
-    class Made(Exception):
-        """Ends the fit before it trains."""
+    def look(preferences: PreferenceSet, start: Any, vectors: Any, *rest: Any) -> Any:
+        seen.append((start, vectors, build(preferences, start, vectors, *rest)))
+        return seen[-1][2]
 
-    def look(self: FinetuneRun, *arguments: Any, **options: Any) -> Any:
-        built = trainer(self, *arguments, **options)
-        assert built.model is not None
-        made.append((built.args.bf16, {str(weights.dtype) for weights in built.model.parameters()}))
-        raise Made
+    monkeypatch.setattr(tuned_encoder, "_trained_inputs", look)
+    fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"surface": True, "epochs": 2})
+    ((start, vectors, trained),) = seen
+    items, outputs = votes.items(), start.rewards.shape[1]
+    corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
+    rewards = start.rewards[:, None] + corrections
+    difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
+    shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
+    inputs = trained.inputs(vectors)
+    share = trained.teacher.prob_mixture(inputs[items.a] - inputs[items.b])
+    np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
+    span = trained.teacher.axes @ (trained.teacher.axes.T @ trained.teacher.voices)
+    np.testing.assert_allclose(span, trained.teacher.voices, atol=1e-3)
 
-    monkeypatch.setattr(FinetuneRun, "trainer", look)
-    monkeypatch.setattr(train_model, "check_cpu_bfloat16", lambda _: None)
-    for precision in ("float32", "bfloat16"):
-        with pytest.raises(Made):
-            fit(votes, folder=tmp_path / precision, backbone=str(encoder), **QUICK | {"precision": precision})
-    assert made == [(False, {"torch.float32"}), (True, {"torch.float32"})]
+
+@pytest.mark.slow
+def test_policy_level_members_learn_from_the_trained_mixture_too(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path
+) -> None:
+    ensemble = fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"level": "policy"})
+    choice = ensemble.record.encoders
+    assert choice is not None
+    assert choice.validation_frozen is not None
+    assert choice.test_frozen is not None
+    assert choice.validation_tuned < choice.validation_frozen
+    assert choice.test_tuned < choice.test_frozen
+
+
+@pytest.mark.slow
+def test_baselines_use_the_frozen_features_only(tuned: Path, encoder: Path, votes: PreferenceSet) -> None:
+    """They equal those of a fit on frozen features, so that a trained ensemble has no weaker rivals."""
+    frozen = fit(
+        votes, encoder=str(encoder), **{name: QUICK[name] for name in ("k", "surface", "layers", "test_fraction")}
+    )
+    own = RewardEnsemble.load(tuned).record.evaluation
+    assert own is not None
+    assert frozen.record.evaluation is not None
+    for name in ("soft_bt", "hard_bt"):
+        assert own.baselines[name].brier == pytest.approx(frozen.record.evaluation.baselines[name].brier, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned: Path, votes: PreferenceSet) -> None:
+    """Baselines have fewer inputs than members: they use the frozen ones, which come first."""
+    ensemble = RewardEnsemble.load(tuned)
+    fitted, again = ensemble.record.evaluation, evaluate(ensemble, votes)
+    assert fitted is not None
+    assert again.test.brier == pytest.approx(fitted.test.brier, abs=1e-9)
+    for name, baseline in fitted.baselines.items():
+        assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
+    average = ensemble.average_theta
+    assert average is not None
+    n_trained = attention.NETWORKS * 9
+    assert not average[-n_trained:].any()
+    assert average[:-n_trained].any()
+    assert np.abs(ensemble.members.theta[-n_trained:]).max() > 0
+
+
+@pytest.mark.slow
+def test_the_certificate_does_not_cover_features_that_were_trained_on_the_same_votes(
+    tuned: Path, votes: PreferenceSet
+) -> None:
+    theorem = certify(RewardEnsemble.load(tuned), votes).theorem_4
+    assert not theorem.fixed_features
+    assert "The features were trained on the same votes" in theorem.here
+
+
+@pytest.mark.slow
+def test_an_exported_ensemble_computes_the_trained_features_without_pluralign(
+    tuned: Path, votes: PreferenceSet, tmp_path: Path
+) -> None:
+    ensemble = RewardEnsemble.load(tuned)
+    export(tuned, tmp_path / "exported")
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'exported')!r}); sys.modules['pluralign'] = None; "
+        f"import json; from reward_model import RewardModel; items = json.loads(sys.stdin.read()); "
+        f"print(json.dumps(RewardModel.from_pretrained({str(tmp_path / 'exported')!r}).rewards(items).tolist()))"
+    )
+    items = [(str(prompt), response) for prompt, response in texts_of(votes)[:6]]
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=json.dumps(items), capture_output=True, text=True, check=True
+    )
+    np.testing.assert_allclose(json.loads(done.stdout), ensemble.rewards(texts_of(votes)[:6]), rtol=1e-3, atol=1e-3)
 
 
 def test_sentence_encoders_have_their_own_defaults_unless_options_are_named(encoder: Path) -> None:
     tuning = FinetuneOptions(backbone=str(encoder))
     changed = tuned_encoder.encoder_defaults(tuning, ())
-    assert (changed.optimizer, changed.epochs, changed.learning_rate) == ("adamw", 3.0, 3e-4)
-    assert tuned_encoder.encoder_defaults(tuning, ("optimizer", "epochs")).optimizer == "soap"
+    assert (changed.epochs, changed.learning_rate, changed.batch_size) == (8.0, 3e-3, 128)
+    assert tuned_encoder.encoder_defaults(tuning, ("epochs",)).epochs == 1.0
     assert tuned_encoder.encoder_defaults(replace(tuning, epochs=2.0), ()).epochs == 2.0
+    with pytest.raises(UsageError, match="--micro-batch does not apply to a sentence encoder"):
+        tuned_encoder.encoder_defaults(replace(tuning, micro_batch=2), ())
+    with pytest.raises(UsageError, match="--optimizer does not apply to a sentence encoder"):
+        tuned_encoder.encoder_defaults(tuning, ("optimizer",))
 
 
 @pytest.mark.parametrize(
@@ -235,6 +296,8 @@ def test_a_folder_is_needed_and_other_features_are_refused(encoder: Path, votes:
         fit(votes, backbone=str(encoder))
     with pytest.raises(UsageError, match="--folds cannot be used with --backbone"):
         fit(votes, folder=tmp_path, backbone=str(encoder), folds=3)
+    with pytest.raises(UsageError, match="--members cannot be used with --backbone"):
+        fit(votes, folder=tmp_path, backbone=str(encoder), members="mlp")
     others: list[dict[str, Any]] = [{"layers": "last"}, {"pooling": "last"}]
     for other in others:
         with pytest.raises(UsageError, match="reads the mean over tokens of named layers"):
@@ -248,20 +311,6 @@ def test_a_decoder_is_not_tuned_as_a_sentence_encoder(encoder: Path, tmp_path: P
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, **change}))
     assert not tuned_encoder.tunes_encoder(FitOptions(), FinetuneOptions(backbone=str(other)))
-
-
-def test_an_encoder_without_safetensors_or_with_one_repeated_layer_is_one_sentence(
-    encoder: Path, votes: PreferenceSet, tmp_path: Path
-) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(encoder, other)
-    fit(votes, folder=tmp_path / "frozen", encoder=str(other), k=1, layers="2")  # its vectors are in the cache now
-    (other / "model.safetensors").rename(other / "weights.safetensors")
-    with pytest.raises(DataError):
-        fit(votes, folder=tmp_path / "none", backbone=str(other), **QUICK)
-    albert = SimpleNamespace(config=SimpleNamespace(num_hidden_layers=2), modules=list, name_or_path="albert")
-    with pytest.raises(DataError, match="albert: its upper layers cannot be trained alone; use --lora"):
-        layer_stack(albert)
 
 
 def test_an_automatic_precision_is_saved_as_chosen(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pluralign.evaluation.measure import baselines_of
 from pluralign.theory.agreement import agreement
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.intervals import Interval, clustered_interval
-from pluralign.training.pairs import Differences
+from pluralign.training.pairs import Differences, first_columns
 from pluralign.training.stagewise import hard_votes
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.town_hall.townhall import TownHall
@@ -228,7 +228,8 @@ def hard_votes_of(
     raw = ensemble.features(texts_of(people)) if features is None else features
     pairs = Differences(ensemble.members.inputs(raw), items.a, items.b)
     soft_bt = baselines_of(ensemble)["soft_bt"].arrays["theta"]
-    return hard_votes(pairs, ensemble.members.theta), hard_votes(pairs, soft_bt[:, None])[:, 0]
+    on_frozen = first_columns(pairs, len(soft_bt))
+    return hard_votes(pairs, ensemble.members.theta), hard_votes(on_frozen, soft_bt[:, None])[:, 0]
 
 
 def _votes_of_items(town: TownHall, rewards: FloatArray) -> FloatArray:

@@ -312,7 +312,8 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
     here += TWO_REWARDS if ensemble.undecided else ""
     if gap is not None:
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
-    tuned = isinstance(ensemble.features, FinetunedFeatures)
+    choice = ensemble.record.encoders
+    tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
     if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
         trained = "The features were" if tuned else "A hidden layer was"
         here += f" {trained} trained on the same votes, which the theorem does not cover."

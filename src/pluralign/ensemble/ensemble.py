@@ -114,8 +114,13 @@ class RewardEnsemble:
     @property
     def average_theta(self) -> FloatArray | None:
         """The soft BT reward for everyone, ``(D,)``, on the inputs of the members. None if there is none."""
-        theta = self.baselines.get(AVERAGE, {}).get("theta")
-        return None if theta is None or theta.shape != self.members.theta.shape[:1] else np.asarray(theta, np.float64)
+        theta, dimension = self.baselines.get(AVERAGE, {}).get("theta"), len(self.members.theta)
+        if theta is None or theta.ndim != 1 or len(theta) > dimension:
+            return None
+        if len(theta) < dimension and not isinstance(self.features, TextFeatures):
+            return None
+        # Baselines beside a trained pooling use the frozen inputs, which come first.
+        return np.pad(np.asarray(theta, np.float64), (0, dimension - len(theta)))
 
     def rewards_and_average(self, items: ItemsLike, progress: Progress | None = None) -> FloatArray:
         """Return ``rewards``, and the reward of ``average_theta`` as one more column if there is one."""

@@ -236,8 +236,8 @@ class EncoderChoice:
     used: str
     """The fit with the lowest Brier score on validation prompts; frozen, unless another is clearly better.
 
-    ``tuned``: on the states of the fine-tuned model. ``outputs``: members are combinations of its trained outputs.
-    ``frozen``: on the features of the same model before tuning.
+    ``tuned``: on the states of the fine-tuned model, or with a trained pooling. ``outputs``: members are combinations
+    of its trained outputs. ``frozen``: on the features of the same model before tuning.
     """
     validation_tuned: float
     """Brier score on validation prompts of members that were fitted without them."""

@@ -9,7 +9,7 @@ sentence-transformers to 1e-6.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -20,6 +20,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
+
+from pluralign.features.attention_pooling import attention_pool, load_attention
 
 BODY = {
     "architectures": ["BertModel"],
@@ -93,7 +95,7 @@ def load_bert(folder: Path, layers: tuple[int, ...], dtype: torch.dtype) -> "Ber
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     with safe_open(folder / "model.safetensors", "pt") as file:
         weights = _Weights({name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()})  # noqa: SIM118
-    return BertReader(settings, tokenizer, weights, layers)
+    return BertReader(settings, tokenizer, weights, layers, load_attention(folder) if layers else None)
 
 
 def read_settings(folder: Path) -> BertSettings:
@@ -176,16 +178,21 @@ class _Weights(dict[str, Tensor]):
 class BertReader:
     """A BERT and its tokenizer.
 
-    The vector of a text is the model's own, with mean or first-token pooling, or the means of several layers. Layers
-    above the highest of them are not computed.
+    The vector of a text is the model's own, with mean or first-token pooling, or the means of several layers, followed
+    by the attention pooling of the highest of them if there is one. Layers above it are not computed.
     """
 
     device = torch.device("cpu")
 
     def __init__(
-        self, settings: BertSettings, tokenizer: Tokenizer, weights: _Weights, pooled: tuple[int, ...] = ()
+        self,
+        settings: BertSettings,
+        tokenizer: Tokenizer,
+        weights: _Weights,
+        pooled: tuple[int, ...] = (),
+        attention: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.settings, self.tokenizer, self.pooled = settings, tokenizer, pooled
+        self.settings, self.tokenizer, self.pooled, self.attention = settings, tokenizer, pooled, attention
         tokenizer.no_padding()
         # The response comes last, and the prompt is the same for both sides of a pair: long texts are cut on the left.
         tokenizer.enable_truncation(settings.max_tokens, direction="left")
@@ -202,6 +209,21 @@ class BertReader:
     @torch.inference_mode()
     def read(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Return one vector per text from its token ids, ``(n_texts, width)``."""
+        means, states = self._run(tokens)
+        if self.pooled:
+            pooled = [] if self.attention is None else [_attended(states, self.attention)]
+            return torch.hstack([*means, *pooled])
+        texts = [of_text.float() for of_text in states]
+        vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
+        return normalize(vectors, dim=1) if self.settings.unit_length else vectors
+
+    @torch.inference_mode()
+    def token_states(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the states of the highest pooled layer, or of the last one, ``(n_tokens, width)`` for each text."""
+        return self._run(tokens)[1]
+
+    def _run(self, tokens: Sequence[Sequence[int]]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the means of the pooled layers, and the last states that were computed, of each text."""
         lengths = [len(ids) for ids in tokens]
         rows = [slice(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
         states = self.words[torch.tensor([token for ids in tokens for token in ids])]
@@ -226,11 +248,7 @@ class BertReader:
             states = self._normal(result, layer.after_inner)
             if number in self.pooled:
                 means.append(_means(states, rows))
-        if self.pooled:
-            return torch.hstack(means)
-        texts = [states[of_text].float() for of_text in rows]
-        vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
-        return normalize(vectors, dim=1) if self.settings.unit_length else vectors
+        return means, [states[of_text] for of_text in rows]
 
     def _normal(self, states: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(states, states.shape[1:], *norm, self.settings.layer_norm_eps)
@@ -239,6 +257,13 @@ class BertReader:
 def _means(states: Tensor, rows: Sequence[slice]) -> Tensor:
     """Return the mean over the tokens of each text, ``(n_texts, width)``."""
     return torch.stack([states[of_text].float().mean(0) for of_text in rows])
+
+
+def _attended(states: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
+    """Return the attention pooling of each text, ``(n_texts, features)``."""
+    return torch.cat([
+        attention_pool(of_text[None], torch.ones(1, len(of_text)), weights) for of_text in states
+    ])  # fmt: skip
 
 
 class _Layer:

@@ -6,7 +6,7 @@ cores wait for each other after every product. Small batches per core avoid both
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -30,20 +30,29 @@ def encode_on_cores(
         prepare: tokenizes a batch of texts. It is called in this thread, while other threads compute earlier batches.
         compute: returns the vectors of a tokenized batch as a tensor. Several threads call it.
     """
+    parts = list(map_on_cores(inputs, lengths, prepare, compute))
+    vectors = np.empty((len(inputs), parts[0][1].shape[1]), dtype=np.float32)
+    for rows, part in parts:
+        vectors[rows] = part.numpy()
+    return vectors
+
+
+def map_on_cores(
+    inputs: list[Any], lengths: Sequence[int], prepare: Callable[[list[Any]], Any], compute: Callable[[Any], Any]
+) -> Iterator[tuple[list[int], Any]]:
+    """Yield the rows of each batch of inputs, and what ``compute`` returns for them: see ``encode_on_cores``."""
     import torch
 
     batches = core_batches(lengths, torch.get_num_threads())
     prepared = (prepare([inputs[row] for row in rows]) for rows in batches)
     if len(batches) == 1:
-        parts = [compute(next(prepared)).numpy()]
-    else:
-        with _POOL_LOCK:
-            pool = _pool(os.getpid())
-        parts = [future.result().numpy() for future in [pool.submit(compute, batch) for batch in prepared]]
-    vectors = np.empty((len(inputs), parts[0].shape[1]), dtype=np.float32)
-    for rows, part in zip(batches, parts, strict=True):
-        vectors[rows] = part
-    return vectors
+        yield batches[0], compute(next(prepared))
+        return
+    with _POOL_LOCK:
+        pool = _pool(os.getpid())
+    futures = [pool.submit(compute, batch) for batch in prepared]
+    for rows, future in zip(batches, futures, strict=True):
+        yield rows, future.result()
 
 
 def core_batches(lengths: Sequence[int], cores: int) -> list[list[int]]:

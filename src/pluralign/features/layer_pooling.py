@@ -1,9 +1,12 @@
 """Pooling of several layers of a model, as a module of sentence-transformers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pluralign.features.attention_pooling import attention_pool
 
 
 class LayerPooling(torch.nn.Module):
@@ -12,16 +15,24 @@ class LayerPooling(torch.nn.Module):
     Args:
         layers: the layers, in ascending order; 0 is the embeddings.
         pooling: the pooling of one layer, a module of sentence-transformers.
+        attention: weights of the attention pooling of the highest layer, whose features come last.
     """
 
-    def __init__(self, layers: tuple[int, ...], pooling: torch.nn.Module) -> None:
+    def __init__(
+        self, layers: tuple[int, ...], pooling: torch.nn.Module, attention: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.layers, self.pooling = layers, pooling
+        self.attention = None if attention is None else torch.nn.ParameterDict(attention).requires_grad_(False)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Return the features with ``sentence_embedding``, ``(n_texts, n_layers × width)``."""
+        """Return the features with ``sentence_embedding``, ``(n_texts, n_layers × width + trained features)``."""
         states = features["all_layer_embeddings"]
-        return features | {"sentence_embedding": torch.hstack([self._pooled(features, states[n]) for n in self.layers])}
+        parts = [self._pooled(features, states[n]) for n in self.layers]
+        if self.attention is not None:
+            weights = dict(self.attention.items())
+            parts.append(attention_pool(states[self.layers[-1]], features["attention_mask"], weights))
+        return features | {"sentence_embedding": torch.hstack(parts)}
 
     def _pooled(self, features: dict[str, Any], states: Tensor) -> Tensor:
         pooled: Tensor = self.pooling(features | {"token_embeddings": states.float()})["sentence_embedding"]

@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256
-from pluralign.features.cores import encode_on_cores
+from pluralign.features.attention_pooling import load_attention
+from pluralign.features.cores import encode_on_cores, map_on_cores
 from pluralign.features.layers import is_decoder
 from pluralign.features.options import Pooling
 from pluralign.models.batches import BATCH_SIZE
@@ -114,7 +115,7 @@ class ModelEncoder:
             from pluralign.features.layer_pooling import LayerPooling
 
             body.model.config.output_hidden_states = True
-            pooling = LayerPooling(self.layers, pooling)
+            pooling = LayerPooling(self.layers, pooling, load_attention(self.folder))
         return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling], **prompts))
 
     @property
@@ -147,6 +148,22 @@ class ModelEncoder:
             return encode_on_cores(inputs, lengths, model.preprocess, partial(_run_modules, model))
         vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
+
+    def token_states(self, items: Sequence[Item]) -> list[Any]:
+        """Return the token states of the highest of ``layers``, a tensor ``(n_tokens, width)`` for each item.
+
+        For encoders that are not decoders, and read plain texts.
+        """
+        model, lengths = self._model, [len(text_key(*item)) for item in items]
+        from pluralign.features.bert import BertReader
+
+        texts = [plain_text(*item) for item in items]
+        if isinstance(model, BertReader):
+            parts = map_on_cores(texts, lengths, model.tokens, model.token_states)
+        else:
+            parts = map_on_cores(texts, lengths, model.preprocess, partial(_states_of, model, self.layers[-1]))
+        found: dict[int, Any] = {row: state for rows, part in parts for row, state in zip(rows, part, strict=True)}
+        return [found[row] for row in range(len(items))]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -196,6 +213,17 @@ def _run_modules(model: Any, features: dict[str, Any]) -> Any:
 
     with torch.inference_mode():
         return model(features)["sentence_embedding"].float()
+
+
+def _states_of(model: Any, layer: int, features: dict[str, Any]) -> list[Any]:
+    """Return the states of one layer of each text, without those of padding."""
+    import torch
+    from sentence_transformers.util import batch_to_device
+
+    with torch.inference_mode():
+        read = model[0](batch_to_device(features, model.device))
+    states, mask = read["all_layer_embeddings"][layer].cpu(), read["attention_mask"].cpu().bool()
+    return [of_text[tokens] for of_text, tokens in zip(states, mask, strict=True)]
 
 
 def _configured(model: Any) -> Any:

@@ -11,7 +11,7 @@ from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.features.finetuned import FinetunedFeatures
 from pluralign.features.frozen import TextFeatures
-from pluralign.fitting.frozen import feature_map
+from pluralign.fitting.frozen import TrainedInputs, feature_map
 from pluralign.fitting.joint_fit import validated_members
 from pluralign.fitting.task import FitTask, FitWatcher
 from pluralign.theory.calibration import brier_corrected, squared_error
@@ -37,6 +37,7 @@ def validation_errors(
     options: FitOptions,
     checkpoints: Checkpoints,
     directions: FloatArray | None = None,
+    trained: TrainedInputs | None = None,
 ) -> FloatArray:
     """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
 
@@ -53,16 +54,21 @@ def validation_errors(
         options: how to learn.
         checkpoints: of this fit, which differ from those of the fit to all training pairs.
         directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
+        trained: the inputs of members and their teacher, if some of the features were trained with it.
     """
 
     def compute() -> Arrays:
         items = preferences.items()
-        inputs = feature_map(preferences, ~test_rows, vectors, features, checkpoints, directions)
+        if trained is None:
+            inputs = feature_map(preferences, ~test_rows, vectors, features, checkpoints, directions)
+        else:
+            inputs = trained.inputs
         pairs = Pairs(
             inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, checkpoints.processes
         )
         train, only_fold = pairs[~test_rows], validation[~test_rows]
-        task = FitTask.start(train, options, checkpoints, FitWatcher(), only_fold)
+        teacher = trained.teacher if trained else None
+        task = FitTask.start(train, options, checkpoints, FitWatcher(), only_fold, teacher)
         share = validated_members(task).prob_hat(task.check, options.level)
         return {"errors": squared_error(share, task.check.prob_a)}
 

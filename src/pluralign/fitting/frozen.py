@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,11 +42,20 @@ from pluralign.training.hidden_layer import fit_hidden_layer
 from pluralign.training.leading import LEADING, WIDE, leading_axes
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs
+from pluralign.training.teacher import TrainedTeacher
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes
 
 INDISTINGUISHABLE = 1e-4
 """Differences of features below it, along a random direction, are rounding errors."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedInputs:
+    """Inputs of members of which some were trained on votes, with the rewards they were trained for."""
+
+    inputs: FeatureMap
+    teacher: TrainedTeacher
 
 
 def learn(
@@ -60,6 +69,7 @@ def learn(
     raters: RaterVotes | None = None,
     validation: Mask | None = None,
     directions: FloatArray | None = None,
+    trained: TrainedInputs | None = None,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
     """Learn an ensemble from the training pairs and judge it on the others.
 
@@ -75,10 +85,14 @@ def learn(
         validation: training pairs on which everything is chosen, ``(n_pairs,)``. Fine-tuned features need pairs that
             they were not trained on. Default: folds of all training prompts.
         directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
+        trained: the inputs of members and their teacher, if some of the features were trained with it.
     """
     processes, items = checkpoints.processes, preferences.items()
     own_texts = _texts_read(preferences, processes)
-    inputs = feature_map(preferences, ~test_rows, features, text_features, checkpoints, directions)
+    if trained is None:
+        inputs = feature_map(preferences, ~test_rows, features, text_features, checkpoints, directions)
+    else:
+        inputs = trained.inputs
     mapped = _map_features(inputs, features, own_texts)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index, processes)
     if options.members == "mlp":
@@ -99,7 +113,7 @@ def learn(
         watcher.record(history[-1])
 
     only_fold = None if validation is None else validation[train_rows]
-    task = FitTask.start(train, options, checkpoints, watcher, only_fold)
+    task = FitTask.start(train, options, checkpoints, watcher, only_fold, trained.teacher if trained else None)
     if raters is not None:
         positions = np.cumsum(~test_rows)[train_rows] - 1
         rater_votes = training_votes(raters, ~test_rows)[positions]

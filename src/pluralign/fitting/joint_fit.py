@@ -229,5 +229,7 @@ def _without_validation(task: FitTask, teacher: Teacher, blend: Blend, sizes: It
 
 def _teacher(task: FitTask) -> Teacher:
     """Return the teacher of the training pairs, with its damping and regularisation chosen on the folds."""
+    if task.teacher is not None:
+        return task.teacher
     fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed)
     return kept_teacher(task.checkpoints, "teacher", fit)

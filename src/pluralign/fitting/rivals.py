@@ -8,7 +8,11 @@ from pluralign.training.baselines import BASELINES, Baseline, fit_baselines
 
 
 def fit_rivals(task: FitTask) -> dict[str, Baseline]:
-    """Return every baseline, fitted to the training pairs with the same folds as the ensemble."""
+    """Return every baseline, fitted to the training pairs with the same folds as the ensemble.
+
+    If features were trained with a teacher, baselines use the frozen ones.
+    """
+    task = task.on_frozen_inputs()
 
     def compute() -> Arrays:
         fitted = fit_baselines(

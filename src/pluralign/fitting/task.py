@@ -22,6 +22,7 @@ from pluralign.training.member_bounds import training_bound
 from pluralign.training.options import FitOptions
 from pluralign.training.pairs import Pairs, validation_folds
 from pluralign.training.stagewise import hard_votes
+from pluralign.training.teacher import TrainedTeacher
 
 MANY_PAIRS = 100_000
 """Below this number of pairs numpy runs on one thread. More threads gain nothing on such matrices, lose much on a busy
@@ -115,6 +116,8 @@ class FitTask:
     options: FitOptions
     checkpoints: Checkpoints
     watcher: FitWatcher
+    teacher: TrainedTeacher | None = None
+    """Rewards that were trained with the features; None to fit a teacher."""
 
     @classmethod
     def start(
@@ -124,6 +127,7 @@ class FitTask:
         checkpoints: Checkpoints,
         watcher: FitWatcher,
         validation: Mask | None = None,
+        teacher: TrainedTeacher | None = None,
     ) -> "FitTask":
         """Return the task with its validation folds.
 
@@ -133,9 +137,21 @@ class FitTask:
             checkpoints: finished steps.
             watcher: receives the progress.
             validation: the training pairs that form the only fold (default: several folds of all prompts).
+            teacher: rewards that were trained with the features.
         """
         folds = validation_folds(train.prompt, options.seed) if validation is None else [validation]
-        return cls(train, folds, options, checkpoints, watcher)
+        return cls(train, folds, options, checkpoints, watcher, teacher)
+
+    def on_frozen_inputs(self) -> "FitTask":
+        """Return the task of predictors that use none of the trained inputs, with folds of all prompts.
+
+        A baseline on trained inputs would be weaker: they fit the votes of the training pairs too well.
+        """
+        if self.teacher is None:
+            return self
+        inputs = np.ascontiguousarray(self.train.inputs[:, : self.teacher.n_frozen])
+        folds = validation_folds(self.train.prompt, self.options.seed)
+        return replace(self, train=replace(self.train, inputs=inputs), folds=folds)
 
     @cached_property
     def learn(self) -> Pairs:

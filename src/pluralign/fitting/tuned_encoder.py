@@ -1,57 +1,66 @@
-"""A joint fit on a fine-tuned sentence encoder: tune its upper layers on the votes, then fit as on frozen features.
+"""A joint fit on a sentence encoder with a trained attention pooling, beside the same fit on frozen features.
 
-The encoder is tuned with a mixture of Bradley–Terry rewards, which starts as the one on the frozen features. Then the
-ensemble is fitted on the tuned features, with everything that a fit on frozen features has. Validation prompts, which
-the encoder was not tuned on, decide everything else: the target, damping and regularisation of the ensemble on tuned
-features, and whether the tuned or the frozen encoder is used. On the prompts that it was tuned on, an encoder's
-features fit the votes better than on new ones, so choices made there would be too optimistic.
+The encoder itself stays frozen. Its token states are read once, and small networks learn on the votes which tokens
+count (``training.finetune.attention``): they correct the mixture of rewards on the frozen features. Members then learn
+from the corrected mixture, with everything that a fit on frozen features has. Validation prompts, which the networks
+were not trained on, choose the target of the members, and whether the trained or the frozen features are used.
+
+Tuning the upper layers of the encoder instead took several times as long and gained less (docs/log.md).
 """
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
-from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import DataError, PluralignError, UsageError
+from pluralign.core.checkpoints import UNFINISHED, Checkpoints
+from pluralign.core.errors import PluralignError, UsageError
+from pluralign.core.files import disk_errors_as_data_error
 from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.options import changed_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.members import fit_feature_map
+from pluralign.ensemble.members import FeatureMap
 from pluralign.features import surface
+from pluralign.features.attention_pooling import ATTENTION_FILE
 from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
 from pluralign.features.layers import LAST, is_decoder
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.fitting.encoder_choice import choose_encoder, encoder_choice, validation_errors
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
-from pluralign.fitting.frozen import encoded_texts, learn
+from pluralign.fitting.frozen import TrainedInputs, encoded_texts, feature_map, learn
 from pluralign.fitting.saving import decisive_options, save_fit
 from pluralign.fitting.task import MANY_PAIRS, FitWatcher
+from pluralign.models.loading import copy_model
 from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.training.pairs import Pairs, row_squares, validation_folds
-from pluralign.training.teacher import damping_factor, fit_teacher, kept_teacher
+from pluralign.training.pairs import Pairs, validation_folds
+from pluralign.training.teacher import Teacher, damping_factor, fit_teacher, kept_teacher, trained_teacher
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-if TYPE_CHECKING:
-    from pluralign.training.finetune.train_model import FinetuneRun
-
-DEFAULTS: dict[str, Any] = {"optimizer": "adamw", "epochs": 3.0, "learning_rate": 3e-4}
+DEFAULTS: dict[str, Any] = {"epochs": 8.0, "learning_rate": 3e-3, "batch_size": 128}
 """Options of fine-tuning that have other defaults for a sentence encoder."""
-NOT_USED = ("encoder", "features", "folds")
-"""Options of frozen features that a fine-tuned encoder excludes."""
+NOT_USED = ("encoder", "features", "folds", "members")
+"""Options of frozen features that a trained pooling excludes."""
+NOT_TUNED = ("optimizer", "micro_batch", "max_length", "gradient_checkpointing", "report_to", "run_name", "lora_rank")
+"""Options of fine-tuning that do not apply, because the encoder stays frozen."""
+TRAINED_GAIN = 4.0
+"""Factor on the trained features. They are few, and as important as several hundred frozen ones; with this factor, one
+strength of regularisation suits both."""
 
 
 def tunes_encoder(options: FitOptions, tuning: FinetuneOptions) -> bool:
-    """Return whether these options fine-tune a sentence encoder: joint, all weights, and a fitted head."""
+    """Return whether these options train a pooling for a sentence encoder: joint, no adapters, and a fitted head."""
     name = tuning.backbone
     if name is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
         return False
@@ -79,25 +88,17 @@ def encoder_defaults(tuning: FinetuneOptions, named: tuple[str, ...]) -> Finetun
     Args:
         tuning: the options.
         named: names of options that were given, also with their usual values.
+
+    Raises:
+        UsageError: an option that does not apply was given.
     """
     given = {*named, *changed_options(tuning)}
+    if unused := [name for name in NOT_TUNED if name in given]:
+        option = f"--{unused[0].replace('_', '-')}"
+        raise UsageError(
+            f"{option} does not apply to a sentence encoder, which stays frozen; leave it out or use --lora."
+        )
     return with_changes(tuning, {name: value for name, value in DEFAULTS.items() if name not in given})
-
-
-@dataclass(frozen=True, eq=False)
-class _Start:
-    """The mixture on the frozen features that the tuning starts from."""
-
-    factor: Array
-    """Scale of each dimension of the encoder, ``(d,)``."""
-    theta: FloatArray
-    """Rewards of the mixture, then the one reward, on scaled features, ``(d, outputs)``."""
-    offset: FloatArray | None
-    """Rewards of each text by its surface features, which stay as they are, ``(n_texts, outputs)``."""
-    damping: FloatArray
-    """Factor that shortens long differences, of each pair, ``(n_pairs,)``. It stays that of the frozen features."""
-    weights: FloatArray
-    """π, the weights of the mixture."""
 
 
 def fit_tuned_encoder(
@@ -108,12 +109,12 @@ def fit_tuned_encoder(
     progress: Progress | None,
     watcher: FitWatcher,
 ) -> RewardEnsemble:
-    """Fine-tune a sentence encoder on the votes, and fit a joint ensemble on its features.
+    """Train an attention pooling for a sentence encoder on the votes, and fit a joint ensemble with its features.
 
     Args:
         preferences: all votes.
         options: how to learn.
-        tuning: the encoder, and how it is tuned.
+        tuning: the encoder, and how its pooling is trained.
         folder: where unfinished work, the encoder and the ensemble are kept.
         progress: called with the texts encoded or the steps done, and their total.
         watcher: receives the progress of the fit.
@@ -121,9 +122,7 @@ def fit_tuned_encoder(
     if folder is None:
         raise UsageError("a fine-tuned ensemble needs a folder for its models.")
     with finetuning_packages():
-        from pluralign.training.finetune.recipe import check_trackers
         from pluralign.training.finetune.run import finetune_processes
-    check_trackers(tuning)
     if unused := [name for name in changed_options(options) if name in NOT_USED]:
         raise UsageError(f"--{unused[0]} cannot be used with --backbone; leave it out.")
     if options.pooling != "mean" or options.layers == LAST:
@@ -150,45 +149,37 @@ def fit_tuned_encoder(
         return Checkpoints(folder, {**inputs, "fit": fit}, processes)
 
     watcher.encoding(len(preferences.items().prompt_index))
-    learned = ~test_rows & ~validation
     one_thread = partial(threadpool_limits, 1 if len(preferences) < MANY_PAIRS else None, user_api="blas")
     with encoded_texts(preferences, base, options, None, processes, progress) as frozen:
         with one_thread():
-            start = _start(preferences, frozen, base, learned, options, checkpoints)
-        run, seconds, tuned = _tune(preferences, learned, base, start, options, tuning, checkpoints, progress, watcher)
+            start = _start(preferences, frozen, base, ~test_rows, ~test_rows & ~validation, options, checkpoints)
+        before = time.perf_counter()
+        tuned = _with_pooling(preferences, start, base, tuning, options.seed, checkpoints, progress, watcher)
+        seconds = time.perf_counter() - before
         with encoded_texts(preferences, tuned, options, None, processes, progress) as vectors, one_thread():
+            trained = processes.agreed(partial(_trained_inputs, preferences, start, vectors, base, ~test_rows))
             encoders = {"tuned": (tuned, vectors)} | ({"frozen": (base, frozen)} if tuning.compare_frozen else {})
             errors = {
                 name: validation_errors(
-                    preferences,
-                    test_rows,
-                    validation,
-                    *encoder,
-                    options,
-                    steps_of(f"{name}, without validation prompts"),
+                    preferences, test_rows, validation, features, of, options,
+                    steps_of(f"{name}, without validation prompts"), trained=trained if name == "tuned" else None,
                 )
-                for name, encoder in encoders.items()
+                for name, (features, of) in encoders.items()
             }  # fmt: skip
             used = processes.agreed(lambda: choose_encoder(errors, preferences.prompt_index[validation]))
             fits = {
                 name: learn(
                     preferences, test_rows, of, features, options, steps_of(name),
                     watcher if name == used else FitWatcher(), validation=validation if name == "tuned" else None,
+                    trained=trained if name == "tuned" else None,
                 )
                 for name, (features, of) in encoders.items()
             }  # fmt: skip
     ensemble, held_out = fits[used]
     record = replace(
         ensemble.record,
-        tuning={
-            **asdict(tuning),
-            "steps": run.steps,
-            "batch_size": run.recipe.batch,
-            "max_length": run.base.max_length,
-            "validation_pairs": int(validation.sum()),
-        },
+        tuning={**asdict(tuning), "validation_pairs": int(validation.sum())},
         encoders=encoder_choice(used, errors, fits),
-        notes=[*(ensemble.record.notes or []), *run.notes] or None,
         processes=processes.count,
         seconds_members=[seconds],
         seconds=time.perf_counter() - started,
@@ -201,70 +192,135 @@ def fit_tuned_encoder(
     return replace(ensemble, features=RewardEnsemble.load(folder).features)
 
 
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """The mixture on the frozen features that training starts from."""
+
+    inputs: FeatureMap
+    """From frozen features to the inputs of rewards."""
+    teacher: Teacher
+    """The mixture and the one reward on these inputs, fitted to the training pairs without validation prompts."""
+    learned: Mask
+    """Pairs that it was fitted to, ``(n_pairs,)``."""
+    rewards: FloatArray
+    """Rewards of each text: those of the mixture, then the one reward, ``(n_texts, outputs)``."""
+    damping: FloatArray
+    """Factor that shortens long differences, of each pair, ``(n_pairs,)``."""
+
+
 def _start(
     preferences: PreferenceSet,
     frozen: Vectors,
     base: TextFeatures,
+    train: Mask,
     learned: Mask,
     options: FitOptions,
     checkpoints: Checkpoints,
 ) -> _Start:
     """Fit the mixture on the frozen features of the training pairs."""
-    items, n_surface = preferences.items(), len(surface.NAMES) if base.surface else 0
-    used = np.zeros(len(frozen), dtype=bool)
-    used[items.a[learned]] = used[items.b[learned]] = True
-    scaling = fit_feature_map(frozen, n_surface, used, n_layers=base.n_layers)
-    mapped = scaling(frozen)
+    items, inputs = preferences.items(), feature_map(preferences, train, frozen, base, checkpoints)
+    mapped = inputs(frozen)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    train = pairs[learned]
-    fit = partial(fit_teacher, train, validation_folds(train.prompt, options.seed), seed=options.seed)
+    own = pairs[learned]
+    fit = partial(fit_teacher, own, validation_folds(own.prompt, options.seed), seed=options.seed)
     teacher = kept_teacher(checkpoints, "start", fit)
-    theta, n = np.column_stack([teacher.voices, teacher.theta]), frozen.shape[1] - n_surface
-    offset = mapped[:, n:].astype(np.float64) @ theta[n:] if n_surface else None
-    damping = damping_factor(row_squares(pairs.difference), teacher.damping, teacher.mean_square)
-    return _Start((scaling.gain / scaling.spread)[:n], theta[:n], offset, damping, teacher.voice_weights)
+    rewards = mapped.astype(np.float64) @ np.column_stack([teacher.voices, teacher.theta])
+    damping = damping_factor(teacher.squares(pairs.difference), teacher.damping, teacher.mean_square)
+    return _Start(inputs, teacher, learned, rewards, damping)
 
 
-def _tune(
+def _with_pooling(
     preferences: PreferenceSet,
-    learned: Mask,
-    base: TextFeatures,
     start: _Start,
-    options: FitOptions,
+    base: TextFeatures,
     tuning: FinetuneOptions,
+    seed: int,
     checkpoints: Checkpoints,
     progress: Progress | None,
     watcher: FitWatcher,
-) -> tuple["FinetuneRun", float, TextFeatures]:
-    """Tune the encoder. Return the run, its seconds, and the tuned encoder as features."""
-    from pluralign.training.finetune.batches import TextPairs
-    from pluralign.training.finetune.losses import MixtureLoss
-    from pluralign.training.finetune.sentence import WEIGHTS_FILE, load_sentence_base, write_encoder
-    from pluralign.training.finetune.train_model import Training, prepare_run
-    from pluralign.training.finetune.trainer import PairLabels
-
+) -> TextFeatures:
+    """Train the attention pooling, and return the features of the encoder with it."""
     encoder = base.load()
-    if not isinstance(encoder, ModelEncoder) or not (encoder.folder / WEIGHTS_FILE).is_file():
-        remedy = "save the model as one safetensors file, or use --lora"
-        raise DataError(f"there is no {WEIGHTS_FILE} in it", file=str(tuning.backbone), remedy=remedy)
-    items, prob_a = preferences.items(), np.asarray(preferences.prob_a[learned], dtype=np.float64)
-    length = min(tuning.max_length, encoder.max_tokens())
-    model = load_sentence_base(str(tuning.backbone), encoder.folder, encoder.layers, length, start.factor, start.theta)
-    pairs = TextPairs(
-        texts_of(preferences), items.a[learned], items.b[learned], prob_a, preferences.prompt_index[learned]
-    )
-    mixed = options.precision == "bfloat16"
-    run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, base=model, mixed=mixed)
-    watcher.training("the encoder")
-    loss = MixtureLoss(tuple(start.weights.tolist()))
-    labels = PairLabels(prob_a, prob_a, start.damping[learned])
-    training = Training("encoder", start.theta.shape[1], loss, labels, lambda *_: start.theta, start.offset)
-    trained = run.folder / "trained"
-    seconds = run.train(training, trained)
+    assert isinstance(encoder, ModelEncoder)  # noqa: S101
+
+    def train() -> Mapping[str, Array]:
+        from pluralign.features.token_states import read_token_states
+        from pluralign.training.finetune.attention import FrozenMixture, train_attention
+        from pluralign.training.finetune.batches import TextPairs
+
+        items, rows = preferences.items(), start.learned
+        used, place = np.unique(np.concatenate([items.a[rows], items.b[rows]]), return_inverse=True)
+        texts = texts_of(preferences)
+        a, b = np.split(place.astype(np.int32), 2)
+        prob_a = np.asarray(preferences.prob_a[rows], dtype=np.float64)
+        pairs = TextPairs([texts[text] for text in used], a, b, prob_a, preferences.prompt_index[rows])
+        mixture = FrozenMixture(start.rewards[used], start.teacher.voice_weights, start.damping[rows])
+        root = checkpoints.root
+        assert root is not None  # noqa: S101
+        root.mkdir(parents=True, exist_ok=True)
+        with disk_errors_as_data_error(root), TemporaryDirectory(dir=root, prefix=UNFINISHED) as scratch:
+            watcher.encoding(len(used))
+            states = read_token_states(pairs.items, encoder, Path(scratch) / "states", progress)
+            watcher.training("the attention pooling")
+            assert tuning.learning_rate is not None  # noqa: S101
+            assert tuning.batch_size is not None  # noqa: S101
+            return train_attention(
+                states, pairs, mixture, epochs=tuning.epochs, learning_rate=tuning.learning_rate,
+                batch=tuning.batch_size, seed=seed, progress=progress,
+            )  # fmt: skip
+
+    processes = checkpoints.processes
+    weights = checkpoints.arrays("attention", lambda: processes.agreed(train))
 
     def write(folder: Path) -> None:
-        if checkpoints.processes.first:
-            write_encoder(trained, encoder.folder, folder)
+        if processes.first:
+            copy_model(encoder.folder, folder)
+            safetensors.numpy.save_file({name: weights[name] for name in weights}, folder / ATTENTION_FILE)
 
     folder = checkpoints.folder("encoder", write)
-    return run, seconds, replace(base, encoder=str(folder), own=True, hub_id="").with_identity()
+    return replace(base, encoder=str(folder), own=True, hub_id="", revision="").with_identity()
+
+
+def _trained_inputs(
+    preferences: PreferenceSet, start: _Start, vectors: Vectors, base: TextFeatures, train: Mask
+) -> TrainedInputs:
+    """Return the frozen inputs followed by the trained features, and the rewards of all networks on them.
+
+    Args:
+        preferences: all votes.
+        start: the rewards on frozen features.
+        vectors: of all texts: frozen features of the encoder, trained features, surface features.
+        base: how the frozen features were made.
+        train: the training pairs, ``(n_pairs,)``.
+    """
+    items, frozen, teacher = preferences.items(), start.inputs, start.teacher
+    outputs = start.rewards.shape[1]
+    n_trained = vectors.shape[1] - len(frozen.mean)
+    first = len(frozen.mean) - (len(surface.NAMES) if base.surface else 0)
+    columns = np.arange(first, first + n_trained)
+    seen = vectors[np.union1d(items.a[train], items.b[train])][:, columns].astype(np.float64)
+    spread = np.maximum(seen.std(axis=0), 1e-6)
+
+    def extended(values: Array, more: Array) -> Array:
+        return np.insert(values, [first] * n_trained, more, axis=0).astype(np.float32)
+
+    axes = np.eye(len(frozen.mean)) if frozen.axes is None else frozen.axes
+    n_frozen = axes.shape[1]
+    block = np.zeros((vectors.shape[1], n_frozen + n_trained), dtype=np.float32)
+    block[:, :n_frozen] = extended(axes, np.zeros((n_trained, n_frozen)))
+    block[columns, n_frozen + np.arange(n_trained)] = 1
+    inputs = replace(
+        frozen,
+        mean=extended(frozen.mean, seen.mean(axis=0)),
+        spread=extended(frozen.spread, spread),
+        gain=extended(frozen.gain, np.full(n_trained, TRAINED_GAIN)),
+        axes=block,
+    )
+    # An output of a network is added to its reward of the frozen mixture.
+    networks = n_trained // outputs
+    theta = np.tile(np.column_stack([teacher.voices, teacher.theta]), networks)
+    theta = np.vstack([theta, np.diag(spread / TRAINED_GAIN)]).reshape(-1, networks, outputs)
+    voices = theta[:, :, :-1].reshape(len(theta), -1)
+    pairs = Pairs(inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index)[start.learned]
+    weights = np.tile(teacher.voice_weights, networks) / networks
+    return TrainedInputs(inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights))

@@ -28,7 +28,7 @@ from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.votes.prompts import Item, Message, Prompt
 
 SCRIPT = "reward_model.py"
-COPIED = ("hashing", "surface")
+COPIED = ("attention_pooling", "hashing", "surface")
 """Modules of ``features`` whose code becomes part of the script."""
 TOLERANCE = 1e-3
 """Largest difference of a reward, relative to its size, between the script and the ensemble. In bfloat16 the order of
@@ -66,7 +66,7 @@ def save_frozen(ensemble: RewardEnsemble, features: TextFeatures, place: Path, *
     if with_encoder and isinstance(encoder, ModelEncoder):
         copy_model(encoder.folder, place / ENCODER_FOLDER)
         copied = replace(features, encoder=str(place / ENCODER_FOLDER)).load()
-        features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "")
+        features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "", own=False)
     elif features.hub_id and features.encoder not in BUNDLED:
         features = replace(features, encoder=features.hub_id)
     replace(ensemble, features=features, record=published_record(ensemble.record)).save(place)

@@ -30,7 +30,7 @@ from pluralign.training.bradley_terry import (
 )
 from pluralign.training.mean_variance import fit_mean_variance, mean_variance_share
 from pluralign.training.mixture import SEARCH_FOLDS, fit_em, search_errors
-from pluralign.training.pairs import Differences, Matrix, Pairs, row_squares
+from pluralign.training.pairs import Differences, Matrix, Pairs, first_columns, row_squares
 from pluralign.training.stagewise import hard_votes, solve_weights
 from pluralign.training.teacher import damp
 
@@ -49,7 +49,7 @@ class Baseline:
     formula: str
     """Key of ``FORMULAS``."""
     arrays: Arrays
-    """The arrays that the formula needs, by name."""
+    """The arrays that the formula needs, by name. Rewards use the first inputs, as many as ``theta`` has rows."""
     seconds: float = 0.0
     """Duration of the fit."""
 
@@ -60,11 +60,14 @@ class Baseline:
 
     def votes(self, pairs: Differences) -> FloatArray | None:
         """Return the hard votes of its members, ``(n_pairs, k)``; None if its share is not a share of votes."""
-        return hard_votes(pairs, self.arrays["theta"]) if self.formula == "votes" else None
+        return hard_votes(self._inputs(pairs), self.arrays["theta"]) if self.formula == "votes" else None
 
     def prob_hat(self, pairs: Differences) -> FloatArray:
         """Return the predicted share of people preferring a, ``(n_pairs,)``."""
-        return FORMULAS[self.formula](self.arrays, pairs)
+        return FORMULAS[self.formula](self.arrays, self._inputs(pairs))
+
+    def _inputs(self, pairs: Differences) -> Differences:
+        return first_columns(pairs, len(self.arrays["theta"]))
 
 
 def _damped(arrays: Arrays, pairs: Differences) -> Matrix:

@@ -141,7 +141,10 @@ class FinetuneOptions:
     )
     learning_rate: float | None = field(
         default=None,
-        metadata={"help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."},
+        metadata={
+            "help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value. "
+            "Sentence encoder: 3e-3."
+        },
     )
     fresh_head: bool = field(
         default=False,
@@ -154,10 +157,15 @@ class FinetuneOptions:
             "validation prompts better."
         },
     )
-    epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
+    epochs: float = field(
+        default=1.0, metadata={"help": "Backbone: passes over the training pairs. Sentence encoder: 8."}
+    )
     batch_size: int | None = field(
         default=None,
-        metadata={"help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs."},
+        metadata={
+            "help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs. "
+            "Sentence encoder: 128."
+        },
     )
     micro_batch: int = field(
         default=8, metadata={"help": "Backbone: a device reads at most twice as many texts in one forward pass."}

@@ -10,7 +10,7 @@ several processes, each process computes the products for its own texts.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,7 @@ class Differences:
 
 Matrix: TypeAlias = Array | Differences
 """Feature differences ``(n, d)``, as an array or computed in blocks."""
+AnyMatrix = TypeVar("AnyMatrix", Array, Differences, Matrix)
 
 
 def differences(inputs: Array, a: IndexArray, b: IndexArray, processes: Processes = ALONE) -> Matrix:
@@ -117,6 +118,11 @@ def differences(inputs: Array, a: IndexArray, b: IndexArray, processes: Processe
     if len(a) * inputs.shape[1] <= DENSE_ELEMENTS and processes.count == 1:
         return np.asarray(inputs[a] - inputs[b])
     return Differences(inputs, a, b, processes=processes)
+
+
+def first_columns(matrix: AnyMatrix, n: int) -> AnyMatrix:
+    """Return the matrix with its first n columns."""
+    return replace(matrix, inputs=matrix.inputs[:, :n]) if isinstance(matrix, Differences) else matrix[:, :n]
 
 
 def as_array(matrix: Matrix) -> Array:

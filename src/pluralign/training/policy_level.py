@@ -23,8 +23,8 @@ from pluralign.training.bradley_terry import directions_with, fit_bradley_terry,
 from pluralign.training.joint import FROM_MIXTURE, FROM_VOTES, Blend, JointFit
 from pluralign.training.member_bounds import cap_disagreement
 from pluralign.training.mixture import fit_em
-from pluralign.training.pairs import Pairs, row_squares
-from pluralign.training.teacher import Teacher, damping_factor
+from pluralign.training.pairs import Pairs
+from pluralign.training.teacher import Teacher, TrainedTeacher, damping_factor
 
 POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
 POLICY_BLENDS = (FROM_MIXTURE, FROM_VOTES)
@@ -121,16 +121,22 @@ class _Task:
     def of(cls, pairs: Pairs, teacher: Teacher, k: int, seed: int) -> "_Task":
         """Return the task of some pairs."""
         difference, prob_a = pairs.difference, pairs.prob_a
-        reward = fit_bradley_terry(difference, prob_a, teacher.l2)
-        axes = directions_with(difference, reward)
+        if isinstance(teacher, TrainedTeacher):  # its rewards were trained on these pairs
+            reward, axes = teacher.theta, teacher.axes
+        else:
+            reward = fit_bradley_terry(difference, prob_a, teacher.l2)
+            axes = directions_with(difference, reward)
         x = np.ascontiguousarray(difference @ axes)
-        start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
+        if isinstance(teacher, TrainedTeacher) and k <= teacher.voices.shape[1]:
+            start = np.asarray(axes.T @ teacher.voices[:, :k], dtype=np.float64)
+        else:
+            start, _ = fit_em(x, prob_a, axes.T @ reward, k, l2=teacher.voices_l2, seed=seed)
         # A rotated pair has rewards cos φ·r_i + sin φ·r_j, and about the length² cos²φ·|d_i|² + sin²φ·|d_j|².
         rng = random_stream(seed, POLICY_LEVEL)
         first, second = rng.integers(len(x), size=(2, ROTATED))
         angle = rng.random((ROTATED, 1)) * 2 * np.pi
         cosine, sine = np.cos(angle), np.sin(angle)
-        squares, rewards = row_squares(difference).astype(np.float64), scores(difference, teacher.voices)
+        squares, rewards = teacher.squares(difference).astype(np.float64), scores(difference, teacher.voices)
         squares = np.append(squares, cosine[:, 0] ** 2 * squares[first] + sine[:, 0] ** 2 * squares[second])
         rewards = np.vstack([rewards, cosine * rewards[first] + sine * rewards[second]])
         factor = damping_factor(squares, teacher.damping, teacher.mean_square)

@@ -6,7 +6,7 @@ extreme than a logistic model predicts. Damping and regularisation are chosen on
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from pluralign.training.bradley_terry import (
     scores,
 )
 from pluralign.training.mixture import fit_em, search_errors
-from pluralign.training.pairs import Matrix, Pairs, row_squares, scale_rows
+from pluralign.training.pairs import Matrix, Pairs, first_columns, row_squares, scale_rows
 
 DAMPING_GRID = (0.0, 1.0, 3.0, 10.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -53,9 +53,14 @@ class Teacher:
     voices_l2: float
     """Regularisation strength of the mixture, chosen on validation prompts."""
 
+    def squares(self, difference: Matrix) -> Array:
+        """Return |d|² of each pair as damping takes it, ``(n,)``."""
+        return row_squares(difference)
+
     def damp(self, difference: Matrix) -> Matrix:
         """Return d·√((1+c)/(1+c|d|²/mean|d|²)), ``(n, d)``."""
-        return damp(difference, self.damping, self.mean_square)
+        factor = damping_factor(self.squares(difference), self.damping, self.mean_square)
+        return scale_rows(difference, factor.astype(difference.dtype)) if self.damping else difference
 
     def prob_hat(self, difference: Matrix) -> FloatArray:
         """Return the share that the one reward predicts, σ(θ·d̃), ``(n,)``."""
@@ -68,6 +73,49 @@ class Teacher:
     def refit(self, pairs: Pairs, seed: int = 0) -> "Teacher":
         """Return the teacher fitted to other pairs, with the same damping and regularisation."""
         return _fit(pairs, self.damping, self.mean_square, self.l2, self.voices_l2, seed)
+
+
+@dataclass(frozen=True)
+class TrainedTeacher(Teacher):
+    """Rewards that were trained together with some of the features, on the same pairs.
+
+    On these pairs the trained features fit the votes too well, so nothing is fitted to them again. Damping takes the
+    other features.
+    """
+
+    n_frozen: int = 0
+    """Number of inputs that were not trained; they come first."""
+
+    def squares(self, difference: Matrix) -> Array:
+        """Return |d|² of each pair over the inputs that were not trained, ``(n,)``."""
+        return row_squares(first_columns(difference, self.n_frozen))
+
+    def refit(self, pairs: Pairs, seed: int = 0) -> "TrainedTeacher":  # noqa: ARG002
+        """Return the teacher as it is."""
+        return self
+
+
+def trained_teacher(
+    base: Teacher, pairs: Pairs, rewards: FloatArray, theta: FloatArray, weights: FloatArray
+) -> TrainedTeacher:
+    """Return a teacher from rewards that were trained, with the directions that members may use.
+
+    Args:
+        base: the teacher on the frozen inputs that the training started from.
+        pairs: the training pairs. Their first inputs are those of ``base``.
+        rewards: the rewards of the mixture, ``(d, n_voices)``.
+        theta: the one reward, ``(d,)``.
+        weights: weights of the mixture, ``(n_voices,)``.
+    """
+    difference = pairs.difference
+    teacher = TrainedTeacher(
+        theta, rewards, weights, rewards, base.damping, base.mean_square, base.l2, base.voices_l2, len(base.theta)
+    )
+    leading = principal_directions(teacher.damp(difference), min(FEW_DIRECTIONS, len(theta)))
+    own = np.column_stack([rewards, theta])
+    own = own / np.maximum(np.linalg.norm(own, axis=0), 1e-12)
+    left, size, _ = np.linalg.svd(np.column_stack([leading, own]), full_matrices=False)
+    return replace(teacher, axes=np.ascontiguousarray(left[:, size > 1e-4 * size[0]], dtype=difference.dtype))
 
 
 def kept_teacher(checkpoints: Checkpoints, name: str, fit: Callable[[], Teacher]) -> Teacher:

@@ -79,6 +79,7 @@ def fit(
         pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
         pluralign fit --config run.toml -o again --seed 1
+        pluralign fit votes.parquet -o tuned --backbone minilm
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """

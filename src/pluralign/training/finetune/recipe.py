@@ -46,13 +46,11 @@ class Recipe:
     """Number of processes that train together."""
     precision: ChosenPrecision = "float32"
     """Of weights, gradients and optimiser states of the body. The head is in float32."""
-    mixed: bool = False
-    """Whether float32 weights are multiplied in bfloat16 on CPUs too; on GPUs that support it they always are."""
 
     @property
     def autocast(self) -> bool:
         """Whether float32 weights are multiplied in bfloat16."""
-        return self.precision == "float32" and (self.mixed or gpu_has_bfloat16())
+        return self.precision == "float32" and gpu_has_bfloat16()
 
     @property
     def bf16_body(self) -> bool:

@@ -63,8 +63,6 @@ class Training:
     labels: PairLabels
     head: FirstHead
     """The first head; not used with ``fresh_head``."""
-    offset: FloatArray | None = None
-    """Rewards of each text that are not trained, ``(n_texts, outputs)``."""
 
 
 @dataclass
@@ -185,7 +183,6 @@ class FinetuneRun:
                 self.tokens,
                 training.labels,
                 self.base.tokenizer.pad_token_id,
-                training.offset,
             ),
             data_collator=only_one,
             processing_class=self.base.tokenizer,
@@ -237,8 +234,6 @@ def prepare_run(
     checkpoints: Checkpoints,
     progress: Progress | None = None,
     precision: ChosenPrecision = "float32",
-    base: BaseModel | None = None,
-    mixed: bool = False,
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
@@ -249,16 +244,14 @@ def prepare_run(
         checkpoints: stores models and unfinished trainings; it must have a folder.
         progress: called with the steps done and their total.
         precision: of weights, gradients and optimiser states.
-        base: the base model (default: a sequence classifier from the backbone).
-        mixed: whether float32 weights are multiplied in bfloat16 on a CPU.
 
     Raises:
         UsageError: the recipe does not work here, see ``make_recipe``, or bfloat16 would end the process.
     """
     processes = checkpoints.processes
-    recipe = replace(make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision), mixed=mixed)
-    base = base or load_base(str(tuning.backbone), tuning.max_length, pairs.items)
-    if (mixed or precision == "bfloat16") and not torch.cuda.is_available():
+    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
+    base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
+    if precision == "bfloat16" and not torch.cuda.is_available():
         check_cpu_bfloat16(layer_shape(base.config.to_dict()))
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]

@@ -67,8 +67,6 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
     labels: PairLabels
     pad: int
     """Token id of the padding."""
-    offset: FloatArray | None = None
-    """Rewards of each text that are not trained, ``(n_texts, outputs)``."""
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -81,7 +79,6 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
             **{name: torch.from_numpy(np.searchsorted(batch.texts, index)) for name, index in places.items()},
             **{name: torch.from_numpy(getattr(self.labels, name)[batch.pairs]).float() for name in LABELS},
             "scale": torch.tensor(batch.scale),
-            **({} if self.offset is None else {"offset": torch.from_numpy(self.offset[batch.texts]).float()}),
         }
 
 
@@ -114,8 +111,7 @@ class PairTrainer(transformers.Trainer):
         """Return the loss of one micro-batch."""
         labels = {name: inputs.pop(name) for name in LABELS}
         a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
-        offset = inputs.pop("offset", 0.0)
-        rewards = model(**inputs).logits.float() + offset
+        rewards = model(**inputs).logits.float()
         difference = rewards[a] - rewards[b]
         self.running.add(difference.detach(), labels["prob_a"])
         done = self.state.global_step / max(1, self.state.max_steps - 1)
