@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +54,17 @@ def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("RANK", "3")
     assert launched_process() == Processes(4, 3)
     assert not launched_process().first
+
+
+def test_a_command_leaves_the_process_group_of_its_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert run("--version").returncode == 0
+    assert torch.distributed.is_initialized(), "a group that no launcher asked for is left alone"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run("--version").returncode == 0
+    assert not torch.distributed.is_initialized()
 
 
 def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:

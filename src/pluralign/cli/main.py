@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    """Run the command and flush its output, so that a full disk is found before the interpreter ends."""
+    """Run the command. Flush its output, to notice a full disk before the interpreter ends, and leave the launch."""
     for word in sys.argv[1:]:
         if word.startswith("-") and printable(name := word.partition("=")[0]) != name:
             raise UsageError(f"there is no option {name!r}; run pluralign --help.")  # typer would print it as it is
@@ -112,6 +112,10 @@ def _run() -> None:
     except SystemExit as stop:
         if not stop.code:
             sys.stdout.flush()
+            if "torch" in sys.modules:
+                from pluralign.core.distributed import leave_launch  # here, because it imports numpy
+
+                leave_launch()
         raise
 
 

@@ -129,6 +129,19 @@ def join_launch(cpu: bool) -> Processes:
     return Processes(state.num_processes, state.process_index)
 
 
+def leave_launch() -> None:
+    """Leave the process group of the launch, at the end of a successful program. Does nothing without a launch.
+
+    Threads of a process group that still run when the interpreter ends can abort the process
+    (github.com/pytorch/pytorch/issues/190489).
+    """
+    if launched_process().count > 1:
+        import torch
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
 BLOCK_ROWS = 32_768
 """Rows per block."""
 
