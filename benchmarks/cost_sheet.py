@@ -28,7 +28,7 @@ from pluralign import load_preferences
 from pluralign.experiments import costs
 from pluralign.features import surface
 from pluralign.features.encoder import encode, load_encoder
-from pluralign.features.layers import DECODER_DEPTH
+from pluralign.features.layers import MIDDLE
 from pluralign.features.transformer_encoder import DECODER_MAX_TOKENS, ModelEncoder
 from pluralign.models.bundled import smollm2_folder
 from pluralign.training.memory import LLAMA_3_8B
@@ -38,7 +38,7 @@ from pluralign.votes.prompts import Item, chat_messages, plain_text
 PAIRS = (1_000_000, 100_000_000, 1_000_000_000)
 GEMM = 1536
 COUNTED_TOKENS = 128
-LLAMA_LAYERS = round(LLAMA_3_8B.layers * DECODER_DEPTH)
+LLAMA_LAYERS = round(LLAMA_3_8B.layers * MIDDLE)
 PRECISIONS = {"bf16": costs.H100_FLOPS, "fp32": costs.H100_FP32_FLOPS}
 MODELS = ("minilm", "llama")
 MINILM_TOKENS = 256

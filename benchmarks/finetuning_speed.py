@@ -34,6 +34,7 @@ from rich.table import Table
 import pluralign
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.features.frozen import TextFeatures
+from pluralign.features.layers import middle_layer
 from pluralign.features.token_states import read_token_states
 from pluralign.features.transformer_encoder import ModelEncoder
 from pluralign.fitting.tuned_encoder import DEFAULTS
@@ -163,12 +164,13 @@ def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:
     """Return the time of reading all texts and of training an attention pooling on them with the default options."""
     encoder = TextFeatures(arguments.backbone).load()
     assert isinstance(encoder, ModelEncoder)
-    encoder.token_states(pairs.items[:1])  # loads the model
+    layer = middle_layer(encoder.layers)
+    encoder.token_states(pairs.items[:1], layer)  # loads the model
     start = FrozenMixture(np.zeros((len(pairs.items), K + 1)), np.full(K, 1 / K), np.ones(len(pairs.a)))
     options = {"epochs": DEFAULTS["epochs"], "learning_rate": DEFAULTS["learning_rate"], "seed": 0}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        states = read_token_states(pairs.items, encoder, Path(folder) / "states")
+        states = read_token_states(pairs.items, encoder, layer, Path(folder) / "states")
         train_attention(states, pairs, start, batch=DEFAULTS["batch_size"], **options)
         return time.perf_counter() - started
 

@@ -12,12 +12,16 @@ from tiny import write_sentence_encoder
 from pluralign.features import bert
 from pluralign.features.attention_pooling import ATTENTION_FILE, attention_pool, load_attention
 from pluralign.features.encoder import load_encoder
+from pluralign.features.frozen import TextFeatures
 from pluralign.features.token_states import TokenStates, read_token_states
 from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.publishing.frozen_export import describe_reader
+from pluralign.publishing.standalone import reward_model
 from pluralign.training.finetune.attention import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
 from pluralign.training.finetune.batches import TextPairs
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
+MIDDLE_LAYER = 1
 TEXTS = [("so ?", "tea and rum"), ("so ?", "tea"), ("so ?", "rum and rum and tea and milk"), ("why ?", "")]
 
 
@@ -27,11 +31,16 @@ def random_weights(width: int, seed: int = 0) -> dict[str, Any]:
     return {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
 
 
+def save_weights(folder: Path, seed: int = 0) -> None:
+    saved = random_weights(8, seed) | {"layer": torch.tensor(MIDDLE_LAYER)}
+    safetensors.torch.save_file(saved, folder / ATTENTION_FILE)
+
+
 @pytest.fixture
 def encoder(tmp_path: Path) -> ModelEncoder:
-    folder = write_sentence_encoder(tmp_path / "tiny")
-    safetensors.torch.save_file(random_weights(8), folder / ATTENTION_FILE)
-    loaded = load_encoder(str(folder), layers="0,2")
+    folder = write_sentence_encoder(tmp_path / "encoder")
+    save_weights(folder)
+    loaded = load_encoder(str(folder), layers="0,1,2")
     assert isinstance(loaded, ModelEncoder)
     return loaded
 
@@ -69,42 +78,46 @@ def test_pooling_equals_its_formula_and_ignores_padding() -> None:
     np.testing.assert_allclose(attention_pool(states, mask, weights), pooled, rtol=1e-5)
 
 
-def test_both_readers_of_texts_append_the_trained_features(
+def test_all_readers_of_texts_append_the_trained_features(
     encoder: ModelEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The built-in BERT, and sentence-transformers. The frozen features before them do not change."""
+    """The built-in BERT, sentence-transformers, and exported scripts. The frozen features before them do not change."""
     own = encoder.load_model()
     assert isinstance(own, bert.BertReader)
     vectors = own.read(own.tokens([f"{prompt}\n\n{response}" for prompt, response in TEXTS]))
-    assert vectors.shape == (4, 2 * 8 + 2 * 4)
-    for row, states in enumerate(encoder.token_states(TEXTS)):
-        np.testing.assert_allclose(vectors[row, 16:], reference(states, random_weights(8)), rtol=1e-3, atol=1e-4)
+    assert vectors.shape == (4, 3 * 8 + 2 * 4)
+    for row, states in enumerate(encoder.token_states(TEXTS, MIDDLE_LAYER)):
+        np.testing.assert_allclose(vectors[row, 24:], reference(states, random_weights(8)), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(vectors[row, 8:16], states.mean(0), rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(bert, "bert_reader", lambda *_, **__: None)
     other = encoder.load_model()
     assert not isinstance(other, bert.BertReader)
     read = other.encode([f"{prompt}\n\n{response}" for prompt, response in TEXTS])
     np.testing.assert_allclose(read, vectors, rtol=1e-3, atol=1e-4)
+    features = TextFeatures(str(encoder.folder), layers="0,1,2")
+    exported = reward_model._Encoder(encoder.folder.parent, describe_reader(features, encoder)).vectors(TEXTS)
+    np.testing.assert_allclose(exported, vectors, rtol=1e-3, atol=1e-4)
 
 
 def test_trained_features_are_part_of_the_identity_of_an_encoder(encoder: ModelEncoder) -> None:
     """Else the vector cache would return features of another training."""
-    safetensors.torch.save_file(random_weights(8, seed=1), encoder.folder / ATTENTION_FILE)
-    other = load_encoder(str(encoder.folder), layers="0,2")
+    save_weights(encoder.folder, seed=1)
+    other = load_encoder(str(encoder.folder), layers="0,1,2")
     assert other is not None
     assert other.identity != encoder.identity
     assert load_attention(encoder.folder.parent) is None
 
 
+@pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize("reader", ["built-in", "sentence-transformers"])
 def test_token_states_in_a_file_are_those_of_the_encoder(
-    encoder: ModelEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+    encoder: ModelEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str, layer: int
 ) -> None:
-    expected = encoder.token_states(TEXTS)
+    expected = encoder.token_states(TEXTS, layer)
     if reader == "sentence-transformers":
         monkeypatch.setattr(ModelEncoder, "_model", property(_without_bert))
     calls: list[tuple[int, int]] = []
-    stored = read_token_states(TEXTS, encoder, tmp_path / "states", lambda *done: calls.append(done))
+    stored = read_token_states(TEXTS, encoder, layer, tmp_path / "states", lambda *done: calls.append(done))
     assert calls[-1] == (4, 4)
     states, mask = stored.padded(np.array([2, 0]))
     assert mask.sum(1).tolist() == [len(expected[2]), len(expected[0])]

@@ -57,8 +57,7 @@ def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.Mon
 
 
 def test_a_command_leaves_the_process_group_of_its_launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert run("--version").returncode == 0
     assert torch.distributed.is_initialized(), "a group that no launcher asked for is left alone"

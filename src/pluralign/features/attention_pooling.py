@@ -14,16 +14,17 @@ from typing import Any
 
 ATTENTION_FILE = "attention_pooling.safetensors"
 """The weights, in the folder of the encoder: ``query`` (networks, heads, d), ``bias`` (networks, heads), ``value``
-(networks, heads, d, outputs)."""
+(networks, heads, d, outputs), and ``layer``, the number of the layer whose states they read."""
 
 
-def load_attention(folder: Path) -> Mapping[str, Any] | None:
-    """Return the weights in the folder of an encoder; None if it has none."""
+def load_attention(folder: Path) -> tuple[int, Mapping[str, Any]] | None:
+    """Return the layer and the weights in the folder of an encoder; None if it has none."""
     if not (folder / ATTENTION_FILE).is_file():
         return None
     import safetensors.torch
 
-    return safetensors.torch.load_file(folder / ATTENTION_FILE)
+    weights = safetensors.torch.load_file(folder / ATTENTION_FILE)
+    return int(weights.pop("layer")), weights
 
 
 def attention_pool(states: Any, mask: Any, weights: Mapping[str, Any]) -> Any:

@@ -179,7 +179,7 @@ class BertReader:
     """A BERT and its tokenizer.
 
     The vector of a text is the model's own, with mean or first-token pooling, or the means of several layers, followed
-    by the attention pooling of the highest of them if there is one. Layers above it are not computed.
+    by the attention pooling of one of them if there is one. Layers above the highest of them are not computed.
     """
 
     device = torch.device("cpu")
@@ -190,7 +190,7 @@ class BertReader:
         tokenizer: Tokenizer,
         weights: _Weights,
         pooled: tuple[int, ...] = (),
-        attention: Mapping[str, Tensor] | None = None,
+        attention: tuple[int, Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.settings, self.tokenizer, self.pooled, self.attention = settings, tokenizer, pooled, attention
         tokenizer.no_padding()
@@ -209,21 +209,22 @@ class BertReader:
     @torch.inference_mode()
     def read(self, tokens: Sequence[Sequence[int]]) -> Tensor:
         """Return one vector per text from its token ids, ``(n_texts, width)``."""
-        means, states = self._run(tokens)
+        attended, weights = self.attention or (0, {})
+        depth = max(self.pooled, default=self.settings.layers)
+        means, states = self._run(tokens, depth, attended if weights else depth)
         if self.pooled:
-            pooled = [] if self.attention is None else [_attended(states, self.attention)]
-            return torch.hstack([*means, *pooled])
+            return torch.hstack([*means, _attended(states, weights)] if weights else means)
         texts = [of_text.float() for of_text in states]
         vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
         return normalize(vectors, dim=1) if self.settings.unit_length else vectors
 
     @torch.inference_mode()
-    def token_states(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Return the states of the highest pooled layer, or of the last one, ``(n_tokens, width)`` for each text."""
-        return self._run(tokens)[1]
+    def token_states(self, layer: int, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the states of a layer, ``(n_tokens, width)`` for each text."""
+        return self._run(tokens, layer, layer)[1]
 
-    def _run(self, tokens: Sequence[Sequence[int]]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the means of the pooled layers, and the last states that were computed, of each text."""
+    def _run(self, tokens: Sequence[Sequence[int]], depth: int, kept: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Compute the first ``depth`` layers: return the means of the pooled ones, and the states of one, by text."""
         lengths = [len(ids) for ids in tokens]
         rows = [slice(*ends) for ends in pairwise(accumulate(lengths, initial=0))]
         states = self.words[torch.tensor([token for ids in tokens for token in ids])]
@@ -234,7 +235,8 @@ class BertReader:
         projected, inner = states.new_empty(n, 3 * width), states.new_empty(n, self.layers[0].up.shape[1])
         context, result = torch.empty_like(states), torch.empty_like(states)
         means = [_means(states, rows)] if 0 in self.pooled else []
-        for number, layer in enumerate(self.layers[: max(self.pooled, default=None)], 1):
+        kept_states = states
+        for number, layer in enumerate(self.layers[:depth], 1):
             torch.mm(states, layer.projection, out=projected).add_(layer.projection_bias)
             for of_text in rows:
                 parts = projected[of_text].view(1, -1, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
@@ -248,7 +250,9 @@ class BertReader:
             states = self._normal(result, layer.after_inner)
             if number in self.pooled:
                 means.append(_means(states, rows))
-        return means, [states[of_text] for of_text in rows]
+            if number == kept:
+                kept_states = states
+        return means, [kept_states[of_text] for of_text in rows]
 
     def _normal(self, states: Tensor, norm: tuple[Tensor, Tensor]) -> Tensor:
         return layer_norm(states, states.shape[1:], *norm, self.settings.layer_norm_eps)

@@ -15,23 +15,26 @@ class LayerPooling(torch.nn.Module):
     Args:
         layers: the layers, in ascending order; 0 is the embeddings.
         pooling: the pooling of one layer, a module of sentence-transformers.
-        attention: weights of the attention pooling of the highest layer, whose features come last.
+        attention: layer and weights of an attention pooling, whose features come last.
     """
 
     def __init__(
-        self, layers: tuple[int, ...], pooling: torch.nn.Module, attention: Mapping[str, Tensor] | None = None
+        self,
+        layers: tuple[int, ...],
+        pooling: torch.nn.Module,
+        attention: tuple[int, Mapping[str, Tensor]] | None = None,
     ) -> None:
         super().__init__()
         self.layers, self.pooling = layers, pooling
-        self.attention = None if attention is None else torch.nn.ParameterDict(attention).requires_grad_(False)
+        self.attended, weights = attention or (0, {})
+        self.weights = torch.nn.ParameterDict(weights).requires_grad_(False)
 
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """Return the features with ``sentence_embedding``, ``(n_texts, n_layers × width + trained features)``."""
         states = features["all_layer_embeddings"]
         parts = [self._pooled(features, states[n]) for n in self.layers]
-        if self.attention is not None:
-            weights = dict(self.attention.items())
-            parts.append(attention_pool(states[self.layers[-1]], features["attention_mask"], weights))
+        if self.weights:
+            parts.append(attention_pool(states[self.attended], features["attention_mask"], dict(self.weights.items())))
         return features | {"sentence_embedding": torch.hstack(parts)}
 
     def _pooled(self, features: dict[str, Any], states: Tensor) -> Tensor:

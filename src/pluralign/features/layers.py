@@ -13,8 +13,9 @@ AUTO = "auto"
 LAST = "last"
 ENCODER_LAYERS = 4
 """Layers of an encoder that ``auto`` uses: evenly spaced from the embeddings to the last (docs/log.md)."""
-DECODER_DEPTH = 2 / 3
-"""Relative depth of the decoder layer that ``auto`` uses: middle layers work better than the last (docs/log.md)."""
+MIDDLE = 2 / 3
+"""Relative depth of the layer that ``auto`` uses of a decoder, and an attention pooling of an encoder: middle layers
+work better than the last (docs/log.md)."""
 _DEPTH_NAMES = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 """Names of the number of layers in ``config.json``; most models have the first one."""
 
@@ -81,8 +82,18 @@ def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own:
     if layers or (decoder and own) or (requested == LAST and not decoder):
         return layers
     if decoder:
-        return (round(depth * DECODER_DEPTH) if requested == AUTO else depth,)
+        return (round(depth * MIDDLE) if requested == AUTO else depth,)
     return tuple(sorted({round(depth * step / (ENCODER_LAYERS - 1)) for step in range(ENCODER_LAYERS)}))
+
+
+def middle_layer(layers: tuple[int, ...]) -> int:
+    """Return the layer that is closest to two thirds of the highest one.
+
+    Example:
+        >>> middle_layer((0, 2, 4, 6))
+        4
+    """
+    return min(layers, key=lambda layer: abs(layer - MIDDLE * layers[-1]))
 
 
 def layers_from_layer(layer: int | None, config: Mapping[str, Any], model: str, *, own: bool) -> tuple[int, ...]:

@@ -47,13 +47,14 @@ class TokenStates:
 
 
 def read_token_states(
-    items: Sequence[Item], encoder: ModelEncoder, file: Path, progress: Progress | None = None
+    items: Sequence[Item], encoder: ModelEncoder, layer: int, file: Path, progress: Progress | None = None
 ) -> TokenStates:
-    """Write the token states of texts to a file and return them. The states are those of the highest pooled layer.
+    """Write the token states of texts to a file and return them.
 
     Args:
         items: the texts.
         encoder: an encoder with layers.
+        layer: one of its layers.
         file: the file to write. It must stay as long as the states are used.
         progress: called with the number of texts done and the total.
     """
@@ -63,7 +64,7 @@ def read_token_states(
     with file.open("wb") as stream:
         for first in range(0, len(items), TEXTS):
             rows = order[first : first + TEXTS]
-            for row, states in zip(rows, encoder.token_states([items[row] for row in rows]), strict=True):
+            for row, states in zip(rows, encoder.token_states([items[row] for row in rows], layer), strict=True):
                 start[row], length[row] = n_tokens, len(states)
                 n_tokens, width = n_tokens + len(states), states.shape[1]
                 stream.write(states.to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())

@@ -149,8 +149,8 @@ class ModelEncoder:
         vectors = model.encode(inputs, batch_size=BATCH_SIZE, show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(vectors, dtype=np.float32)
 
-    def token_states(self, items: Sequence[Item]) -> list[Any]:
-        """Return the token states of the highest of ``layers``, a tensor ``(n_tokens, width)`` for each item.
+    def token_states(self, items: Sequence[Item], layer: int) -> list[Any]:
+        """Return the token states of one of ``layers``, a tensor ``(n_tokens, width)`` for each item.
 
         For encoders that are not decoders, and read plain texts.
         """
@@ -159,9 +159,9 @@ class ModelEncoder:
 
         texts = [plain_text(*item) for item in items]
         if isinstance(model, BertReader):
-            parts = map_on_cores(texts, lengths, model.tokens, model.token_states)
+            parts = map_on_cores(texts, lengths, model.tokens, partial(model.token_states, layer))
         else:
-            parts = map_on_cores(texts, lengths, model.preprocess, partial(_states_of, model, self.layers[-1]))
+            parts = map_on_cores(texts, lengths, model.preprocess, partial(_states_of, model, layer))
         found: dict[int, Any] = {row: state for rows, part in parts for row, state in zip(rows, part, strict=True)}
         return [found[row] for row in range(len(items))]
 

@@ -35,7 +35,7 @@ from pluralign.features import surface
 from pluralign.features.attention_pooling import ATTENTION_FILE
 from pluralign.features.finetuned import backbone_folder
 from pluralign.features.frozen import TextFeatures
-from pluralign.features.layers import LAST, is_decoder
+from pluralign.features.layers import LAST, is_decoder, middle_layer
 from pluralign.features.transformer_encoder import ModelEncoder, is_sentence_encoder, read_config
 from pluralign.fitting.encoder_choice import choose_encoder, encoder_choice, validation_errors
 from pluralign.fitting.finetuned import decisive_tuning, finetuning_packages, validation_rows
@@ -242,6 +242,7 @@ def _with_pooling(
     """Train the attention pooling, and return the features of the encoder with it."""
     encoder = base.load()
     assert isinstance(encoder, ModelEncoder)  # noqa: S101
+    layer = middle_layer(encoder.layers)
 
     def train() -> Mapping[str, Array]:
         from pluralign.features.token_states import read_token_states
@@ -260,7 +261,7 @@ def _with_pooling(
         root.mkdir(parents=True, exist_ok=True)
         with disk_errors_as_data_error(root), TemporaryDirectory(dir=root, prefix=UNFINISHED) as scratch:
             watcher.encoding(len(used))
-            states = read_token_states(pairs.items, encoder, Path(scratch) / "states", progress)
+            states = read_token_states(pairs.items, encoder, layer, Path(scratch) / "states", progress)
             watcher.training("the attention pooling")
             assert tuning.learning_rate is not None  # noqa: S101
             assert tuning.batch_size is not None  # noqa: S101
@@ -275,7 +276,8 @@ def _with_pooling(
     def write(folder: Path) -> None:
         if processes.first:
             copy_model(encoder.folder, folder)
-            safetensors.numpy.save_file({name: weights[name] for name in weights}, folder / ATTENTION_FILE)
+            saved = {name: weights[name] for name in weights} | {"layer": np.array(layer)}
+            safetensors.numpy.save_file(saved, folder / ATTENTION_FILE)
 
     folder = checkpoints.folder("encoder", write)
     return replace(base, encoder=str(folder), own=True, hub_id="", revision="").with_identity()

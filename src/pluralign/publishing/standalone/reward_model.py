@@ -152,8 +152,8 @@ class _Encoder:
         self.reader, self.model = reader, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(where, **source)
         self.tokenizer.truncation_side = "left"  # the response comes last
-        attention = load_attention(Path(where)) or {}
-        self.attention = {name: part.to(self.model.device) for name, part in attention.items()}
+        self.attended, weights = load_attention(Path(where)) or (0, {})
+        self.attention = {name: part.to(self.model.device) for name, part in weights.items()}
 
     def vectors(self, items: Sequence[tuple[Any, str]]) -> Any:
         """Return one vector per item, ``(n_items, dimension)``, as float32."""
@@ -185,7 +185,8 @@ class _Encoder:
         with torch.inference_mode():
             output = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
             layers = [output.hidden_states[n] for n in reader["layers"]] or [output.last_hidden_state]
-            trained = [attention_pool(layers[-1], mask, self.attention)] if self.attention else []
+            states = output.hidden_states[self.attended]
+            trained = [attention_pool(states, mask, self.attention)] if self.attention else []
             vectors = torch.hstack([*(_pool(states.float(), mask, reader["pooling"]) for states in layers), *trained])
             vectors = torch.nn.functional.normalize(vectors, dim=1) if reader["unit_length"] else vectors
         return vectors.cpu().numpy()

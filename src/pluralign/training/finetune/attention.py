@@ -23,7 +23,7 @@ from pluralign.features.token_states import TokenStates
 from pluralign.training.finetune.batches import TextPairs, draw_steps
 from pluralign.training.finetune.losses import MixtureLoss, RunningFigures
 
-NETWORKS = 4
+NETWORKS = 8
 HEADS = 16
 RANK = 8
 """Directions of a pooled state that a head passes on."""
