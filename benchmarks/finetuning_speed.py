@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from pluralign.training.finetune.batches import TextPairs
 from pluralign.training.finetune.losses import StageLoss, VoteLoss
 from pluralign.training.finetune.run import finetune_processes
 from pluralign.training.finetune.train_model import Training, prepare_run
-from pluralign.training.finetune.trainer import PairLabels
+from pluralign.training.finetune.trainer import PairLabels, PairTrainer
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -74,7 +75,8 @@ def main() -> None:
     }
     if arguments.votes:
         shapes[Path(arguments.votes).stem] = slice_of(pluralign.load_preferences(arguments.votes), arguments.pairs)
-    results = {name: measure(name, votes, arguments) for name, votes in shapes.items()}
+    with redirect_stdout(sys.stderr):  # the Trainer prints
+        results = {name: measure(name, votes, arguments) for name, votes in shapes.items()}
     if arguments.json:
         print(json.dumps(results))
         return
@@ -104,11 +106,7 @@ def slice_of(votes: PreferenceSet, pairs: int) -> PreferenceSet:
 
 def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the speed of all ways on one set of pairs."""
-    texts, items = texts_of(votes), votes.items()
-    shared = TextPairs(texts, items.a, items.b, np.asarray(votes.prob_a, dtype=np.float64), votes.prompt_index)
-    rows = np.arange(len(votes), dtype=np.int32)  # no two pairs belong together, and every pair has texts of its own
-    own = [texts[text] for text in (*items.a, *items.b)]
-    alone = replace(shared, items=own, a=rows, b=rows + len(rows), prompt=rows)
+    shared, alone = both_ways(votes)
     ways: dict[str, Callable[[], float]] = {
         JOINT: lambda: ours(shared, K, arguments),
         ONE: lambda: ours(shared, 0, arguments),
@@ -128,7 +126,7 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
     trained = len(votes) // arguments.batch_size * arguments.batch_size
     return {
         "pairs": len(votes),
-        "texts": len(texts),
+        "texts": len(shared.items),
         "pairs_per_second": {
             way: (len(votes) if way == POOLING else trained) / float(np.median(times)) for way, times in seconds.items()
         },
@@ -140,6 +138,14 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
     }
 
 
+def both_ways(votes: PreferenceSet) -> tuple[TextPairs, TextPairs]:
+    """Return the pairs with shared texts, and the same pairs with two texts of their own each, in no prompt."""
+    texts, items = texts_of(votes), votes.items()
+    shared = TextPairs(texts, items.a, items.b, np.asarray(votes.prob_a, dtype=np.float64), votes.prompt_index)
+    rows, own = np.arange(len(votes), dtype=np.int32), [texts[text] for text in (*items.a, *items.b)]
+    return shared, replace(shared, items=own, a=rows, b=rows + len(rows), prompt=rows)
+
+
 def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
     """Return the training time of k joint members and the reward beside them; for k = 0, of one member."""
     tuning = FinetuneOptions(
@@ -147,9 +153,14 @@ def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
         micro_batch=arguments.micro_batch, max_length=arguments.max_length,
         epochs=len(pairs.a) // arguments.batch_size * arguments.batch_size / len(pairs.a),
     )  # fmt: skip
+    return train(pairs, k, tuning)[0]
+
+
+def train(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int = 0) -> tuple[float, PairTrainer]:
+    """Train k joint members and the reward beside them, or for k = 0 one member. Return the seconds and the trainer."""
     labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
     with tempfile.TemporaryDirectory() as folder:
-        run = prepare_run(pairs, tuning, 0, Checkpoints(folder, {}, finetune_processes()))
+        run = prepare_run(pairs, tuning, seed, Checkpoints(folder, {}, finetune_processes()))
         loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
         training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
         with quiet_transformers():
@@ -157,7 +168,7 @@ def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
             trainer.args.save_strategy = "no"
             started = time.perf_counter()
             trainer.train()
-        return time.perf_counter() - started
+        return time.perf_counter() - started, trainer
 
 
 def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:

@@ -91,7 +91,7 @@ def fit(
     chosen = {**asdict(fit_options), **asdict(finetune_options)}
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
-        progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Fine-tuning"))
+        progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Encoding and fine-tuning"))
         watcher = until_fitted.enter_context(FitWatch()) if frozen and prints else None
         ensemble = fit_ensemble(
             votes,
