@@ -12,6 +12,10 @@ tokenisation, no evaluation.
 - TRL RewardTrainer: one reward, trained on the majority's choice, one epoch.
 - attention pooling: what ``fit --backbone`` does with a sentence encoder. Each text is read once, then 8 epochs.
 
+For joint training the table also has the share of padding among the tokens that were read, and the achieved operations
+per second relative to those of a large matrix product in the same run ("of peak"): 6 × tokens × parameters without
+embeddings / seconds, tokens without padding. Attention, the optimiser and the Trainer count as lost time.
+
 Shapes: ``town hall`` (8 pairs of 6 responses per prompt), ``PersonalLLM`` (28 pairs of 8 responses), and the file.
 """
 
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -53,6 +58,8 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 K = 8
 JOINT, ONE, BOTH, TRL = f"joint, k = {K}", "one member", "both texts of every pair", "TRL RewardTrainer"
 POOLING = "attention pooling"
+PRODUCT = 2048
+"""Rows of the large matrix product."""
 WAYS = (JOINT, ONE, BOTH, TRL, POOLING)
 
 
@@ -81,11 +88,12 @@ def main() -> None:
         print(json.dumps(results))
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("", "pairs", "texts", *(f"{name}, pairs/s" for name in WAYS)):
+    for heading in ("", "pairs", "texts", *(f"{name}, pairs/s" for name in WAYS), "padding", "of peak"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, row in results.items():
         rates = (f"{row['pairs_per_second'][way]:.1f}" for way in WAYS)
-        table.add_row(name, f"{row['pairs']:,}", f"{row['texts']:,}", *rates)
+        used = (f"{row['padding']:.1%}", f"{row['of_peak']:.2f}")
+        table.add_row(name, f"{row['pairs']:,}", f"{row['texts']:,}", *rates, *used)
     console = Console(width=140)
     console.print(table)
     for name, row in results.items():
@@ -115,7 +123,9 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
         POOLING: lambda: pooling(shared, arguments),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
+    peaks = []
     for turn in range(arguments.rounds):
+        peaks.append(product_peak())
         for way, train in ways.items():
             seconds[way].append(train())
             print(f"{name}, round {turn + 1}, {way}: {seconds[way][-1]:.1f} s", file=sys.stderr, flush=True)
@@ -124,6 +134,7 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
         return float(np.median(np.array(seconds[over]) / np.array(seconds[under])))
 
     trained = len(votes) // arguments.batch_size * arguments.batch_size
+    work = work_of(shared, arguments)
     return {
         "pairs": len(votes),
         "texts": len(shared.items),
@@ -134,6 +145,9 @@ def measure(name: str, votes: PreferenceSet, arguments: argparse.Namespace) -> d
         "over_trl": ratio(TRL, JOINT),
         "over_one_member": ratio(JOINT, ONE),
         "pooling_over_trl": ratio(TRL, POOLING) * len(votes) / trained,
+        "tokens_per_second": work["tokens"] / float(np.median(seconds[JOINT])),
+        "padding": work["padding"],
+        "of_peak": float(np.median(work["operations"] / np.array(seconds[JOINT]) / np.array(peaks))),
         "seconds": seconds,
     }
 
@@ -148,27 +162,59 @@ def both_ways(votes: PreferenceSet) -> tuple[TextPairs, TextPairs]:
 
 def ours(pairs: TextPairs, k: int, arguments: argparse.Namespace) -> float:
     """Return the training time of k joint members and the reward beside them; for k = 0, of one member."""
-    tuning = FinetuneOptions(
+    return train(pairs, k, options_of(pairs, arguments))[0]
+
+
+def options_of(pairs: TextPairs, arguments: argparse.Namespace) -> FinetuneOptions:
+    """Return the options of joint training: one epoch of whole steps."""
+    return FinetuneOptions(
         backbone=arguments.backbone, optimizer="adamw", fresh_head=True, batch_size=arguments.batch_size,
         micro_batch=arguments.micro_batch, max_length=arguments.max_length,
         epochs=len(pairs.a) // arguments.batch_size * arguments.batch_size / len(pairs.a),
     )  # fmt: skip
-    return train(pairs, k, tuning)[0]
 
 
 def train(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int = 0) -> tuple[float, PairTrainer]:
     """Train k joint members and the reward beside them, or for k = 0 one member. Return the seconds and the trainer."""
-    labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
-    with tempfile.TemporaryDirectory() as folder:
-        run = prepare_run(pairs, tuning, seed, Checkpoints(folder, {}, finetune_processes()))
-        loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
-        training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
-        with quiet_transformers():
-            trainer = run.trainer(training, Path(folder) / "checkpoints", fit_head=False)
-            trainer.args.save_strategy = "no"
-            started = time.perf_counter()
-            trainer.train()
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+        trainer = trainer_of(pairs, k, tuning, seed, Path(folder))
+        started = time.perf_counter()
+        trainer.train()
         return time.perf_counter() - started, trainer
+
+
+def trainer_of(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int, folder: Path) -> PairTrainer:
+    """Return the trainer of k joint members and the reward beside them, or for k = 0 of one member."""
+    labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
+    run = prepare_run(pairs, tuning, seed, Checkpoints(folder, {}, finetune_processes()))
+    loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
+    training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
+    trainer = run.trainer(training, folder / "checkpoints", fit_head=False)
+    trainer.args.save_strategy = "no"
+    return trainer
+
+
+def work_of(pairs: TextPairs, arguments: argparse.Namespace) -> dict[str, float]:
+    """Return the tokens that joint training reads, the share of padding beside them, and their operations."""
+    with tempfile.TemporaryDirectory() as folder, quiet_transformers():
+        trainer = trainer_of(pairs, K, options_of(pairs, arguments), 0, Path(folder))
+    data: Any = trainer.train_dataset
+    masks = [data[position]["attention_mask"] for position in range(len(data))]
+    tokens = sum(int(mask.sum()) for mask in masks)
+    model: Any = trainer.model
+    parameters = sum(part.numel() for name, part in model.named_parameters() if "embed" not in name)
+    padding = 1 - tokens / sum(mask.numel() for mask in masks)
+    return {"tokens": tokens, "padding": padding, "operations": 6.0 * parameters * tokens}
+
+
+def product_peak() -> float:
+    """Return the operations per second of a large matrix product on all cores."""
+    matrix, times = torch.rand(PRODUCT, PRODUCT), []
+    for _ in range(5):
+        started = time.perf_counter()
+        matrix @ matrix
+        times.append(time.perf_counter() - started)
+    return float(2 * PRODUCT**3 / min(times))
 
 
 def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:
