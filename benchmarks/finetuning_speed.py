@@ -47,11 +47,11 @@ from pluralign.fitting.tuned_encoder import DEFAULTS
 from pluralign.models.classifier import classifier_tokens
 from pluralign.models.loading import quiet_transformers
 from pluralign.training.finetune.attention import FrozenMixture, train_attention
-from pluralign.training.finetune.batches import TextPairs
+from pluralign.training.finetune.batches import TextPairs, length_groups
 from pluralign.training.finetune.losses import StageLoss, VoteLoss
 from pluralign.training.finetune.run import finetune_processes
 from pluralign.training.finetune.train_model import Training, prepare_run
-from pluralign.training.finetune.trainer import PairLabels, PairTrainer
+from pluralign.training.finetune.trainer import CPU_PASS, PairLabels, PairTrainer
 from pluralign.training.options import FinetuneOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
@@ -199,12 +199,12 @@ def work_of(pairs: TextPairs, arguments: argparse.Namespace) -> dict[str, float]
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():
         trainer = trainer_of(pairs, K, options_of(pairs, arguments), 0, Path(folder))
     data: Any = trainer.train_dataset
-    masks = [data[position]["attention_mask"] for position in range(len(data))]
-    tokens = sum(int(mask.sum()) for mask in masks)
+    lengths = [data[position]["attention_mask"].sum(dim=1).tolist() for position in range(len(data))]
+    tokens = sum(map(sum, lengths))
+    read = sum(len(group) * of[group[0]] for of in lengths for group in length_groups(of, CPU_PASS))
     model: Any = trainer.model
     parameters = sum(part.numel() for name, part in model.named_parameters() if "embed" not in name)
-    padding = 1 - tokens / sum(mask.numel() for mask in masks)
-    return {"tokens": tokens, "padding": padding, "operations": 6.0 * parameters * tokens}
+    return {"tokens": tokens, "padding": 1 - tokens / read, "operations": 6.0 * parameters * tokens}
 
 
 def product_peak() -> float:

@@ -1,14 +1,16 @@
 """Micro-batches of fine-tuning: whole prompts, each text once, and the same loss as pair by pair."""
 
-from itertools import combinations
+from itertools import chain, combinations, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, split_steps
-from pluralign.training.finetune.trainer import MicroBatches, PairLabels
+from pluralign.models.batches import padded
+from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
+from pluralign.training.finetune.trainer import MicroBatches, PairLabels, PairTrainer
 
 
 def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[TextPairs, np.ndarray]:
@@ -68,9 +70,42 @@ def test_texts_of_similar_length_share_a_micro_batch() -> None:
     (parts,) = split_steps(steps, pairs, lengths, max_texts=8)
     widths = [lengths[part.texts].max() for part in parts]
     assert widths == sorted(widths, reverse=True)
-    padded = sum(width * len(part.texts) for width, part in zip(widths, parts, strict=True))
+    read = sum(width * len(part.texts) for width, part in zip(widths, parts, strict=True))
     shuffled = np.random.default_rng(0).permutation(lengths).reshape(-1, 8)
-    assert padded < 0.85 * (shuffled.max(axis=1) * 8).sum()
+    assert read < 0.85 * (shuffled.max(axis=1) * 8).sum()
+
+
+@pytest.mark.parametrize("pass_tokens", [0, 7, 30, 10_000])
+def test_length_groups_have_the_lowest_cost_of_all_splits_by_length(pass_tokens: int) -> None:
+    """Compared with every way to cut the sorted texts."""
+    for seed in range(5):
+        lengths = np.random.default_rng(seed).integers(1, 40, 7).tolist()
+        groups = length_groups(lengths, pass_tokens)
+        assert sorted(chain.from_iterable(groups)) == list(range(7))
+        ordered = sorted(lengths, reverse=True)
+        assert [lengths[text] for group in groups for text in group] == ordered
+        costs = []
+        for cuts in chain.from_iterable(combinations(range(1, 7), n) for n in range(7)):
+            parts = [ordered[i:j] for i, j in pairwise((0, *cuts, 7))]
+            costs.append(sum(len(part) * part[0] + pass_tokens for part in parts))
+        assert sum(len(group) * lengths[group[0]] + pass_tokens for group in groups) == min(costs)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_rewards_do_not_depend_on_the_groups_of_a_micro_batch(processes: int) -> None:
+    """In several processes there is one forward pass."""
+    rng = np.random.default_rng(0)
+    tokens = [{"input_ids": rng.integers(1, 9, n).tolist(), "attention_mask": [1] * n} for n in (5, 300, 7, 280, 6)]
+    inputs, shapes = padded(tokens, 0, "cpu"), []
+
+    def model(input_ids: Any, attention_mask: Any) -> Any:
+        shapes.append(tuple(input_ids.shape))
+        return SimpleNamespace(logits=(input_ids * attention_mask).sum(1, keepdim=True))
+
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(world_size=processes, device=torch.device("cpu")))
+    rewards = PairTrainer.rewards(trainer, model, inputs)
+    assert rewards[:, 0].tolist() == [sum(text["input_ids"]) for text in tokens]
+    assert shapes == ([(2, 300), (3, 7)] if processes == 1 else [(5, 300)])
 
 
 def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> None:
@@ -95,13 +130,13 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
         weight = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
         loss: Any = torch.stack([batch_loss(part, weight) for part in parts]).mean()
         loss.backward()
-        pairwise = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
+        alone = torch.linspace(-0.1, 0.1, 9, requires_grad=True)
         one_by_one = []
         for pair in step:
-            a, b = (pairwise[tokens[side[pair]]["input_ids"]].sum() for side in (pairs.a, pairs.b))
+            a, b = (alone[tokens[side[pair]]["input_ids"]].sum() for side in (pairs.a, pairs.b))
             one_by_one.append((torch.sigmoid(a - b) - share[pair]) ** 2)
         pair_loss: Any = torch.stack(one_by_one).mean()
         pair_loss.backward()
         assert weight.grad is not None
-        assert pairwise.grad is not None
-        torch.testing.assert_close(weight.grad, pairwise.grad.float(), rtol=1e-4, atol=1e-6)
+        assert alone.grad is not None
+        torch.testing.assert_close(weight.grad, alone.grad.float(), rtol=1e-4, atol=1e-6)

@@ -93,6 +93,35 @@ def split_steps(
             for step, parts in zip(steps, split, strict=True)]  # fmt: skip
 
 
+def length_groups(lengths: Sequence[int], pass_tokens: int) -> list[list[int]]:
+    """Return the texts of each forward pass of a micro-batch. Texts of similar length share a pass, to avoid padding.
+
+    Minimises Σ_g (n_g · max length_g + c) over groups g of texts that are adjacent in order of length.
+
+    Args:
+        lengths: tokens of each text.
+        pass_tokens: c, the cost of one more pass, as a number of tokens.
+
+    Example:
+        >>> length_groups([10, 200, 12, 190], pass_tokens=64)
+        [[1, 3], [2, 0]]
+        >>> length_groups([10, 200, 12, 190], pass_tokens=1024)
+        [[1, 3, 2, 0]]
+    """
+    order = sorted(range(len(lengths)), key=lambda text: -lengths[text])
+    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first texts in order: the cost, and where the last group starts
+    for end in range(1, len(order) + 1):
+        costs = ((best[i][0] + (end - i) * lengths[order[i]] + pass_tokens, i) for i in range(end))
+        best.append(min(costs))
+    groups: list[list[int]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        groups.insert(0, order[start:end])
+        end = start
+    return groups
+
+
 def _split(step: Indices, pairs: TextPairs, max_texts: int) -> list[Indices]:
     """Cut the pairs of a step where the texts are too many: between prompts, or inside a prompt with many texts."""
     parts: list[Indices] = []

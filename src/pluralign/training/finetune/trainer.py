@@ -22,7 +22,7 @@ from pluralign.core.files import atomic_write
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
 from pluralign.models.batches import Tokens, padded
-from pluralign.training.finetune.batches import MicroBatch, TextPairs
+from pluralign.training.finetune.batches import MicroBatch, TextPairs, length_groups
 from pluralign.training.finetune.losses import PairLoss, RunningFigures
 from pluralign.training.finetune.rounding import RoundedAdamW
 
@@ -34,6 +34,8 @@ CHECKPOINT_SECONDS = 600.0
 """Time between two checkpoints, unless a save takes long."""
 CHECKPOINT_VARIABLE = "PLURALIGN_CHECKPOINT_SECONDS"
 """Environment variable with another time; 0 saves after every step."""
+CPU_PASS, GPU_PASS = 64, 1024
+"""Cost of one more forward pass, as a number of tokens. That of GPUs is a guess."""
 SAVE_SECONDS = 30.0
 """Time of a save above which the time between checkpoints grows in proportion: a twentieth of 600 s."""
 
@@ -111,11 +113,26 @@ class PairTrainer(transformers.Trainer):
         """Return the loss of one micro-batch."""
         labels = {name: inputs.pop(name) for name in LABELS}
         a, b, scale = (inputs.pop(name) for name in ("a", "b", "scale"))
-        rewards = model(**inputs).logits.float()
+        rewards = self.rewards(model, inputs)
         difference = rewards[a] - rewards[b]
         self.running.add(difference.detach(), labels["prob_a"])
         done = self.state.global_step / max(1, self.state.max_steps - 1)
         return scale * self.pair_loss(difference, labels, self.running, done)
+
+    def rewards(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Return the rewards of the texts of a micro-batch, ``(n_texts, outputs)``, read in groups of similar length.
+
+        In several processes there is one group: DDP and FSDP expect one forward pass per step.
+        """
+        if self.args.world_size > 1:
+            return model(**inputs).logits.float()
+        lengths = inputs["attention_mask"].sum(dim=1).tolist()
+        groups = length_groups(lengths, CPU_PASS if self.args.device.type == "cpu" else GPU_PASS)
+        parts = [
+            model(**{name: part[group, : lengths[group[0]]] for name, part in inputs.items()}).logits.float()
+            for group in groups
+        ]
+        return torch.cat(parts)[torch.from_numpy(np.argsort(np.concatenate(groups)))]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:  # noqa: ARG002
         ordered: Any = self.train_dataset
