@@ -1,6 +1,6 @@
 """Does reading each text once per step change the result? Joint members trained in both ways, on held-out prompts.
 
-    python benchmarks/shared_texts.py [--pairs 2000] [--seeds 3] [--backbone minilm] [--json]
+    python benchmarks/shared_texts.py [--pairs 1000] [--seeds 3] [--backbone minilm] [--json]
 
 Both ways train k = 8 joint members with a fresh head on the same pairs of a town hall, with the same options. One takes
 whole prompts per step and reads each of their texts once. The other takes pairs in random order and reads both texts of
@@ -31,10 +31,10 @@ TEST_FRACTION = 0.3
 def main() -> None:
     """Run the benchmark and print its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=2000, help="pairs of the town hall")
+    parser.add_argument("--pairs", type=int, default=1000, help="pairs of the town hall")
     parser.add_argument("--seeds", type=int, default=3, help="number of splits")
     parser.add_argument("--backbone", default="minilm")
-    parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
+    parser.add_argument("--batch-size", type=int, default=16, help="pairs per step")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
