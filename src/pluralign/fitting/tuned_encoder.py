@@ -1,7 +1,7 @@
 """A joint fit on a sentence encoder with a trained attention pooling, beside the same fit on frozen features.
 
-The encoder itself stays frozen. Its token states are read once, and small networks learn on the votes which tokens
-count (``training.finetune.attention``): they correct the mixture of rewards on the frozen features. Members then learn
+The encoder itself stays frozen. The token states of a middle layer are read once. Small networks learn which tokens
+count (``training.finetune.attention``) and correct the mixture of rewards on the frozen features. Members then learn
 from the corrected mixture, with everything that a fit on frozen features has. Validation prompts, which the networks
 were not trained on, choose the target of the members, and whether the trained or the frozen features are used.
 
