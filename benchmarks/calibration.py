@@ -21,7 +21,7 @@ from rich.table import Table
 
 import pluralign
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.experiments.demo_story import random_annotators
+from pluralign.experiments.demo import random_annotators
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
 

@@ -28,17 +28,17 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.analysis.camps import study_camps
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.measure import baselines_of
-from pluralign.experiments.true_features import fit_true_features
+from pluralign.experiments.demo import fit_true_features
+from pluralign.learning.measure import baselines_of
+from pluralign.learning.pairs import Differences
+from pluralign.learning.stagewise import hard_votes
+from pluralign.measuring.camps import study_camps
 from pluralign.theory.calibration import brier, ensemble_prob, votes_from_rewards
-from pluralign.training.pairs import Differences
-from pluralign.training.stagewise import hard_votes
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
 
 TEST_FRACTION = 0.2
 TRUE = "true"

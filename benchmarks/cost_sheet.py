@@ -26,12 +26,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pluralign import load_preferences
 from pluralign.experiments import costs
-from pluralign.features import surface
-from pluralign.features.encoder import encode, load_encoder
-from pluralign.features.layers import MIDDLE
-from pluralign.features.transformer_encoder import DECODER_MAX_TOKENS, ModelEncoder
-from pluralign.models.bundled import smollm2_folder
-from pluralign.training.memory import LLAMA_3_8B
+from pluralign.learning.routes import LLAMA_3_8B
+from pluralign.text import surface
+from pluralign.text.encoders import encode, load_encoder
+from pluralign.text.loading import smollm2_folder
+from pluralign.text.options import MIDDLE
+from pluralign.text.transformer import DECODER_MAX_TOKENS, ModelEncoder
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.prompts import Item, chat_messages, plain_text
 

@@ -39,20 +39,25 @@ from rich.table import Table
 
 import pluralign
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.layers import middle_layer
-from pluralign.features.token_states import read_token_states
-from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.fitting.tuned_encoder import DEFAULTS
-from pluralign.models.classifier import classifier_tokens
-from pluralign.models.loading import quiet_transformers
-from pluralign.training.finetune.attention import FrozenMixture, train_attention
-from pluralign.training.finetune.batches import TextPairs, length_groups
-from pluralign.training.finetune.losses import StageLoss, VoteLoss
-from pluralign.training.finetune.run import finetune_processes
-from pluralign.training.finetune.train_model import Training, prepare_run
-from pluralign.training.finetune.trainer import CPU_PASS, PairLabels, PairTrainer
-from pluralign.training.options import FinetuneOptions
+from pluralign.learning.backbone.attention import FrozenMixture, train_attention
+from pluralign.learning.backbone.batches import TextPairs, length_groups
+from pluralign.learning.backbone.losses import StageLoss, VoteLoss
+from pluralign.learning.backbone.train import (
+    CPU_PASS,
+    PairLabels,
+    PairTrainer,
+    Training,
+    finetune_processes,
+    prepare_run,
+)
+from pluralign.learning.options import FinetuneOptions
+from pluralign.learning.trained_pooling import DEFAULTS
+from pluralign.text.classifier import classifier_tokens
+from pluralign.text.features import TextFeatures
+from pluralign.text.loading import quiet_transformers
+from pluralign.text.options import middle_layer
+from pluralign.text.states import read_token_states
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 K = 8
@@ -238,7 +243,7 @@ def trl(pairs: TextPairs, arguments: argparse.Namespace) -> float:
     import transformers
     from trl import RewardConfig, RewardTrainer
 
-    from pluralign.features.finetuned import backbone_folder
+    from pluralign.text.finetuned import backbone_folder
 
     folder = backbone_folder(arguments.backbone)
     with tempfile.TemporaryDirectory() as output, quiet_transformers():

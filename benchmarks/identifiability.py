@@ -28,10 +28,10 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.analysis.member_rankings import held_out_candidates
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
-from pluralign.theory.agreement import agreement, even_part_distance, member_distance, unmatched_distance
+from pluralign.measuring.camps import agreement, even_part_distance, member_distance, unmatched_distance
+from pluralign.measuring.diversity import held_out_candidates
 from pluralign.theory.calibration import squared_error
 from pluralign.theory.intervals import Interval, paired_difference
 from pluralign.theory.kendall import weight_on_tops

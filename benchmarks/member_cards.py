@@ -3,7 +3,7 @@
     python benchmarks/member_cards.py [--pairs 4000] [--seeds 1] [--k 8] [--encoder minilm] [--folder DIR] [--json]
     python benchmarks/member_cards.py --votes habermas.jsonl.gz [--k 8] [--json]
 
-Members are fitted with rater ids (``fit --raters``). A member that stands for a camp (``analysis.camps``) should have
+Members are fitted with rater ids (``fit --raters``). A member that stands for a camp (``measuring.camps``) should have
 the camp's views on its card. A phrase expresses a feature if the sentences that the town hall writes it in are, by
 nine tenths, those of one value with its sign, or of compromise; other phrases express nothing and are counted apart. A
 phrase agrees if the sign on the card (preferred or rejected) is that of the camp's mean taste for the feature minus the
@@ -31,17 +31,16 @@ from typing import Any
 import numpy as np
 
 import pluralign
-from pluralign.analysis.camps import camps_of_ensemble
-from pluralign.analysis.leans import find_contrasts
-from pluralign.analysis.phrases import phrases_of
-from pluralign.analysis.views import View, Views, find_views
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
+from pluralign.measuring.camps import camps_of_ensemble
+from pluralign.measuring.leans import find_contrasts
+from pluralign.measuring.views import View, Views, find_views, phrases_of
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.town_hall import arguments, phrases
-from pluralign.votes.town_hall.issues import VALUE_AXES
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
+from pluralign.votes.town_hall.writing import VALUE_AXES
 
 TEST_FRACTION = 0.2
 EXPRESSES = 0.9

@@ -34,18 +34,17 @@ from rich.table import Table
 from scipy.special import logit, softmax
 
 import pluralign
-from pluralign.answering.consensus import NEAR_DUPLICATE, near_duplicates, similarity, slate
+from pluralign.answering.slate import NEAR_DUPLICATE, near_duplicates, similarity, slate
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.measure import baselines_of
-from pluralign.experiments.true_features import fit_features
-from pluralign.theory.choice_shares import first_choices
+from pluralign.experiments.demo import fit_features
+from pluralign.learning.measure import baselines_of
+from pluralign.learning.pairs import Differences
 from pluralign.theory.intervals import clustered_interval
-from pluralign.theory.social_choice import RULES, choose, pairwise_support
-from pluralign.training.pairs import Differences
+from pluralign.theory.social_choice import RULES, choose, first_choices, pairwise_support
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import town_hall_votes
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
 
 RATERS = "with rater ids"
 METHODS: dict[str, dict[str, Any]] = {

@@ -32,12 +32,12 @@ from pluralign import RewardEnsemble
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.record import Evaluation
-from pluralign.features.encoder import Encoder, encode
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.options import Precision
-from pluralign.features.precision import agreement
+from pluralign.learning.options import FitOptions
+from pluralign.text.encoders import Encoder, encode
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import Precision
+from pluralign.text.precision import agreement
 from pluralign.theory import calibration
-from pluralign.training.options import FitOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
 
@@ -115,7 +115,7 @@ def fitted(votes: PreferenceSet, options: FitOptions) -> dict[str, float]:
     """Return the figures of one split; all vectors are cached."""
     held = votes.split(options.test_fraction, seed=options.seed)[1]
     exact, half = (pluralign.fit(votes, replace(options, precision=precision)) for precision in PRECISIONS)
-    with patch("pluralign.features.frozen.encode", noisy):
+    with patch("pluralign.text.features.encode", noisy):
         other = pluralign.fit(votes, options)
     in_half = replace(exact, features=half.features)
     brier, brier_half, brier_other = (_evaluation(ensemble).test.brier for ensemble in (exact, half, other))

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.evaluation.representation import PREDICTORS, Representation, RepresentationRow, represent
+from pluralign.measuring.individuals import PREDICTORS, Representation, RepresentationRow, represent
 from pluralign.theory.intervals import Interval
 from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.preferences import PreferenceSet, texts_of

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import pluralign
-from pluralign.training.options import FitOptions
+from pluralign.learning.options import FitOptions
 
 IGNORED = ("seconds", "seconds_encoding", "baseline_seconds", "versions", "processes", "pruned")
 

@@ -20,9 +20,9 @@ from finetuning_speed import K, both_ways, train
 
 import pluralign
 from pluralign.core.arrays import FloatArray
-from pluralign.models.classifier import classifier_rewards
+from pluralign.learning.options import FinetuneOptions
+from pluralign.text.classifier import classifier_rewards
 from pluralign.theory.intervals import paired_difference
-from pluralign.training.options import FinetuneOptions
 from pluralign.votes.preferences import texts_of
 
 TEST_FRACTION = 0.3

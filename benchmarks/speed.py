@@ -34,14 +34,14 @@ from threadpoolctl import threadpool_limits
 import pluralign
 from pluralign import RewardEnsemble
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.features import surface
-from pluralign.features.encoder import encode, load_encoder
-from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.learning.joint import fit_joint
+from pluralign.learning.pairs import Pairs, validation_folds
+from pluralign.learning.stagewise import stages
+from pluralign.learning.teacher import fit_teacher
 from pluralign.scale.lines import ComparedLine, compare
-from pluralign.training.joint import fit_joint
-from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.stagewise import stages
-from pluralign.training.teacher import fit_teacher
+from pluralign.text import surface
+from pluralign.text.encoders import encode, load_encoder
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, plain_text
 

@@ -26,9 +26,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pluralign.answering.consensus import INSTRUCTION
-from pluralign.answering.generate import generate
-from pluralign.answering.novelty import (
+from pluralign.answering.gate import (
     REASONS,
     WordModel,
     conformal_quantile,
@@ -37,6 +35,8 @@ from pluralign.answering.novelty import (
     measure_held_out,
     measure_texts,
 )
+from pluralign.answering.generate import generate
+from pluralign.answering.slate import INSTRUCTION
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
@@ -189,7 +189,7 @@ def _named(before: dict[str, FloatArray], after: dict[str, FloatArray]) -> dict[
 
 def layers(ensemble: RewardEnsemble, n_columns: int) -> dict[str, slice]:
     """Return the columns of each layer of the encoder, and of the surface features."""
-    from pluralign.features.surface import NAMES
+    from pluralign.text.surface import NAMES
 
     n_layers = getattr(ensemble.features, "n_layers", 1)
     size = (n_columns - len(NAMES)) // n_layers
@@ -224,7 +224,7 @@ def perplexity(questions: Sequence[str], cache: Path, texts: Sequence[Text]) -> 
     """Return −log π per token by SmolLM2, given the question, ``(n_texts,)``."""
     import torch
 
-    from pluralign.models.causal import LocalModel, prompt_ids, token_log_probs
+    from pluralign.text.causal import LocalModel, prompt_ids, token_log_probs
 
     known = json.loads(cache.read_text()) if cache.exists() else {}
     model = LocalModel("smollm2")

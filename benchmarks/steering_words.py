@@ -30,20 +30,18 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.analysis.profiles import member_profiles
-from pluralign.answering.steering import People
-from pluralign.answering.steering_meaning import match_meaning
-from pluralign.answering.steering_words import steer_by_words
+from pluralign.answering.steering import People, match_meaning, steer_by_words
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.measuring.cards import member_profiles
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.theory.posterior import predicted_choice
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import town_hall_votes
 from pluralign.votes.town_hall.population import CAMPS
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
 
 SENTENCES = {
     "gardeners": "Protect nature, parks and the climate first, even if it needs public money and new rules.",

@@ -192,7 +192,7 @@ def run(*arguments: str | Path, stdin: bytes | str = b"", columns: int = 120) ->
         patch.setenv("COLUMNS", str(columns))
         patch.setenv("NO_COLOR", "1")
         patch.setattr(sys, "argv", command)
-        patch.setattr("pluralign.cli.plain_progress.FIRST_SECONDS", math.inf)  # machines are noisy
+        patch.setattr("pluralign.cli.console.FIRST_SECONDS", math.inf)  # machines are noisy
         for name, stream in streams.items():
             patch.setattr(sys, name, stream)
         log.handlers.clear()  # those of pytest: the command adds its own

@@ -13,7 +13,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from pluralign.cli.main import main
-from pluralign.training.finetune.trainer import StepCallback
+from pluralign.learning.backbone.train import StepCallback
 
 make, end = AcceleratorState.__init__, StepCallback.on_step_end
 stop = 0

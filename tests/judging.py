@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pluralign.core.errors import DataError
-from pluralign.models.completion import Choice, Completion
-from pluralign.models.options import SamplingOptions
+from pluralign.text.causal import Choice, Completion
+from pluralign.text.options import SamplingOptions
 from pluralign.votes.prompts import PromptLike
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pluralign.models.completion import Completion
-from pluralign.models.options import SamplingOptions
+from pluralign.text.causal import Completion
+from pluralign.text.options import SamplingOptions
 from pluralign.votes.prompts import PromptLike
 
 CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "shutil.rmtree"})
-MODULES = ("pluralign.cli.main", "pluralign.fitting.fit", "pluralign.analysis.pruning", "pluralign.scale.jobs")
+MODULES = ("pluralign.cli.main", "pluralign.learning.fit", "pluralign.measuring.pruning", "pluralign.scale.jobs")
 TIMES = ("seconds", "seconds_encoding", "baseline_seconds", "sha256")
 
 

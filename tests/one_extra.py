@@ -115,9 +115,9 @@ def core() -> None:
 @contextlib.contextmanager
 def short_demo() -> Iterator[None]:
     """Make the demo fit smaller ensembles on fewer features with fewer steps; its real size takes half a minute."""
-    from pluralign.experiments import demo_story
-    from pluralign.features import encoder
-    from pluralign.training import joint
+    from pluralign.experiments import demo as demo_story
+    from pluralign.learning import joint
+    from pluralign.text import encoders as encoder
 
     small: dict[str, Any] = {"k": 2, "true_feature_pairs": 300}
     accepted = inspect.signature(demo_story.run_demo).parameters.keys() & small.keys()

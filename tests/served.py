@@ -14,10 +14,10 @@ import openai
 import pytest
 
 from pluralign import RewardEnsemble, create_app
-from pluralign.models.completion import Completion
-from pluralign.models.options import SamplingOptions
 from pluralign.server.limits import Limits
 from pluralign.server.run import Server
+from pluralign.text.causal import Completion
+from pluralign.text.options import SamplingOptions
 from pluralign.votes.prompts import Item, PromptLike
 
 TEXTS = ["Yes, we should plant many more trees.", "No.", "Perhaps: it depends on the cost, and on who pays for it."]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pluralign.training.pairs import Pairs
+from pluralign.learning.pairs import Pairs
 
 
 def paired(difference: np.ndarray, prob_a: np.ndarray, per_prompt: int = 3) -> Pairs:

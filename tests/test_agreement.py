@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
-from pluralign.theory.agreement import (
-    agreement,
-    even_part_distance,
-    member_distance,
-    transport_cost,
-    unmatched_distance,
-)
+from pluralign.measuring.camps import agreement, even_part_distance, member_distance, transport_cost, unmatched_distance
 from pluralign.theory.calibration import ensemble_prob, votes_from_rewards
 from pluralign.theory.kendall import weight_on_tops
 

@@ -12,14 +12,14 @@ from conftest import run
 from scipy import stats
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
-from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Mode, choose, refuse, score
-from pluralign.answering.consensus import favourites
+from pluralign.answering.slate import favourites
 from pluralign.answering.steering import ScoredChoices
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
+from pluralign.measuring.cards import Profile
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [

@@ -9,16 +9,16 @@ import safetensors.torch
 import torch
 from tiny import write_sentence_encoder
 
-from pluralign.features import bert
-from pluralign.features.attention_pooling import ATTENTION_FILE, attention_pool, load_attention
-from pluralign.features.encoder import load_encoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.token_states import TokenStates, read_token_states
-from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.publishing.frozen_export import describe_reader
+from pluralign.learning.backbone.attention import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
+from pluralign.learning.backbone.batches import TextPairs
+from pluralign.publishing.export import describe_reader
 from pluralign.publishing.standalone import reward_model
-from pluralign.training.finetune.attention import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
-from pluralign.training.finetune.batches import TextPairs
+from pluralign.text import bert
+from pluralign.text.encoders import load_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.pooling import ATTENTION_FILE, attention_pool, load_attention
+from pluralign.text.states import TokenStates, read_token_states
+from pluralign.text.transformer import ModelEncoder
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 MIDDLE_LAYER = 1

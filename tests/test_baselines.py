@@ -14,17 +14,23 @@ from scipy.special import ndtr
 from scipy.stats import ttest_1samp
 from simulated import paired
 
-from pluralign.theory.calibration import brier, constant_half
+from pluralign.learning import baselines
+from pluralign.learning import bradley_terry as mixture
+from pluralign.learning.baselines import (
+    FORMULAS,
+    Baseline,
+    fit_baselines,
+    fit_damped,
+    fit_mean_variance,
+    fit_undecided,
+    mean_variance_loss,
+)
+from pluralign.learning.bradley_terry import L2_GRID, fit_bradley_terry, fit_em, principal_directions
+from pluralign.learning.pairs import Differences, Pairs, as_array, validation_folds
+from pluralign.learning.stagewise import hard_votes
+from pluralign.theory.calibration import brier, constant_half, sigmoid
 from pluralign.theory.intervals import clearly_lower
-from pluralign.theory.logistic import sigmoid
 from pluralign.theory.simplex import optimality_gap
-from pluralign.training import baselines, mixture
-from pluralign.training.baselines import FORMULAS, Baseline, fit_baselines, fit_damped, fit_undecided
-from pluralign.training.bradley_terry import L2_GRID, fit_bradley_terry, principal_directions
-from pluralign.training.mean_variance import fit_mean_variance, mean_variance_loss
-from pluralign.training.mixture import fit_em
-from pluralign.training.pairs import Differences, Pairs, as_array, validation_folds
-from pluralign.training.stagewise import hard_votes
 
 NAMES = [
     "soft_bt", "hard_bt", "soft_bt_temperature", "damped_bt", "undecided_bt", "pair", "bootstrap", "mean_variance",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pluralign.models.batches import padded
-from pluralign.training.finetune.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
-from pluralign.training.finetune.trainer import MicroBatches, PairLabels, PairTrainer
+from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
+from pluralign.learning.backbone.train import MicroBatches, PairLabels, PairTrainer
+from pluralign.text.loading import padded
 
 
 def pairs_of(prompts: int, responses: int, seed: int = 0) -> tuple[TextPairs, np.ndarray]:

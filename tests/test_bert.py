@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.features import transformer_encoder
-from pluralign.features.encoder import load_encoder
+from pluralign.text import transformer as transformer_encoder
+from pluralign.text.encoders import load_encoder
 
 pytestmark = pytest.mark.slow
 VOCABULARY = [
@@ -75,7 +75,7 @@ def bert_folder(wholes: Callable[[str, bool], Any], tmp_path_factory: pytest.Tem
 
 
 def reader_of(folder: Path, layers: tuple[int, ...] = ()) -> Any:
-    return importlib.import_module("pluralign.features.bert").bert_reader(folder, layers)
+    return importlib.import_module("pluralign.text.bert").bert_reader(folder, layers)
 
 
 @pytest.mark.parametrize("unit", [True, False])
@@ -101,7 +101,7 @@ def test_layers_are_those_of_sentence_transformers(
     encoder: Any = load_encoder(str(bert_folder), layers=",".join(map(str, layers)))
     fast = encoder.encode(items)
     assert type(encoder._model).__name__ == "BertReader"
-    monkeypatch.setattr("pluralign.features.bert.bert_reader", lambda *_, **__: None)
+    monkeypatch.setattr("pluralign.text.bert.bert_reader", lambda *_, **__: None)
     transformer_encoder._loaded.cache_clear()
     np.testing.assert_allclose(fast, encoder.encode(items), atol=1e-5)
     assert type(encoder._model).__name__ == "SentenceTransformer"
@@ -223,14 +223,14 @@ def test_a_bug_in_the_built_in_bert_is_raised(
     def broken(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("pluralign.features.bert._Layer.__init__", broken)
+    monkeypatch.setattr("pluralign.text.bert._Layer.__init__", broken)
     with pytest.raises(type(error)):
         reader_of(bert_folder)
 
 
 def test_the_built_in_bert_imports_neither_transformers_nor_sentence_transformers(bert_folder: Path) -> None:
     code = (
-        "import sys; from pluralign.features.encoder import load_encoder\n"
+        "import sys; from pluralign.text.encoders import load_encoder\n"
         f"encoder = load_encoder({str(bert_folder)!r}, layers='0,2')\n"
         "vectors = encoder.encode([('tea', 'no'), ('tea', 'yes'), ('no', 'tea')])\n"
         "print(vectors.shape, {'torch', 'transformers', 'sentence_transformers'} & set(sys.modules))"

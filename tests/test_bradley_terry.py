@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pluralign.theory.logistic import sigmoid
-from pluralign.training.bradley_terry import (
+from pluralign.learning.bradley_terry import (
     bradley_terry_loss,
     directions_with,
     fit_bradley_terry,
@@ -18,6 +17,7 @@ from pluralign.training.bradley_terry import (
     principal_directions,
     scores,
 )
+from pluralign.theory.calibration import sigmoid
 
 
 def shares(seed: int, n: int = 80, d: int = 5) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

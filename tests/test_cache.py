@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 
 from pluralign.core.files import cache_folder
-from pluralign.features.cache import VectorCache, vector_key
-from pluralign.features.encoder import HashingEncoder, encode
+from pluralign.text.encoders import HashingEncoder, VectorCache, encode, vector_key
 from pluralign.votes.prompts import Item, Message, Prompt, text_key
 
 # The vector of text i of batch b is 384 times the number 1000 b + i. Each batch is printed after it is stored.
 WRITER = """
 import sys, numpy
-from pluralign.features.cache import VectorCache
+from pluralign.text.encoders import VectorCache
 first, last, size = map(int, sys.argv[1:])
 for batch in range(first, last):
     numbers = [1000 * batch + i for i in range(size)]

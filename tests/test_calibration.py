@@ -15,7 +15,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.theory import calibration, intervals, reliability
+from pluralign.theory import calibration, intervals
+from pluralign.theory import calibration as reliability
 from pluralign.theory.calibration import (
     absolute_error,
     brier,

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from pluralign import town_hall
-from pluralign.analysis.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import to_json
-from pluralign.experiments.true_features import fit_true_features
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.experiments.demo import fit_true_features
+from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
+from pluralign.votes.town_hall.town_hall import TownHall
 
 
 @pytest.fixture(scope="module")

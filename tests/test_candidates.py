@@ -13,8 +13,8 @@ from pluralign import Message
 from pluralign.core.errors import DataError
 from pluralign.votes.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
 from pluralign.votes.preferences import texts_of
-from pluralign.votes.town_hall.townhall import candidates as town_candidates
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import candidates as town_candidates
+from pluralign.votes.town_hall.town_hall import town_hall
 
 
 def test_candidates_of_the_town_hall_are_read_back(write_jsonl: WriteLines) -> None:

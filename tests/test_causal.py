@@ -11,10 +11,10 @@ from test_classifier import ITEMS, write_llama
 
 from pluralign.core.errors import DataError
 from pluralign.experiments.rehearsal import write_tiny_model
-from pluralign.models import causal
-from pluralign.models.causal import LocalModel, response_log_prob, token_log_probs
-from pluralign.models.loading import load_model
-from pluralign.models.options import SamplingOptions
+from pluralign.text import causal
+from pluralign.text.causal import LocalModel, response_log_prob, token_log_probs
+from pluralign.text.loading import load_model
+from pluralign.text.options import SamplingOptions
 
 WORDS = "tea rum water yes no never please thank you with milk and sugar ? . ,"
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pluralign.models.chat_truncation import chat_tokens
-from pluralign.models.classifier import classifier_tokens, tokens_and_cut
+from pluralign.text.classifier import chat_tokens, classifier_tokens, tokens_and_cut
 from pluralign.votes.prompts import Message
 
 TEMPLATE = (

@@ -9,7 +9,7 @@ import pytest
 
 from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, changed_inputs, fingerprint
 from pluralign.core.errors import DataError
-from pluralign.training.options import FitOptions
+from pluralign.learning.options import FitOptions
 
 INPUTS = {"data": "abc", "options": {"k": 8, "seed": 0}, "version": "1"}
 

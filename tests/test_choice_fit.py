@@ -3,12 +3,18 @@
 import numpy as np
 import pytest
 
-from pluralign.fitting.choice_fit import VOICES_SHARE, NewPeople, fit_choice_model, model_from_voices, rater_groups
-from pluralign.fitting.task import Members
-from pluralign.theory.logistic import sigmoid
+from pluralign.learning.pairs import Pairs
+from pluralign.learning.raters import (
+    VOICES_SHARE,
+    NewPeople,
+    VotesByRater,
+    fit_choice_model,
+    model_from_voices,
+    rater_groups,
+)
+from pluralign.learning.task import Members
+from pluralign.theory.calibration import sigmoid
 from pluralign.theory.posterior import SAFE_SHARE, ChoiceModel
-from pluralign.training.pairs import Pairs
-from pluralign.training.rater_mixture import VotesByRater
 
 K, PAIRS, RATERS = 3, 60, 80
 WEIGHTS = np.full(K, 1 / K)

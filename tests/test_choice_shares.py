@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory.calibration import ensemble_prob, policy_prob, votes_from_rewards, with_undecided
-from pluralign.theory.choice_shares import (
+from pluralign.theory.kendall import weight_on_tops
+from pluralign.theory.social_choice import (
     covered_favourites,
     first_choices,
     greedy_cover,
     merge,
+    pairwise_support,
     policies,
     top_twos,
 )
-from pluralign.theory.kendall import weight_on_tops
-from pluralign.theory.social_choice import pairwise_support
 
 SEEDS, BETAS, SHARES = st.integers(0, 10_000), st.sampled_from([0.0, 0.01, 0.3, 2.0]), st.floats(0.0, 1.0)
 

@@ -10,9 +10,9 @@ import pytest
 from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError
-from pluralign.models import batches
-from pluralign.models.classifier import classifier_head, classifier_rewards, model_rewards
-from pluralign.models.loading import load_model
+from pluralign.text import loading as batches
+from pluralign.text.classifier import classifier_head, classifier_rewards, model_rewards
+from pluralign.text.loading import load_model
 from pluralign.votes.prompts import Item, Message
 
 SIZES = {

@@ -15,7 +15,7 @@ from pluralign import __version__, town_hall
 from pluralign.cli.console import emit
 from pluralign.cli.main import COMMANDS
 from pluralign.core.errors import UsageError
-from pluralign.experiments.demo_story import run_demo
+from pluralign.experiments.demo import run_demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 WITH_SEED = {
@@ -245,7 +245,7 @@ def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
     result = run_demo(town_hall(300), encoder="none", true_feature_pairs=400)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pluralign.experiments.demo_story.run_demo", lambda *_, **__: result)
+        patch.setattr("pluralign.experiments.demo.run_demo", lambda *_, **__: result)
         yield
 
 

@@ -15,9 +15,9 @@ from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble
 from pluralign.ensemble.members import FeatureMap, LinearMembers
-from pluralign.features.frozen import TextFeatures
-from pluralign.training.options import FitOptions
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.learning.options import FitOptions
+from pluralign.text.features import TextFeatures
+from pluralign.votes.town_hall.town_hall import town_hall
 
 FIT_KEYS = {"method", "k", "weights", "undecided", "seconds", "history", "test", "baselines", "members"}
 BASELINES = {"floor", "constant_half", "soft_bt", "hard_bt", "bootstrap"}

@@ -12,7 +12,7 @@ import pytest
 from conftest import WriteLines, run
 
 from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
-from pluralign.cli.arguments import command_history
+from pluralign.cli.options import command_history
 from pluralign.ensemble.record import FitRecord
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes

@@ -10,17 +10,10 @@ import pytest
 from rich.console import Console
 
 from pluralign.answering.answer import choose
-from pluralign.answering.consensus import (
-    NO_MAJORITY,
-    NO_MAJORITY_BY_RULE,
-    consensus,
-    similarity,
-    slate,
-    write_statement,
-)
-from pluralign.cli.views.answers import answer_page
+from pluralign.answering.slate import NO_MAJORITY, NO_MAJORITY_BY_RULE, consensus, similarity, slate, write_statement
+from pluralign.cli.render.answers import answer_page
 from pluralign.theory.calibration import policy_prob, with_undecided
-from pluralign.theory.choice_shares import first_choices
+from pluralign.theory.social_choice import first_choices
 
 
 def test_near_duplicates_share_one_slate_entry() -> None:

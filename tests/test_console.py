@@ -10,11 +10,19 @@ import pytest
 from conftest import WriteLines, run, run_process, wide
 from rich.text import Text
 
-from pluralign.cli.console import note, print_json, progress_bar, show
-from pluralign.cli.plain_progress import FIRST_SECONDS, LEAST_SECONDS, MOST_SECONDS, PlainLines, plain_progress
-from pluralign.cli.safe_console import SafeConsole
-from pluralign.cli.views.fit import FitWatch
-from pluralign.cli.views.tables import figure_table
+from pluralign.cli.console import (
+    FIRST_SECONDS,
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    PlainLines,
+    note,
+    plain_progress,
+    print_json,
+    progress_bar,
+    show,
+)
+from pluralign.cli.render.fit import FitWatch
+from pluralign.cli.render.tables import SafeConsole, figure_table
 from pluralign.core.text import printable, printable_json
 
 HOSTILE = (
@@ -182,7 +190,7 @@ def test_work_of_unknown_length_and_a_second_pass_are_counted() -> None:
 
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_SECONDS", "LEAST_SECONDS"):
-        monkeypatch.setattr(f"pluralign.cli.plain_progress.{name}", 0.0)
+        monkeypatch.setattr(f"pluralign.cli.console.{name}", 0.0)
 
 
 def test_a_log_gets_plain_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pluralign.experiments import costs
 from pluralign.experiments.costs import encoding_cost, encoding_flops
-from pluralign.training.memory import LLAMA_3_8B, Architecture
+from pluralign.learning.routes import LLAMA_3_8B, Architecture
 
 SHEET = Path(__file__).parents[1] / "benchmarks" / "cost_sheet.py"
 SMALL = Architecture(vocabulary=40, hidden=32, intermediate=48, layers=3, heads=4, key_value_heads=2)
@@ -51,7 +51,7 @@ def test_the_operations_of_an_encoder_match_torch() -> None:
 
 
 def test_the_sizes_of_minilm_match_its_config() -> None:
-    from pluralign.models.bundled import minilm_folder
+    from pluralign.text.loading import minilm_folder
 
     config = json.loads((minilm_folder() / "config.json").read_text())
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

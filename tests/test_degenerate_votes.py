@@ -10,7 +10,7 @@ from conftest import run
 from degenerate import CASES, raters_of
 
 from pluralign import RewardEnsemble, fit
-from pluralign.training import joint
+from pluralign.learning import joint
 from pluralign.votes.preferences import PreferenceSet
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -13,19 +13,23 @@ from judging import Parrot
 from test_remote import Reply, Request, Serve, prompt_of, says, serve  # noqa: F401
 
 from pluralign import town_hall
-from pluralign.analysis.describing import (
+from pluralign.core.errors import DataError, UsageError
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.measuring.cards import (
     FITS_EVERYBODY,
     NOT_BETTER_THAN_CHANCE,
     NOTHING_WRITTEN,
+    Check,
+    Description,
+    Descriptions,
     describe_members,
+    load_descriptions,
+    member_profiles,
+    save_descriptions,
     with_descriptions,
 )
-from pluralign.analysis.description import Check, Description, Descriptions, load_descriptions, save_descriptions
-from pluralign.analysis.profiles import member_profiles
-from pluralign.analysis.views import split_prompts
-from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.models.judge import JudgeUsage
+from pluralign.measuring.views import split_prompts
+from pluralign.text.judge import JudgeUsage
 from pluralign.theory.intervals import Interval
 from pluralign.votes.town_hall.population import TASTES
 

@@ -14,12 +14,12 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core.distributed import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.core.errors import UsageError
+from pluralign.core.processes import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.fit import fit
-from pluralign.fitting.frozen import _texts_read
-from pluralign.training import pairs
+from pluralign.learning import pairs
+from pluralign.learning.fit import fit
+from pluralign.learning.frozen import _texts_read
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
@@ -79,7 +79,7 @@ def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:
 
 def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     votes: PreferenceSet = load_preferences("demo:400")
-    monkeypatch.setattr("pluralign.fitting.fit.this_process", lambda: Processes(2, 0))
+    monkeypatch.setattr("pluralign.learning.fit.this_process", lambda: Processes(2, 0))
     with pytest.raises(UsageError, match="--members mlp with --features cannot run in several processes"):
         fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
 

@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from tiny import two_camps, write_backbone
 
-from pluralign.cli.views.fit import fit_page
+from pluralign.cli.render.fit import fit_page
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting import early_stopping
-from pluralign.fitting.early_stopping import StageValidation, stopped_improving
-from pluralign.fitting.fit import fit
-from pluralign.training.finetune.trainer import StepCallback
+from pluralign.learning import tuned as early_stopping
+from pluralign.learning.backbone.train import StepCallback
+from pluralign.learning.fit import fit
+from pluralign.learning.tuned import StageValidation, stopped_improving
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

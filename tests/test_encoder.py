@@ -16,12 +16,12 @@ import pytest
 
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder, default_encoder, encode, load_encoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.surface import NAMES, surface_features
-from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.models import bundled
+from pluralign.text import encoders
+from pluralign.text import loading as bundled
+from pluralign.text.encoders import HashingEncoder, default_encoder, encode, load_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.surface import NAMES, surface_features
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
@@ -135,7 +135,7 @@ def test_hashed_vectors_have_unit_length_and_depend_on_words_and_their_order() -
 
 def test_hashed_vectors_are_the_same_in_every_process() -> None:
     code = (
-        "from pluralign.features.encoder import *\n"
+        "from pluralign.text.encoders import *\n"
         "print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
     )
     outputs = {
@@ -265,7 +265,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.M
     own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
     np.testing.assert_allclose(vectors, own, atol=1e-5)
     # A second process reads the cached vectors and does not import torch.
-    code = "from pluralign.features.encoder import *; encode([('x', '')], load_encoder('minilm', layers='last'))"
+    code = "from pluralign.text.encoders import *; encode([('x', '')], load_encoder('minilm', layers='last'))"
     code += "; import sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -23,15 +23,13 @@ from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.evaluate import evaluate
-from pluralign.evaluation.measure import evaluate_features
-from pluralign.evaluation.policy_level import BETAS, policy_level, reference_log_ratio
-from pluralign.evaluation.predictors import Predictor, reward_predictor
-from pluralign.evaluation.sources import load_predictor
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.surface import NAMES
+from pluralign.learning.measure import Predictor, evaluate_features, reward_predictor
+from pluralign.measuring.evaluate import BETAS, evaluate, policy_level, reference_log_ratio
+from pluralign.measuring.predictors import load_predictor
+from pluralign.text.features import TextFeatures
+from pluralign.text.surface import NAMES
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 FORMULAS = {"soft_bt": "bradley-terry", "bootstrap": "votes", "mixture": "mixture"}
 
@@ -406,7 +404,7 @@ def test_a_missing_reference_raises_data_error(votes: PreferenceSet, tmp_path: P
 
 @pytest.mark.slow
 def test_a_reference_model_shifts_shares_to_likelier_responses(tmp_path: Path) -> None:
-    from pluralign.models.causal import response_log_prob
+    from pluralign.text.causal import response_log_prob
 
     votes = PreferenceSet.from_columns(["tea ?", "rum ?"], ["yes .", "no ."], ["no , never .", "yes ."], [4, 3], [1, 2])
     folder = write_llama(tmp_path / "reference", "CausalLM")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, Lean
-from pluralign.analysis.profiles import Profile
-from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.measuring.cards import Profile
+from pluralign.measuring.leans import DISLIKES_WORD, LIKES_WORD, Lean
+from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.server.explain import A_TIE, NO_CARDS, NO_REASON, MemberVote, explain_votes
 
 SHORT, LONG = "No.", "Yes, and there are many good reasons for it, of which the first is that it is right. " * 3

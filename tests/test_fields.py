@@ -10,9 +10,8 @@ import pytest
 from served import HELLO, TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
-from pluralign.server.chat_schemas import ChatRequest
-from pluralign.server.fields import NAMES_SHOWN, REFUSED
-from pluralign.server.schemas import Turn
+from pluralign.server.chat import NAMES_SHOWN, REFUSED
+from pluralign.server.schemas import ChatRequest, Turn
 
 CHAT: dict[str, Any] = {"model": "town:consensus", "messages": HELLO, "candidates": TEXTS, "seed": 1}
 CHAT_PATH = "/v1/chat/completions"

@@ -17,21 +17,24 @@ from conftest import WriteLines, launch, run, run_process
 from tiny import two_camps, write_backbone
 
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.distributed import ALONE
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.processes import ALONE
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.fitting.finetuned import validation_rows
-from pluralign.fitting.fit import fit
-from pluralign.models.classifier import classifier_rewards
-from pluralign.training.batch_size import batch_and_steps
-from pluralign.training.finetune.base import load_base
-from pluralign.training.finetune.batches import TextPairs
-from pluralign.training.finetune.head import HeadFitter
-from pluralign.training.finetune.losses import RunningFigures, VoteLoss
-from pluralign.training.finetune.run import fine_tune
-from pluralign.training.finetune.train_model import random_states_restored
-from pluralign.training.finetune.trainer import COMPLETE_FILE, PairTrainer, StepCallback
-from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.learning.backbone.base import HeadFitter, load_base
+from pluralign.learning.backbone.batches import TextPairs
+from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
+from pluralign.learning.backbone.recipe import batch_and_steps
+from pluralign.learning.backbone.train import (
+    COMPLETE_FILE,
+    PairTrainer,
+    StepCallback,
+    fine_tune,
+    random_states_restored,
+)
+from pluralign.learning.fit import fit
+from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.tuned import validation_rows
+from pluralign.text.classifier import classifier_rewards
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 

@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 from tiny import two_camps, write_backbone
 
-from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import UsageError
+from pluralign.core.processes import ALONE, Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features import precision
-from pluralign.features.finetuned import FinetunedFeatures, load_finetuned
-from pluralign.fitting.fit import fit
-from pluralign.training.finetune import recipe, trainer
-from pluralign.training.finetune.base import load_base
-from pluralign.training.finetune.losses import RunningFigures
-from pluralign.training.finetune.trainer import COMPLETE_FILE, StepCallback
-from pluralign.training.options import FinetuneOptions
+from pluralign.learning.backbone import recipe
+from pluralign.learning.backbone import train as trainer
+from pluralign.learning.backbone.base import load_base
+from pluralign.learning.backbone.losses import RunningFigures
+from pluralign.learning.backbone.train import COMPLETE_FILE, StepCallback
+from pluralign.learning.fit import fit
+from pluralign.learning.options import FinetuneOptions
+from pluralign.text import precision
+from pluralign.text.finetuned import FinetunedFeatures, load_finetuned
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 

@@ -12,16 +12,16 @@ import pytest
 from conftest import run
 from tiny import two_camps, write_backbone
 
-from pluralign.analysis.certificate import certify
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
-from pluralign.features import finetuned as tuned
-from pluralign.features.finetuned import FinetunedFeatures, backbone_folder
-from pluralign.fitting.fit import fit
-from pluralign.models.classifier import model_rewards
-from pluralign.publishing.transformers_export import export
+from pluralign.learning.fit import fit
+from pluralign.measuring.certificate import certify
+from pluralign.publishing.export import export
+from pluralign.text import finetuned as tuned
+from pluralign.text.classifier import model_rewards
+from pluralign.text.finetuned import FinetunedFeatures, backbone_folder
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item

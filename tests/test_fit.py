@@ -19,12 +19,12 @@ import pytest
 from pluralign import FitOptions, RewardEnsemble, evaluate, fit, load_preferences
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.record import DataSummary, Evaluation, FitRecord, HistoryRow
-from pluralign.features import encoder as encoders
-from pluralign.fitting.task import FitWatcher
-from pluralign.training import joint
+from pluralign.learning import joint
+from pluralign.learning.task import FitWatcher
+from pluralign.text import encoders
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 # Keys that scripts rely on. The command line adds `weights`.
 FIT_KEYS = {"method", "k", "seconds", "history", "test", "baselines", "members"}
@@ -397,10 +397,10 @@ class Lengths:
 def test_another_model_under_the_same_name_does_not_resume_from_the_old_work(
     quick: None, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pluralign.features.frozen.load_encoder", lambda *_, **__: Lengths("1"))
+    monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("1"))
     with pytest.raises(Interrupt):
         fit_quickly(votes, k=4, encoder="model", folder=tmp_path, watcher=Watching(until=2))
-    monkeypatch.setattr("pluralign.features.frozen.load_encoder", lambda *_, **__: Lengths("2"))
+    monkeypatch.setattr("pluralign.text.features.load_encoder", lambda *_, **__: Lengths("2"))
     found = fit_quickly(votes, k=4, encoder="model", folder=tmp_path)
     assert same_fit(found, fit_quickly(votes, k=4, encoder="model"))
 

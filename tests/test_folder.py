@@ -29,7 +29,7 @@ from pluralign.ensemble.folder import (
 )
 from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
-from pluralign.features.finetuned import FinetunedFeatures
+from pluralign.text.finetuned import FinetunedFeatures
 
 VOTES = town_hall(60).preferences
 OLD = Path(__file__).with_name("data") / "ensemble-0.1"

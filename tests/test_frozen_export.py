@@ -18,9 +18,9 @@ from pluralign import RewardEnsemble, evaluate, export, town_hall
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.features.frozen import TextFeatures
-from pluralign.publishing import frozen_export
+from pluralign.publishing import export as frozen_export
 from pluralign.publishing.standalone.reward_model import RewardModel
+from pluralign.text.features import TextFeatures
 from pluralign.votes.prompts import Item, Message, Prompt
 
 ITEMS: list[Item] = [

@@ -10,12 +10,11 @@ import pytest
 from conftest import WriteLines, run, run_in_terminal
 
 from pluralign.answering import generate as generation
-from pluralign.answering.generate import generate, prompt_seed
-from pluralign.answering.prompt_sources import Failure
+from pluralign.answering.generate import Failure, generate, prompt_seed
 from pluralign.core.errors import DataError, UsageError
 from pluralign.experiments.rehearsal import write_tiny_model
-from pluralign.models.completion import Completion
-from pluralign.models.options import SamplingOptions
+from pluralign.text.causal import Completion
+from pluralign.text.options import SamplingOptions
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message, PromptLike
 

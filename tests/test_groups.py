@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
-from pluralign.evaluation.groupings import as_numbers, column_labels, group_labels, topics
-from pluralign.evaluation.groups import AdversarialGroup, adversarial_calibration, judge_groups
-from pluralign.evaluation.majority import MajorityShare, certain_though_contested, majority_shares
-from pluralign.theory.reliability import expected_calibration_error
+from pluralign.measuring.evaluate import MajorityShare, certain_though_contested, majority_shares
+from pluralign.measuring.groups import (
+    AdversarialGroup,
+    adversarial_calibration,
+    as_numbers,
+    column_labels,
+    group_labels,
+    judge_groups,
+    topics,
+)
+from pluralign.theory.calibration import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:

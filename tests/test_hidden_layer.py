@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from simulated import numeric_gradient, random_pairs
 
 from pluralign.ensemble.members import FeatureMap
-from pluralign.training.bradley_terry import bradley_terry_loss, fit_bradley_terry
-from pluralign.training.hidden_layer import fit_hidden_layer, network_loss, unpack
-from pluralign.training.pairs import Pairs
+from pluralign.learning.bradley_terry import bradley_terry_loss, fit_bradley_terry
+from pluralign.learning.frozen import fit_hidden_layer, network_loss, unpack
+from pluralign.learning.pairs import Pairs
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.2]), st.integers(1, 3))

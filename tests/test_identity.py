@@ -12,13 +12,13 @@ from test_classifier import write_bert
 
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import load_encoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.store import FeaturesFile, _check_same_features
-from pluralign.fitting.fit import fit
-from pluralign.models import identity
-from pluralign.models.identity import earlier_folder_identity, folder_identity, hub_source
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.learning.fit import fit
+from pluralign.text import loading as identity
+from pluralign.text.encoders import load_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.loading import earlier_folder_identity, folder_identity, hub_source
+from pluralign.text.store import FeaturesFile, _check_same_features
+from pluralign.votes.town_hall.town_hall import town_hall
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -21,16 +21,17 @@ from conftest import WriteLines, run, run_process, wide
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features import encoder as encoders
-from pluralign.features.encoder import HashingEncoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.store import stored_features
-from pluralign.scale import jobs, ray_engine
+from pluralign.scale import jobs
+from pluralign.scale import ray as ray_engine
 from pluralign.scale import worker as worker_module
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.ray_driver import RayJob
+from pluralign.scale.ray import RayJob
 from pluralign.scale.worker import EncodeTask, ScoreTask, Shard, Task, Transform, Worker
+from pluralign.text import encoders
+from pluralign.text.encoders import HashingEncoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.store import stored_features
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Message
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from simulated import paired, swapped
 
-from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
-from pluralign.theory.simplex import optimality_gap
-from pluralign.training import joint
-from pluralign.training.joint import (
+from pluralign.learning import joint
+from pluralign.learning.joint import (
     BLENDS,
     DISAGREEMENT_PENALTY,
     FROM_MIXTURE,
@@ -24,9 +22,11 @@ from pluralign.training.joint import (
     fit_joint,
     fit_joint_ensembles,
 )
-from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.stagewise import hard_votes, stages
-from pluralign.training.teacher import Teacher, fit_teacher
+from pluralign.learning.pairs import Pairs, validation_folds
+from pluralign.learning.stagewise import hard_votes, stages
+from pluralign.learning.teacher import Teacher, fit_teacher
+from pluralign.theory.calibration import brier, constant_half, disagreement, floor, with_undecided
+from pluralign.theory.simplex import optimality_gap
 
 N_TRAIN, N_TEST = 900, 600
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pluralign import fit, town_hall
-from pluralign.experiments.true_features import fit_true_features
+from pluralign.experiments.demo import fit_true_features
 from pluralign.theory.calibration import brier
 
 

@@ -9,8 +9,8 @@ from judging import Parrot
 from test_remote import Reply, Request, Serve, fails, prompt_of, says, serve  # noqa: F401
 
 from pluralign.core.errors import DataError
-from pluralign.models.judge import MAX_CHARACTERS, Question, judge_pairs
-from pluralign.models.remote import read_choice
+from pluralign.text.judge import MAX_CHARACTERS, Question, judge_pairs
+from pluralign.text.remote import read_choice
 
 TREES = Question("likes trees", "Park?", "More trees, please.", "A car park.")
 CARS = Question("likes parking", "Park?", "More trees, please.", "Parking for cars.")

@@ -10,13 +10,12 @@ from conftest import run
 
 from pluralign import encode, fit
 from pluralign.core.errors import DataError, UsageError
-from pluralign.features.encoder import load_encoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.layers import choose_layers, layers_from_layer, layers_text, parse_layers
-from pluralign.features.options import EncodeOptions
-from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.training import joint
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.learning import joint
+from pluralign.text.encoders import load_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import EncodeOptions, choose_layers, layers_from_layer, layers_text, parse_layers
+from pluralign.text.transformer import ModelEncoder
+from pluralign.votes.town_hall.town_hall import town_hall
 
 DECODER = ["LlamaForCausalLM"]
 

@@ -7,11 +7,12 @@ import pytest
 
 from pluralign import RewardEnsemble, fit
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.features.surface import NAMES
-from pluralign.training import joint, leading
-from pluralign.training.leading import leading_axes
+from pluralign.learning import frozen as leading
+from pluralign.learning import joint
+from pluralign.learning.frozen import leading_axes
+from pluralign.text.surface import NAMES
 from pluralign.votes.preferences import texts_of
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 
 def test_axes_hold_the_largest_variance_of_the_differences() -> None:
@@ -39,8 +40,8 @@ def test_a_sample_of_the_pairs_determines_the_axes(monkeypatch: pytest.MonkeyPat
 
 def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "STEPS", 20)
-    monkeypatch.setattr("pluralign.fitting.frozen.LEADING", 40)
-    monkeypatch.setattr("pluralign.fitting.frozen.WIDE", 60)
+    monkeypatch.setattr("pluralign.learning.frozen.LEADING", 40)
+    monkeypatch.setattr("pluralign.learning.frozen.WIDE", 60)
     votes = town_hall(200).preferences
     ensemble = fit(votes, k=2, encoder="hashing:64", folder=tmp_path / "wide")
     inputs = ensemble.members.inputs
@@ -49,5 +50,5 @@ def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, mo
     assert ensemble.members.theta.shape == (inputs.dimension, 2)
     texts = texts_of(votes)[:9]
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path / "wide").rewards(texts), ensemble.rewards(texts))
-    monkeypatch.setattr("pluralign.fitting.frozen.WIDE", 64 + len(NAMES))
+    monkeypatch.setattr("pluralign.learning.frozen.WIDE", 64 + len(NAMES))
     assert fit(votes, k=2, encoder="hashing:64").members.inputs.axes is None, "not wide: all columns are kept"

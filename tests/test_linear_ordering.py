@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mixtures import all_incidences, pair_by_pair
 
 from pluralign.core.errors import UsageError
-from pluralign.theory.linear_ordering import best_ranking, local_search_ranking
-from pluralign.theory.rankings import Ranking
+from pluralign.theory.rankings import Ranking, best_ranking, local_search_ranking
 
 SEEDS = st.integers(0, 100_000)
 

@@ -14,7 +14,7 @@ from pluralign.core.errors import DataError
 from pluralign.scale import lines as lines_module
 from pluralign.scale.lines import compare, score
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 CHAT = [
     {"role": "user", "content": "Tea?"},

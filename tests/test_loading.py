@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pluralign.core.errors import DataError
-from pluralign.models.identity import folder_identity
-from pluralign.models.loading import model_folder, quiet_transformers
+from pluralign.text.loading import folder_identity, model_folder, quiet_transformers
 
 LLAMA_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "model-00001-of-00002.safetensors",

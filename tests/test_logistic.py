@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from pluralign.theory.logistic import sigmoid
+from pluralign.theory.calibration import sigmoid
 
 
 @given(st.floats(-1e4, 1e4))

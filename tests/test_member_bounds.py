@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.pairs import cap_disagreement, training_bound
+from pluralign.learning.stagewise import hard_votes
 from pluralign.theory.calibration import disagreement
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.member_bounds import cap_disagreement, training_bound
-from pluralign.training.stagewise import hard_votes
 
 
 def first_feature_votes(n: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

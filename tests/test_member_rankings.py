@@ -10,12 +10,12 @@ from conftest import WriteLines, run
 from scipy.stats import kendalltau
 from test_ensemble import some_ensemble
 
-from pluralign.analysis.member_rankings import case_studies, held_out_candidates, measure_diversity, score_candidates
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import save_held_out, score_held_out
+from pluralign.measuring.diversity import case_studies, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
-from pluralign.votes.town_hall.townhall import candidates as town_candidates
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import candidates as town_candidates
+from pluralign.votes.town_hall.town_hall import town_hall
 
 LISTS = [Candidates(line["prompt"], tuple(line["responses"])) for line in town_candidates(6, 7)]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core import distributed
+from pluralign.core import processes as distributed
 from pluralign.ensemble.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
 from pluralign.theory.calibration import votes_from_rewards
 

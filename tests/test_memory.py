@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tiny import write_backbone
 
-from pluralign.training import memory
-from pluralign.training.memory import (
+from pluralign.learning import routes as memory
+from pluralign.learning.routes import (
     LLAMA_3_8B,
     Architecture,
     trained_numbers,

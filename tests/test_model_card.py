@@ -13,7 +13,7 @@ from conftest import run
 from pluralign import RewardEnsemble
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.publishing.model_card import ModelCard, escaped
+from pluralign.publishing.card import ModelCard, escaped
 from pluralign.theory.intervals import Interval
 
 NAN = math.nan

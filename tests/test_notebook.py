@@ -14,8 +14,8 @@ from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.measure import without_verdict
-from pluralign.evaluation.results import FullEvaluation
+from pluralign.learning.measure import without_verdict
+from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.publishing.figures import Drawing
 
 HOSTILE = "<script>alert(1)</script> & “"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign import PreferenceSet, answer, fit, town_hall
-from pluralign.answering.consensus import DRAFTS
-from pluralign.answering.novelty import (
+from pluralign.answering.gate import (
     FEWEST_TEXTS,
     REASONS,
     NoveltyGate,
@@ -20,9 +19,10 @@ from pluralign.answering.novelty import (
     last_layer,
     topic_distance,
 )
+from pluralign.answering.slate import DRAFTS
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.features.encoder import default_encoder
-from pluralign.features.frozen import TextFeatures
+from pluralign.text.encoders import default_encoder
+from pluralign.text.features import TextFeatures
 from pluralign.votes.candidates import candidates_of
 from pluralign.votes.prompts import Prompt
 

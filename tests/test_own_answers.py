@@ -10,11 +10,11 @@ from test_tune import ensemble_of
 
 from pluralign import answer
 from pluralign.answering.answer import score
-from pluralign.answering.own_answers import Answering, Drafts, OwnPolicies, answering_members, choose_own, write_drafts
+from pluralign.answering.drafts import Answering, Drafts, OwnPolicies, answering_members, choose_own, write_drafts
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.models.completion import Completion
-from pluralign.models.options import SamplingOptions
+from pluralign.text.causal import Completion
+from pluralign.text.options import SamplingOptions
 from pluralign.theory.social_choice import borda, pairwise_support
 from pluralign.votes.prompts import PromptLike
 

@@ -9,7 +9,7 @@ import pytest
 from page_browser import Tab, percent
 
 from pluralign import PreferenceSet, answer
-from pluralign.answering.consensus import NO_MAJORITY
+from pluralign.answering.slate import NO_MAJORITY
 from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
 

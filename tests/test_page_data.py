@@ -11,20 +11,17 @@ import pytest
 from test_explain import a_lean
 
 from pluralign import Message, PreferenceSet, evaluate, town_hall
-from pluralign.analysis import leans
-from pluralign.analysis.leans import CARES_LESS, PREFERS
-from pluralign.analysis.report_data import ReportData, collect_report_data
-from pluralign.analysis.traits import trait_values
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.comparison import comparison, verdicts
-from pluralign.evaluation.measure import without_verdict
-from pluralign.server.page_data import card_lean, collect_page_data
-from pluralign.server.page_examples import MAX_LENGTH
-from pluralign.server.page_figures import PAIRS_PER_POINT, TEXT_LENGTH
+from pluralign.learning.measure import without_verdict
+from pluralign.measuring import leans
+from pluralign.measuring.leans import CARES_LESS, PREFERS, trait_values
+from pluralign.measuring.report_data import ReportData, collect_report_data
+from pluralign.measuring.verdicts import comparison, verdicts
+from pluralign.server.page import MAX_LENGTH, PAIRS_PER_POINT, TEXT_LENGTH, card_lean, collect_page_data
 
 
 @pytest.fixture(scope="module")

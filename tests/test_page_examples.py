@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pluralign import town_hall
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.server.page_data import collect_page_data
-from pluralign.server.page_examples import (
+from pluralign.server.page import (
     EXAMPLES,
     STEERING_PAIRS,
+    collect_page_data,
     example_prompts,
     steering_pairs,
     voted_pair,

@@ -9,10 +9,10 @@ import pytest
 from page_browser import Tab, page_data, percent, plain
 from served import running
 
-from pluralign.analysis.profiles import member_profiles
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
+from pluralign.measuring.cards import member_profiles
 from pluralign.server.explain import explain_votes
 
 

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import random_pairs
 
-from pluralign.core import distributed
+from pluralign.core import processes as distributed
 from pluralign.core.errors import DataError
-from pluralign.training import pairs as module
-from pluralign.training.baselines import fit_baselines
-from pluralign.training.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.training.joint import FROM_MIXTURE, fit_joint
-from pluralign.training.pairs import (
+from pluralign.learning import pairs as module
+from pluralign.learning.baselines import fit_baselines
+from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
+from pluralign.learning.joint import FROM_MIXTURE, fit_joint
+from pluralign.learning.pairs import (
     Differences,
     Pairs,
     as_array,
@@ -25,9 +25,9 @@ from pluralign.training.pairs import (
     scale_rows,
     validation_folds,
 )
-from pluralign.training.policy_level import PolicyChoice, fit_policy_level
-from pluralign.training.stagewise import hard_votes, stages
-from pluralign.training.teacher import fit_teacher
+from pluralign.learning.policy_level import PolicyChoice, fit_policy_level
+from pluralign.learning.stagewise import hard_votes, stages
+from pluralign.learning.teacher import fit_teacher
 
 
 def pairs_of_two_groups(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:

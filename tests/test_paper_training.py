@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tiny import two_camps, write_backbone
 
-from pluralign.fitting.fit import fit
+from pluralign.learning.fit import fit
 from pluralign.votes.load import load_preferences
 
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.slow]

@@ -11,7 +11,7 @@ from test_remote import Reply, Request, Serve, prompt_of, says, serve  # noqa: F
 
 from pluralign import evaluate, town_hall
 from pluralign.core.errors import DataError, UsageError
-from pluralign.evaluation.personas import (
+from pluralign.measuring.personas import (
     Personas,
     cross_fitted_share,
     find_personas,

@@ -17,9 +17,9 @@ from tiny import write_backbone
 from pluralign.cli.main import app
 from pluralign.experiments import costs
 from pluralign.experiments.plan import plan
-from pluralign.experiments.recipe import RECIPES, load_recipe
 from pluralign.experiments.recipe_cost import estimate_cost
-from pluralign.training.routes import Devices, Route
+from pluralign.experiments.recipes import RECIPES, load_recipe
+from pluralign.learning.routes import Devices, Route
 
 TABLE_1 = {
     "multipref": (9413, 4791, 532, 4.0, 0.63),
@@ -65,7 +65,7 @@ def test_a_recipe_matches_the_paper(name: str) -> None:
 
 
 def test_the_defaults_of_fine_tuning_match_the_paper() -> None:
-    finetune = importlib.import_module("pluralign.training.finetune.recipe")
+    finetune = importlib.import_module("pluralign.learning.backbone.recipe")
     for name in RECIPES:
         noted = load_recipe(name).paper_training
         assert (noted.warmup, noted.weight_decay) == (finetune.WARM_UP_SHARE, finetune.WEIGHT_DECAY)

@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import numeric_gradient, paired
 
-from pluralign.theory.calibration import brier
-from pluralign.theory.logistic import sigmoid
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.joint import FROM_MIXTURE, FROM_VOTES
-from pluralign.training.pairs import Pairs, validation_folds
-from pluralign.training.policy_level import PolicyChoice, choose_policy_options, fit_policy_level, policy_loss
-from pluralign.training.teacher import Teacher, damp, fit_teacher
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.joint import FROM_MIXTURE, FROM_VOTES
+from pluralign.learning.pairs import Pairs, validation_folds
+from pluralign.learning.policy_level import PolicyChoice, choose_policy_options, fit_policy_level, policy_loss
+from pluralign.learning.teacher import Teacher, damp, fit_teacher
+from pluralign.theory.calibration import brier, sigmoid
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 0.2]), st.integers(1, 4))

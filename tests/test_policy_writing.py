@@ -13,16 +13,15 @@ from test_tune import TOWN, ensemble_of
 from tiny import write_backbone
 
 from pluralign import answer
+from pluralign.answering.adapters import save_adapter
+from pluralign.answering.drafts import OwnPolicies
 from pluralign.answering.generate import sample_distinct
-from pluralign.answering.own_answers import OwnPolicies
+from pluralign.answering.options import TuneOptions
+from pluralign.answering.policies import AdapterPolicy, BaseRecord, Manifest, TunedPolicy, load_policies, run_settings
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.models.causal import LocalModel
-from pluralign.models.options import RemoteOptions, SamplingOptions
-from pluralign.policies.manifest import BaseRecord, Manifest, TunedPolicy, run_settings
-from pluralign.policies.options import TuneOptions
-from pluralign.policies.trainers import save_adapter
-from pluralign.policies.writing import AdapterPolicy, load_policies
+from pluralign.text.causal import LocalModel
+from pluralign.text.options import RemoteOptions, SamplingOptions
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -14,15 +14,18 @@ from tiny import write_backbone
 
 from pluralign import fit, town_hall
 from pluralign.core.arrays import Vectors
-from pluralign.core.distributed import Processes
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.processes import Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import sealed
-from pluralign.features import precision, transformer_encoder
-from pluralign.features.encoder import HashingEncoder, load_encoder
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.options import Precision
-from pluralign.features.precision import (
+from pluralign.learning.options import FitOptions
+from pluralign.scale.jobs import encode
+from pluralign.text import precision
+from pluralign.text import transformer as transformer_encoder
+from pluralign.text.encoders import HashingEncoder, load_encoder
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import Precision
+from pluralign.text.precision import (
     Trial,
     TrialTask,
     agreement,
@@ -31,9 +34,7 @@ from pluralign.features.precision import (
     run_trial,
     try_bfloat16,
 )
-from pluralign.features.transformer_encoder import ModelEncoder
-from pluralign.scale.jobs import encode
-from pluralign.training.options import FitOptions
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import texts_of
 
 VOTES = town_hall(300).preferences

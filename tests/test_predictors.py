@@ -19,9 +19,9 @@ from test_classifier import write_bert
 from test_ensemble import some_ensemble
 
 from pluralign.core.errors import DataError
-from pluralign.evaluation.predictors import Predictor, cross_fitted, reward_predictor
-from pluralign.evaluation.sources import find_predictor, load_predictor
-from pluralign.models.classifier import model_rewards
+from pluralign.learning.measure import Predictor, cross_fitted, reward_predictor
+from pluralign.measuring.predictors import find_predictor, load_predictor
+from pluralign.text.classifier import model_rewards
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
 

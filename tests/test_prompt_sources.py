@@ -8,7 +8,7 @@ import pytest
 from conftest import WriteLines, wide
 
 from pluralign import fit
-from pluralign.answering.prompt_sources import load_prompts
+from pluralign.answering.generate import load_prompts
 from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.experiments.rehearsal import write_prism

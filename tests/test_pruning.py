@@ -11,10 +11,10 @@ from conftest import run
 from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble, fit, prune, town_hall
-from pluralign.analysis.pruning import Pruning, plan_pruning
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
-from pluralign.evaluation.measure import evaluate_features
+from pluralign.learning.measure import evaluate_features
+from pluralign.measuring.pruning import Pruning, plan_pruning
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 CONTRACT = {"removed", "removed_weight", "bound"}

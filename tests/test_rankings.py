@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from mixtures import pair_by_pair, random_mixture
 
 from pluralign.core.errors import UsageError
-from pluralign.theory.rankings import mcgarvey, reduce_support, sample_rankings, sampling_error, tournament_of
-from pluralign.theory.realizability import decompose
+from pluralign.theory.rankings import (
+    decompose,
+    mcgarvey,
+    reduce_support,
+    sample_rankings,
+    sampling_error,
+    tournament_of,
+)
 
 SEEDS = st.integers(0, 100_000)
 

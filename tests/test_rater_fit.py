@@ -13,13 +13,11 @@ from test_fit import Interrupt, Watching, evaluation_of, same_fit
 from pluralign import RewardEnsemble, fit
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
-from pluralign.fitting.rater_fit import STRENGTHS, choose_strength, smallest_as_good, training_votes
-from pluralign.fitting.task import FitTask, FitWatcher
-from pluralign.theory.calibration import disagreement
-from pluralign.theory.logistic import sigmoid
-from pluralign.training.options import FitOptions
-from pluralign.training.pairs import Pairs
-from pluralign.training.rater_mixture import VotesByRater
+from pluralign.learning.options import FitOptions
+from pluralign.learning.pairs import Pairs
+from pluralign.learning.raters import STRENGTHS, VotesByRater, choose_strength, smallest_as_good, training_votes
+from pluralign.learning.task import FitTask, FitWatcher
+from pluralign.theory.calibration import disagreement, sigmoid
 from pluralign.votes.raters import RaterVotes, load_rater_votes
 
 ID = "secret-rater"
@@ -171,7 +169,7 @@ def test_an_interrupted_fit_resumes(votes: RaterVotes, tmp_path: Path, monkeypat
     with pytest.raises(Interrupt):
         fit(votes, k=4, encoder="none", folder=tmp_path, watcher=Watching(until=4))
     with monkeypatch.context() as patch:
-        patch.setattr("pluralign.fitting.rater_fit.fit_rater_mixture", None)  # every mixture is in the checkpoint
+        patch.setattr("pluralign.learning.raters.fit_rater_mixture", None)  # every mixture is in the checkpoint
         assert same_fit(fit(votes, k=4, encoder="none", folder=tmp_path), unbroken)
 
 

@@ -5,10 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from pluralign.core.arrays import FloatArray
-from pluralign.theory.logistic import sigmoid
-from pluralign.training import rater_mixture
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.rater_mixture import (
+from pluralign.learning import raters as rater_mixture
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.raters import (
     VotesByRater,
     fit_rater_mixture,
     log_likelihoods,
@@ -16,6 +15,7 @@ from pluralign.training.rater_mixture import (
     posteriors,
     predictive_log_loss,
 )
+from pluralign.theory.calibration import sigmoid
 
 Votes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], FloatArray]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.rater_reward import fit_rater_reward
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.raters import fit_rater_reward
 
 
 @pytest.mark.parametrize("variance", [0.1, 1.0, 30.0])

@@ -13,9 +13,8 @@ from mixtures import Matrix, all_incidences, pair_by_pair, random_mixture
 from scipy.optimize import linprog
 
 from pluralign.core.errors import UsageError
-from pluralign.theory import realizability
-from pluralign.theory.linear_ordering import EXACT_UP_TO
-from pluralign.theory.realizability import Decomposition, ViolatedInequality, decompose, violated_cycle
+from pluralign.theory import rankings as realizability
+from pluralign.theory.rankings import EXACT_UP_TO, Decomposition, ViolatedInequality, decompose, violated_cycle
 
 SEEDS = st.integers(0, 100_000)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.theory.reliability import by_stratum, expected_calibration_error, reliability, strata
+from pluralign.theory.calibration import by_stratum, expected_calibration_error, reliability, strata
 
 
 def test_equal_mass_bins_of_distinct_predictions_hold_the_same_number_of_pairs() -> None:

@@ -20,10 +20,10 @@ from conftest import WriteLines, run
 from pluralign import fit, town_hall
 from pluralign.answering.generate import Sampler, generate
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
-from pluralign.models import remote
-from pluralign.models.completion import Completion
-from pluralign.models.options import RemoteOptions, SamplingOptions
-from pluralign.models.remote import ServerModel, read_choices
+from pluralign.text import remote
+from pluralign.text.causal import Completion
+from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.text.remote import ServerModel, read_choices
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.prompts import Message
 

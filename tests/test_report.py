@@ -15,15 +15,14 @@ from conftest import run
 from matplotlib.patches import Rectangle
 
 from pluralign import PreferenceSet, fit, town_hall
-from pluralign.analysis.camps import CampStudy, camps_of_ensemble
-from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
-from pluralign.ensemble.record import Evaluation
-from pluralign.ensemble.training_prompts import LeftOut
-from pluralign.evaluation.measure import without_verdict
+from pluralign.ensemble.record import Evaluation, LeftOut
+from pluralign.learning.measure import without_verdict
+from pluralign.measuring.camps import CampStudy, camps_of_ensemble
+from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.publishing.figures import (
     as_svg,
     brier_by_size,

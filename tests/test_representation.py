@@ -15,18 +15,22 @@ from town_raters import town_raters, town_representation
 from pluralign import DataError, RewardEnsemble, UsageError, evaluate, town_hall
 from pluralign.ensemble.folder import REPRESENTATION_FILE
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.ensemble.training_prompts import hash_prompts
-from pluralign.evaluation.rater_predictions import ALL, MIN_VOTES, Predictors, qualified_raters, score_raters
-from pluralign.evaluation.representation import (
+from pluralign.ensemble.record import hash_prompts
+from pluralign.measuring.individuals import (
+    ALL,
     MIN_RATERS,
+    MIN_VOTES,
+    Predictors,
     Representation,
     chosen_variances,
     load_representation,
     over_raters,
+    qualified_raters,
     represent,
     save_representation,
+    score_raters,
 )
-from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
+from pluralign.measuring.verdicts import representation_notes, representation_verdicts
 from pluralign.theory.posterior import FACTORS, ChoiceModel, person_chances
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes

@@ -16,10 +16,10 @@ from served import running
 from town_raters import town_raters, town_representation
 
 from pluralign import RewardEnsemble
-from pluralign.analysis.report_data import ReportData, collect_report_data
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.evaluation.representation import PREDICTORS, Representation, save_representation
-from pluralign.evaluation.representation_verdicts import representation_verdicts
+from pluralign.measuring.individuals import PREDICTORS, Representation, save_representation
+from pluralign.measuring.report_data import ReportData, collect_report_data
+from pluralign.measuring.verdicts import representation_verdicts
 from pluralign.publishing.figures import representation_curves
 from pluralign.publishing.report import page
 

@@ -17,15 +17,14 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import held_out_files, load_held_out
 from pluralign.experiments import reproduce as reproduction
 from pluralign.experiments.plan import RECORD_FILE, check_inputs, plan
-from pluralign.experiments.recipe import RECIPES, load_recipe, shrink
+from pluralign.experiments.recipes import RECIPES, load_recipe, shrink
 from pluralign.experiments.rehearsal import SAMPLES, write_sample
 from pluralign.experiments.reproduce import choose_training, compare_table, reproduce
-from pluralign.training.memory import LLAMA_3_8B
-from pluralign.training.routes import Devices, Route
+from pluralign.learning.routes import LLAMA_3_8B, Devices, Route
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.votes.town_hall.town_hall import town_hall
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from test_transformers_export import pad_as_fit_does, save_ensemble
 
 from pluralign import RewardEnsemble
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.reward_func import trainer_item
-from pluralign.features.encoder import HashingEncoder
-from pluralign.features.frozen import TextFeatures
+from pluralign.ensemble.ensemble import trainer_item
+from pluralign.text.encoders import HashingEncoder
+from pluralign.text.features import TextFeatures
 from pluralign.votes.prompts import Message
 
 ASKED = [{"role": "user", "content": "Tea?"}]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pluralign.training.finetune import rounding
-from pluralign.training.finetune.rounding import RoundedAdamW, Rounding
+from pluralign.learning.backbone import optimizer as rounding
+from pluralign.learning.backbone.optimizer import RoundedAdamW, Rounding
 
 torch: Any = importlib.import_module("torch")
 

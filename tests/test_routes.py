@@ -11,14 +11,16 @@ from tiny import write_backbone
 
 from pluralign.cli.main import app
 from pluralign.core.errors import UsageError
-from pluralign.training import routes
-from pluralign.training.memory import LLAMA_3_8B, Architecture, Weights
-from pluralign.training.options import FinetuneOptions, FitOptions
-from pluralign.training.routes import (
+from pluralign.learning import routes
+from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.routes import (
     FSDP_FLAGS,
+    LLAMA_3_8B,
     ROUTE_OPTIONS,
+    Architecture,
     Devices,
     Route,
+    Weights,
     choose_route,
     visible_devices,
     with_fitting_route,
@@ -182,7 +184,7 @@ def test_the_command_line_keeps_options_that_are_named(tmp_path: Path, monkeypat
         received.append(given)
         raise UsageError("stop")
 
-    monkeypatch.setattr("pluralign.fitting.fit.fit", stop)
+    monkeypatch.setattr("pluralign.learning.fit.fit", stop)
     group: Any = typer.main.get_command(app)
     config = tmp_path / "run.toml"
     config.write_text('precision = "float32"\n')

@@ -23,8 +23,7 @@ from served import SECRET, TEXTS, Client, running, wait_until
 
 from pluralign import RewardEnsemble, UsageError, create_app
 from pluralign.server.limits import Limits
-from pluralign.server.memory import trim_memory
-from pluralign.server.run import Server, serve, startup_message
+from pluralign.server.run import Server, serve, startup_message, trim_memory
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import write_backbone
 
-from pluralign.models.options import SamplingOptions
-from pluralign.policies.samples import Policy, best_and_worst, reward_scale, sampled_kl
+from pluralign.answering.adapters import Policy, best_and_worst, reward_scale, sampled_kl
+from pluralign.text.options import SamplingOptions
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -101,7 +101,7 @@ def test_drafts_are_limited_and_cut_at_stop_texts() -> None:
 
 
 def test_policies_in_this_process_answer_over_http(policies: Path) -> None:  # noqa: F811
-    from pluralign.policies.writing import load_policies
+    from pluralign.answering.policies import load_policies
 
     tuned = load_policies(policies, TOWN)
     with running(TOWN, tuned.base, policies=tuned.samplers) as client:

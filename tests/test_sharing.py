@@ -15,9 +15,9 @@ from test_transformers_export import pad_as_fit_does, save_ensemble, write_adapt
 
 from pluralign import RewardEnsemble
 from pluralign.core.errors import DataError, UsageError
-from pluralign.features.finetuned import FinetunedFeatures
-from pluralign.features.frozen import TextFeatures
-from pluralign.publishing import frozen_export
+from pluralign.publishing import export as frozen_export
+from pluralign.text.features import TextFeatures
+from pluralign.text.finetuned import FinetunedFeatures
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

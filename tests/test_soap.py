@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 torch: Any = importlib.import_module("torch")
-soap: Any = importlib.import_module("pluralign.training.finetune.soap")
+soap: Any = importlib.import_module("pluralign.learning.backbone.optimizer")
 
 
 def regression(optimizer: Any, rows: int, columns: int, steps: int) -> tuple[float, dict[str, Any], Any]:

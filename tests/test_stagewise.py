@@ -10,12 +10,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from simulated import numeric_gradient, random_pairs
 
-from pluralign.theory.calibration import disagreement
-from pluralign.theory.logistic import sigmoid
-from pluralign.theory.simplex import optimality_gap
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.options import Loss, Variant
-from pluralign.training.stagewise import (
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.options import Loss, Variant
+from pluralign.learning.stagewise import (
     Stage,
     fit_member,
     hard_votes,
@@ -24,6 +21,8 @@ from pluralign.training.stagewise import (
     stage_target,
     stages,
 )
+from pluralign.theory.calibration import disagreement, sigmoid
+from pluralign.theory.simplex import optimality_gap
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 

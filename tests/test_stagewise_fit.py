@@ -7,13 +7,13 @@ import pytest
 
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
-from pluralign.fitting import stagewise_fit
-from pluralign.fitting.stagewise_fit import Setting, StagePairs, choose_setting, fit_stagewise, settings
-from pluralign.fitting.task import FitTask, FitWatcher
+from pluralign.learning import choose as stagewise_fit
+from pluralign.learning.choose import Setting, StagePairs, choose_setting, fit_stagewise, settings
+from pluralign.learning.options import FitOptions, Orient
+from pluralign.learning.pairs import Pairs, as_array
+from pluralign.learning.stagewise import hard_votes, orientation, stages
+from pluralign.learning.task import FitTask, FitWatcher
 from pluralign.theory.calibration import brier
-from pluralign.training.options import FitOptions, Orient
-from pluralign.training.pairs import Pairs, as_array
-from pluralign.training.stagewise import hard_votes, orientation, stages
 
 
 def votes(n: int = 240, d: int = 40, seed: int = 0) -> Pairs:

@@ -7,13 +7,20 @@ import numpy as np
 import pytest
 
 from pluralign import PreferenceSet, answer, member_profiles
-from pluralign.analysis.profiles import Profile
-from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
-from pluralign.answering.steering_request import FITTED_WITHOUT_IDS, steering_notes
-from pluralign.answering.steering_words import steer_by_words, wanted_traits
+from pluralign.answering.steering import (
+    FITTED_WITHOUT_IDS,
+    People,
+    ScoredChoices,
+    Steering,
+    steer_by_choices,
+    steer_by_words,
+    steering_notes,
+    wanted_traits,
+)
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
+from pluralign.measuring.cards import Profile
 from pluralign.theory.posterior import FACTORS, ChoiceModel
 
 MEMBERS = ChoiceModel(people=0.9, spread=0.0, source="raters")

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from pluralign import UsageError, answer
-from pluralign.answering.steering import People, steer_by_choices
-from pluralign.answering.steering_meaning import (
+from pluralign.answering.steering import (
     JUDGED_PAIRS,
     MeaningMatch,
+    People,
     _verdict,
     judged_choices,
     match_meaning,
     meaning_posterior,
+    steer_by_choices,
     steer_by_meaning,
 )
 from pluralign.ensemble.ensemble import RewardEnsemble

@@ -13,18 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.errors import DataError
-from pluralign.features import store
-from pluralign.features.cache import VectorCache, vector_key
-from pluralign.features.encoder import HashingEncoder, encode
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.store import (
-    SHARD_FORMAT,
-    item_keys,
-    read_features_file,
-    shard_name,
-    shard_table,
-    stored_features,
-)
+from pluralign.text import store
+from pluralign.text.encoders import HashingEncoder, VectorCache, encode, vector_key
+from pluralign.text.features import TextFeatures
+from pluralign.text.store import SHARD_FORMAT, item_keys, read_features_file, shard_name, shard_table, stored_features
 from pluralign.votes.prompts import Item, Message, text_key
 
 HASHING = TextFeatures("hashing")

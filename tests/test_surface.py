@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.features.surface import NAMES, surface_features
+from pluralign.text.surface import NAMES, surface_features
 
 texts = st.text(st.characters(codec="utf-8"), max_size=60)
 

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import paired
 
-from pluralign.theory.calibration import brier
-from pluralign.theory.logistic import sigmoid
-from pluralign.training.bradley_terry import fit_bradley_terry
-from pluralign.training.pairs import as_array, validation_folds
-from pluralign.training.teacher import DAMPING_GRID, TEACHER_L2_GRID, damp, fit_teacher
+from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.pairs import as_array, validation_folds
+from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, damp, fit_teacher
+from pluralign.theory.calibration import brier, sigmoid
 
 # --- damping ----------------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from conftest import run, run_in_terminal
 
-from pluralign.analysis.tournament import Tournament, load_tournament, rankings
 from pluralign.cli.console import show
-from pluralign.cli.views.rankings import rankings_page
+from pluralign.cli.render.analysis import rankings_page
 from pluralign.core.errors import DataError
+from pluralign.measuring.tournament import Tournament, load_tournament, rankings
 
 DRINKS: dict[str, Any] = {
     "alternatives": ["tea", "coffee", "milk"],
@@ -221,7 +221,7 @@ def test_the_page_shows_the_ten_heaviest_rankings(tmp_path: Path) -> None:
 def test_many_alternatives_are_undecided_without_a_proof(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pluralign.theory.realizability.EXACT_UP_TO", 5)
+    monkeypatch.setattr("pluralign.theory.rankings.EXACT_UP_TO", 5)
     shares = np.full((6, 6), np.nan)  # the fence of test_rankings
     for i, j in itertools.product(range(3), range(3)):
         shares[3 + j, i] = 0.5 if i == j else 1.0

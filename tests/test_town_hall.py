@@ -6,10 +6,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pluralign.votes.town_hall.issues import load_issues
 from pluralign.votes.town_hall.population import FEATURES, TASTES
-from pluralign.votes.town_hall.townhall import TownHall, answers, candidates, town_hall
-from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, write_response
+from pluralign.votes.town_hall.town_hall import TownHall, answers, candidates, town_hall
+from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, load_issues, write_response
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,12 @@ from tiny import two_camps, write_backbone
 
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
-from pluralign.fitting.finetuned import decisive_tuning
-from pluralign.training.finetune.batches import TextPairs
-from pluralign.training.finetune.losses import StageLoss
-from pluralign.training.finetune.recipe import check_trackers
-from pluralign.training.finetune.train_model import Training, prepare_run
-from pluralign.training.finetune.trainer import PairLabels, PairTrainer
-from pluralign.training.options import FinetuneOptions
+from pluralign.learning.backbone.batches import TextPairs
+from pluralign.learning.backbone.losses import StageLoss
+from pluralign.learning.backbone.recipe import check_trackers
+from pluralign.learning.backbone.train import PairLabels, PairTrainer, Training, prepare_run
+from pluralign.learning.options import FinetuneOptions
+from pluralign.learning.tuned import decisive_tuning
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ONE_PAIR = TextPairs(

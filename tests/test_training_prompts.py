@@ -10,7 +10,7 @@ from conftest import run
 
 from pluralign import DataError, Message, RewardEnsemble, evaluate, town_hall
 from pluralign.ensemble.held_out import load_held_out, score_held_out
-from pluralign.ensemble.training_prompts import LeftOut, are_trained, hash_prompts, pairs_to_measure
+from pluralign.ensemble.record import LeftOut, are_trained, hash_prompts, pairs_to_measure
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import PromptLike
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from vaderSentiment.vaderSentiment import SPECIAL_CASES, SentimentIntensityAnalyzer
 
 from pluralign import RewardEnsemble
-from pluralign.analysis import traits
-from pluralign.analysis.profiles import member_profiles
-from pluralign.analysis.traits import KEYS, TRAITS, trait_values
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.votes.town_hall.townhall import town_hall
+from pluralign.measuring import leans as traits
+from pluralign.measuring.cards import member_profiles
+from pluralign.measuring.leans import KEYS, TRAITS, trait_values
+from pluralign.votes.town_hall.town_hall import town_hall
 
 PROMPT = "Should the town build a bridge?"
 MORE_AND_LESS = {

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tiny import CHAT_TEMPLATE, word_tokenizer
 
 from pluralign.core.errors import DataError, UsageError
-from pluralign.features import cores, transformer_encoder
-from pluralign.features.encoder import load_encoder
-from pluralign.features.transformer_encoder import ModelEncoder
+from pluralign.text import transformer as cores
+from pluralign.text import transformer as transformer_encoder
+from pluralign.text.encoders import load_encoder
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, chat_messages, plain_text
 
 ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
@@ -360,7 +361,7 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
     # In a child process without AMX: some CPUs report it and raise SIGILL (docs/explanation/performance.md).
     code = (
         "import json, sys; from pathlib import Path; import numpy as np\n"
-        "from pluralign.features.transformer_encoder import ModelEncoder\n"
+        "from pluralign.text.transformer import ModelEncoder\n"
         "for folder in sys.argv[2:]:\n"
         "    encoder = ModelEncoder(Path(folder), 'half', (0, 2), half=True); items = json.loads(sys.argv[1])\n"
         "    vectors = encoder.encode(items); assert vectors.dtype == np.float32\n"

@@ -24,11 +24,10 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.features.finetuned import FinetunedFeatures
-from pluralign.models.classifier import model_rewards
-from pluralign.publishing.export_folder import member_names
-from pluralign.publishing.model_card import escaped
-from pluralign.publishing.transformers_export import keep_outputs
+from pluralign.publishing.card import escaped
+from pluralign.publishing.export import keep_outputs, member_names
+from pluralign.text.classifier import model_rewards
+from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.votes.preferences import PreferenceSet
 
 WEIGHTS = [0.5, 0.2, 0.3]
@@ -480,7 +479,7 @@ def test_an_export_is_written_atomically_and_replaces_only_an_export(
         export(joint, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr("pluralign.publishing.model_card.ModelCard.text", lambda *_, **__: 1 / 0)
+        patch.setattr("pluralign.publishing.card.ModelCard.text", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             export(joint, out, overwrite=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
@@ -495,9 +494,7 @@ def test_an_export_is_written_atomically_and_replaces_only_an_export(
 @pytest.mark.slow
 def test_a_full_disk_is_reported_before_writing(joint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = importlib.import_module("shutil").disk_usage(tmp_path)
-    monkeypatch.setattr(
-        "pluralign.publishing.transformers_export.shutil.disk_usage", lambda _: usage._replace(free=1000)
-    )
+    monkeypatch.setattr("pluralign.publishing.export.shutil.disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(UsageError, match=r"but only 0 MB are free"):
         export(joint, tmp_path / "out")
     assert not list(tmp_path.iterdir())

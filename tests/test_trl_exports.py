@@ -12,7 +12,7 @@ from test_classifier import ITEMS, write_bert, write_llama
 from test_transformers_export import pad_as_fit_does, save_ensemble
 
 from pluralign import RewardEnsemble, export
-from pluralign.models.classifier import added_chat_template, model_rewards, reads_of
+from pluralign.text.classifier import added_chat_template, model_rewards, reads_of
 from pluralign.votes.prompts import Prompt, plain_text
 
 pytestmark = [

@@ -17,22 +17,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tiny import WORDS, write_backbone
 
+from pluralign.answering import tune as tune_module
+from pluralign.answering.adapters import Policy
 from pluralign.answering.answer import answer
+from pluralign.answering.drafts import OwnPolicies
 from pluralign.answering.generate import sample_distinct
-from pluralign.answering.own_answers import OwnPolicies
-from pluralign.cli.views.policies import tuning_page
+from pluralign.answering.options import TuneOptions
+from pluralign.answering.policies import ExampleAnswer, Manifest, load_policies
+from pluralign.answering.tune import Tuning, split_prompts, tune
+from pluralign.cli.render.answers import tuning_page
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.surface import NAMES
-from pluralign.models.options import SamplingOptions
-from pluralign.policies import tune as tune_module
-from pluralign.policies.manifest import ExampleAnswer, Manifest
-from pluralign.policies.options import TuneOptions
-from pluralign.policies.samples import Policy
-from pluralign.policies.tune import Tuning, split_prompts, tune
-from pluralign.policies.writing import load_policies
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import SamplingOptions
+from pluralign.text.surface import NAMES
 from pluralign.votes.prompts import Message
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

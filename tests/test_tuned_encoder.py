@@ -13,20 +13,20 @@ import pytest
 import torch
 from tiny import two_camps, write_sentence_encoder
 
-from pluralign.analysis.certificate import certify
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.evaluation.evaluate import evaluate
-from pluralign.features.attention_pooling import ATTENTION_FILE
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.surface import NAMES
-from pluralign.fitting import tuned_encoder
-from pluralign.fitting.fit import fit
-from pluralign.fitting.task import FitTask
-from pluralign.publishing.transformers_export import export
-from pluralign.training.finetune import attention
-from pluralign.training.finetune.losses import MixtureLoss, RunningFigures
-from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.learning import trained_pooling as tuned_encoder
+from pluralign.learning.backbone import attention
+from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
+from pluralign.learning.fit import fit
+from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.task import FitTask
+from pluralign.measuring.certificate import certify
+from pluralign.measuring.evaluate import evaluate
+from pluralign.publishing.export import export
+from pluralign.text.features import TextFeatures
+from pluralign.text.pooling import ATTENTION_FILE
+from pluralign.text.surface import NAMES
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from tiny import two_camps, write_backbone
 
-from pluralign.cli.views.fit import encoder_sentence
+from pluralign.cli.render.fit import encoder_sentence
 from pluralign.core.errors import DataError
 from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
-from pluralign.features.frozen import TextFeatures
-from pluralign.fitting import tuned_model
-from pluralign.fitting.fit import fit
-from pluralign.training.finetune.losses import RunningFigures, VoteLoss
+from pluralign.learning import tuned as tuned_model
+from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
+from pluralign.learning.fit import fit
+from pluralign.text.features import TextFeatures
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 

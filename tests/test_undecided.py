@@ -10,14 +10,14 @@ from test_ensemble import some_ensemble
 from test_pruning import four_and_a_contrarian, voting
 
 from pluralign import PreferenceSet, certify, town_hall
-from pluralign.analysis.pruning import plan_pruning
 from pluralign.answering.answer import choose
 from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.ensemble.record import FitRecord, HistoryRow
-from pluralign.evaluation.evaluate import evaluate
-from pluralign.evaluation.predictors import cross_fitted, reward_predictor
+from pluralign.learning.measure import cross_fitted, reward_predictor
+from pluralign.measuring.evaluate import evaluate
+from pluralign.measuring.pruning import plan_pruning
 from pluralign.theory import calibration
 from pluralign.theory.guarantees import (
     distances_to_ensemble,

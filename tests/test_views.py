@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 from benchmark_modules import benchmark
 
-from pluralign.analysis import views as module
-from pluralign.analysis.leans import find_contrasts
-from pluralign.analysis.phrases import excerpt, phrase_table, phrases_of
-from pluralign.analysis.views import Views, find_views, split_prompts, telling_phrases
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.measuring import views as module
+from pluralign.measuring.leans import find_contrasts
+from pluralign.measuring.views import (
+    Views,
+    excerpt,
+    find_views,
+    phrase_table,
+    phrases_of,
+    split_prompts,
+    telling_phrases,
+)
 from pluralign.votes.town_hall.population import CAMP_SHARES, TASTES
-from pluralign.votes.town_hall.townhall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 
 WEIGHTS = np.array(list(CAMP_SHARES.values()))
 

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from pluralign import fit, town_hall
-from pluralign.cli.views.evaluation import voices_line
+from pluralign.cli.render.evaluation import voices_line
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import SINGLE_REWARDS, FitRecord, VoicesEvidence
-from pluralign.evaluation.comparison import verdicts, voices_sentence
-from pluralign.evaluation.measure import measure, read_ensemble
-from pluralign.evaluation.voices import evidence_of_voices
+from pluralign.learning.measure import evidence_of_voices, measure, read_ensemble
+from pluralign.measuring.verdicts import verdicts, voices_sentence
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, paired_difference
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pluralign import RewardEnsemble, town_hall
-from pluralign.evaluation.representation import Representation, represent
+from pluralign.measuring.individuals import Representation, represent
 from pluralign.votes.preferences import texts_of
 from pluralign.votes.raters import RaterVotes
 

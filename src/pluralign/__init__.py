@@ -13,33 +13,32 @@ from pluralign.core.late import late
 from pluralign.core.version import __version__
 
 if TYPE_CHECKING:
-    from pluralign.analysis.certificate import Certificate, certify
-    from pluralign.analysis.member_rankings import CaseStudy, Diversity, case_studies, measure_diversity
-    from pluralign.analysis.profiles import Profile, member_profiles
-    from pluralign.analysis.pruning import Pruning, prune
-    from pluralign.analysis.tournament import Tournament, load_tournament
+    from pluralign.answering.drafts import OwnPolicies
+    from pluralign.answering.gate import NoveltyGate, fit_gate
     from pluralign.answering.generate import Generation, generate
-    from pluralign.answering.novelty import NoveltyGate, fit_gate
-    from pluralign.answering.own_answers import OwnPolicies
+    from pluralign.answering.options import PolicyOptions, TuneOptions
+    from pluralign.answering.policies import TunedPolicies, load_policies
+    from pluralign.answering.tune import Tuning, tune
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
-    from pluralign.evaluation.evaluate import evaluate
     from pluralign.experiments.plan import Plan, plan
     from pluralign.experiments.reproduce import Reproduction, reproduce
-    from pluralign.fitting.fit import fit
-    from pluralign.models.options import RemoteOptions, SamplingOptions
-    from pluralign.models.remote import ServerModel
-    from pluralign.policies.options import PolicyOptions, TuneOptions
-    from pluralign.policies.tune import Tuning, tune
-    from pluralign.policies.writing import TunedPolicies, load_policies
-    from pluralign.publishing.export_folder import Export
-    from pluralign.publishing.transformers_export import export
+    from pluralign.learning.fit import fit
+    from pluralign.learning.options import FinetuneOptions, FitOptions
+    from pluralign.measuring.cards import Profile, member_profiles
+    from pluralign.measuring.certificate import Certificate, certify
+    from pluralign.measuring.diversity import CaseStudy, Diversity, case_studies, measure_diversity
+    from pluralign.measuring.evaluate import evaluate
+    from pluralign.measuring.pruning import Pruning, prune
+    from pluralign.measuring.tournament import Tournament, load_tournament
+    from pluralign.publishing.export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app
     from pluralign.server.run import serve
-    from pluralign.theory.realizability import Decomposition, decompose
-    from pluralign.training.options import FinetuneOptions, FitOptions
+    from pluralign.text.options import RemoteOptions, SamplingOptions
+    from pluralign.text.remote import ServerModel
+    from pluralign.theory.rankings import Decomposition, decompose
     from pluralign.votes.candidates import Candidates, load_candidates
     from pluralign.votes.load import load_preferences
     from pluralign.votes.options import LoadOptions
@@ -47,72 +46,72 @@ if TYPE_CHECKING:
     from pluralign.votes.prompts import Message
     from pluralign.votes.raters import RaterVotes, load_rater_votes
     from pluralign.votes.summary import Inspection, inspect
-    from pluralign.votes.town_hall.townhall import TownHall, town_hall
+    from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 
 _HOMES = {
     "Answer": "answering.answer",
     "Candidates": "votes.candidates",
-    "CaseStudy": "analysis.member_rankings",
-    "Certificate": "analysis.certificate",
+    "CaseStudy": "measuring.diversity",
+    "Certificate": "measuring.certificate",
     "DataError": "core.errors",
-    "Decomposition": "theory.realizability",
-    "Diversity": "analysis.member_rankings",
+    "Decomposition": "theory.rankings",
+    "Diversity": "measuring.diversity",
     "Evaluation": "ensemble.record",
-    "Export": "publishing.export_folder",
-    "FinetuneOptions": "training.options",
-    "FitOptions": "training.options",
+    "Export": "publishing.export",
+    "FinetuneOptions": "learning.options",
+    "FitOptions": "learning.options",
     "Generation": "answering.generate",
     "Inspection": "votes.summary",
     "LoadOptions": "votes.options",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
-    "NoveltyGate": "answering.novelty",
-    "OwnPolicies": "answering.own_answers",
+    "NoveltyGate": "answering.gate",
+    "OwnPolicies": "answering.drafts",
     "Plan": "experiments.plan",
     "PluralignError": "core.errors",
-    "PolicyOptions": "policies.options",
+    "PolicyOptions": "answering.options",
     "PreferenceSet": "votes.preferences",
-    "Profile": "analysis.profiles",
-    "Pruning": "analysis.pruning",
+    "Profile": "measuring.cards",
+    "Pruning": "measuring.pruning",
     "RaterVotes": "votes.raters",
-    "RemoteOptions": "models.options",
+    "RemoteOptions": "text.options",
     "Reproduction": "experiments.reproduce",
     "RewardEnsemble": "ensemble.ensemble",
-    "SamplingOptions": "models.options",
-    "ServerModel": "models.remote",
-    "Tournament": "analysis.tournament",
-    "TownHall": "votes.town_hall.townhall",
-    "TuneOptions": "policies.options",
-    "TunedPolicies": "policies.writing",
-    "Tuning": "policies.tune",
+    "SamplingOptions": "text.options",
+    "ServerModel": "text.remote",
+    "Tournament": "measuring.tournament",
+    "TownHall": "votes.town_hall.town_hall",
+    "TuneOptions": "answering.options",
+    "TunedPolicies": "answering.policies",
+    "Tuning": "answering.tune",
     "UsageError": "core.errors",
     "answer": "answering.answer",
-    "case_studies": "analysis.member_rankings",
-    "certify": "analysis.certificate",
+    "case_studies": "measuring.diversity",
+    "certify": "measuring.certificate",
     "concatenate": "votes.preferences",
     "create_app": "server.app",
-    "decompose": "theory.realizability",
+    "decompose": "theory.rankings",
     "encode": "scale.jobs",
-    "evaluate": "evaluation.evaluate",
-    "export": "publishing.transformers_export",
-    "fit": "fitting.fit",
-    "fit_gate": "answering.novelty",
+    "evaluate": "measuring.evaluate",
+    "export": "publishing.export",
+    "fit": "learning.fit",
+    "fit_gate": "answering.gate",
     "generate": "answering.generate",
     "inspect": "votes.summary",
     "load_candidates": "votes.candidates",
-    "load_policies": "policies.writing",
+    "load_policies": "answering.policies",
     "load_preferences": "votes.load",
     "load_rater_votes": "votes.raters",
-    "load_tournament": "analysis.tournament",
-    "measure_diversity": "analysis.member_rankings",
-    "member_profiles": "analysis.profiles",
+    "load_tournament": "measuring.tournament",
+    "measure_diversity": "measuring.diversity",
+    "member_profiles": "measuring.cards",
     "plan": "experiments.plan",
-    "prune": "analysis.pruning",
+    "prune": "measuring.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
     "serve": "server.run",
-    "town_hall": "votes.town_hall.townhall",
-    "tune": "policies.tune",
+    "town_hall": "votes.town_hall.town_hall",
+    "tune": "answering.tune",
 }
 
 __all__ = [
@@ -184,8 +183,8 @@ __all__ = [
 
 
 _ROOMS = (
-    "analysis", "answering", "cli", "core", "ensemble", "evaluation", "experiments", "features", "fitting", "models",
-    "policies", "publishing", "scale", "server", "theory", "training", "votes",
+    "answering", "cli", "core", "ensemble", "experiments", "learning", "measuring", "publishing", "scale", "server",
+    "text", "theory", "votes",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from town_raters import town_raters, town_representation
 from fuzz import cases, keeps_contract, random_of
 from pluralign import RewardEnsemble, town_hall
 from pluralign.ensemble.folder import ENSEMBLE_FILE, sealed
-from pluralign.evaluation.representation import load_representation, save_representation
+from pluralign.measuring.individuals import load_representation, save_representation
 
 DATA = Path(__file__).parent.parent / "data"
 LINE = json.dumps({"prompt": "Tea?", "response": "Yes.", "response_a": "Yes.", "response_b": "No, thank you."})

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.profiles import Profile
-from pluralign.answering.consensus import (
+from pluralign.answering.slate import (
     Consensus,
     Distilled,
     Gate,
@@ -32,23 +31,32 @@ from pluralign.answering.consensus import (
     slate,
     write_statement,
 )
-from pluralign.answering.steering import People, ScoredChoices, Steering, answer_for
-from pluralign.answering.steering_meaning import Judge, MeaningMatch, judged_choices, match_meaning
-from pluralign.answering.steering_request import find_steering, steering_notes
+from pluralign.answering.steering import (
+    Judge,
+    MeaningMatch,
+    People,
+    ScoredChoices,
+    Steering,
+    answer_for,
+    find_steering,
+    judged_choices,
+    match_meaning,
+    steering_notes,
+)
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.types import Level, Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.theory.choice_shares import COVERS, first_choices, policies
+from pluralign.measuring.cards import Profile
 from pluralign.theory.posterior import ChoiceModel
-from pluralign.theory.social_choice import RULES
+from pluralign.theory.social_choice import COVERS, RULES, first_choices, policies
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.prompts import Prompt, PromptLike
 
 if TYPE_CHECKING:
-    from pluralign.answering.own_answers import OwnPolicies, SharedCandidates
+    from pluralign.answering.drafts import OwnPolicies, SharedCandidates
 
 Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
 RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
@@ -154,7 +162,7 @@ def answer(
     elif like and held_out is not None:
         match = match_meaning(ensemble, held_out, like, seed=seed)
     if policies is not None:
-        from pluralign.answering.own_answers import answer_own  # it builds on this module
+        from pluralign.answering.drafts import answer_own
 
         found, texts, rewards = answer_own(
             ensemble,

@@ -5,19 +5,30 @@ the posterior over people: every member, and one reward for everyone. Every func
 features. Words are in ``steering_meaning`` and ``steering_words``.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
+from pluralign.core.random_streams import STEERING_WORDS, random_stream
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.measuring.cards import Profile, member_name
+from pluralign.measuring.leans import TRAITS, Lean
+from pluralign.text.features import TextFeatures
+from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import calibration
+from pluralign.theory.calibration import sigmoid
 from pluralign.theory.posterior import (
     ChoiceModel,
     choice_log_likelihood,
+    choice_probability,
     information_gain,
+    most_informative,
     person_chances,
     person_posterior,
 )
@@ -207,3 +218,375 @@ def answer_for(
     pair = int(gains.argmax())
     asked = Ask(Prompt(prompt).text, texts[first[pair]], texts[second[pair]], float(gains[pair]))
     return best, replace(steering, ask=asked)
+
+
+# --- Steering by words with a list of words: the fallback where meaning cannot be matched (``steering_meaning``).
+
+
+DRAWS = 4000
+"""Monte Carlo draws behind the posterior of a match by words."""
+SURE_ENOUGH = 0.5
+"""Posterior below which the reason mentions that other members fit nearly as well."""
+WANTED: Mapping[str, tuple[str, str]] = {
+    "length": ("long longer detailed thorough depth elaborate extensive", "short shorter brief concise terse succinct"),
+    "sentence_length": ("flowing", "crisp snappy"),
+    "structure": ("list lists bullet bullets structured steps headings organised organized", "prose paragraphs essay"),
+    "questions": ("questions question asking socratic", "unquestioning"),
+    "first_person": ("personal i we first-person", "impersonal neutral third-person"),
+    "second_person": ("addressing you direct-address", ""),
+    "hedging": ("hedged cautious careful tentative nuanced humble uncertain", "blunt unhedged direct straightforward"),
+    "certainty": ("certain confident decisive bold assertive firm", "unsure"),
+    "directives": ("actionable advice instructions commanding prescriptive practical", "open"),
+    "sentiment": ("positive optimistic cheerful upbeat hopeful", "negative critical pessimistic gloomy harsh"),
+    "formality": ("formal official professional academic", "informal casual chatty colloquial relaxed"),
+    "concreteness": ("concrete specific examples numbers facts factual evidence data", "abstract general principled"),
+    "balance": ("balanced both sides fair even-handed compromise impartial", "one-sided partisan opinionated"),
+    "warmth": ("warm kind friendly empathetic caring polite compassionate", "cool cold detached matter-of-fact"),
+    "readability": ("simple easy plain readable accessible clear", "demanding sophisticated complex scholarly"),
+    "echo": ("on-topic", "original"),
+}
+"""Words that request more or less of each trait."""
+_NEGATIONS = frozenset(["not", "no", "less", "without", "never", "fewer", "dont", "don't", "avoid", "hate", "dislike"])
+
+
+def steer_by_words(text: str, profiles: Sequence[Profile], seed: int = 0) -> Steering:
+    """Choose the member whose measured leans match a preference in words.
+
+    The words are looked up in ``WANTED``, which maps words to more or less of a trait, and among the words that the
+    members' cards list as liked or disliked. A member's fit is the mean of its leans in the wanted directions. The
+    posterior is the share of random draws of all leans, within their standard errors, in which the member fits best.
+
+    Args:
+        text: such as "short, warm answers without lists".
+        profiles: the members' cards.
+        seed: of the draws.
+
+    Raises:
+        UsageError: if there are no cards, no word matches, or no member leans in the wanted direction.
+    """
+    if not profiles:
+        raise UsageError(
+            "a preference in words is matched to the members' cards, which need held-out votes; pluralign fit keeps "
+            "them in the ensemble's folder."
+        )
+    matches = _matching_leans(text, profiles)
+    if not any(matches):
+        raise UsageError(
+            f"nothing in {text!r} names a trait that the cards measure; try words such as {_vocabulary()}, "
+            "or give a few choices of your own."
+        )
+    random = random_stream(seed, STEERING_WORDS)
+    # Dividing by the matches of all members, not its own: a trait that a card lacks adds 0 to the member's fit.
+    n = len({lean.trait for leans in matches for lean, _ in leans})
+    scores = np.array([sum(sign * lean.own for lean, sign in leans) / n for leans in matches])
+    errors = np.array([sum(lean.standard_error**2 for lean, _ in leans) ** 0.5 / n for leans in matches])
+    drawn = scores + errors * random.standard_normal((DRAWS, len(scores)))
+    posterior = np.bincount(drawn.argmax(axis=1), minlength=len(scores)) / DRAWS
+    best = int(posterior.argmax())
+    if scores[best] <= 0:
+        raise UsageError(f"no member leans towards {text!r}; the nearest is {profiles[best].name!r}.")
+    why = f"“{profiles[best].name}” fits {'; '.join(_reason(lean, sign) for lean, sign in matches[best])}"
+    if posterior[best] < SURE_ENOUGH:
+        why += "; others fit nearly as well"
+    return Steering(best, why, float(posterior[best]), tuple(posterior.tolist()))
+
+
+def names_a_trait(text: str, profiles: Sequence[Profile]) -> bool:
+    """Return whether a word of the text names a trait that the cards measure."""
+    return any(_matching_leans(text, profiles))
+
+
+def _matching_leans(text: str, profiles: Sequence[Profile]) -> list[list[tuple[Lean, int]]]:
+    """Return, per member, the leans that the text names, each with its wanted direction: +1 more, −1 less."""
+    wanted = wanted_traits(text)
+    words = set(re.findall(r"[\w'-]+", text.casefold()))
+    matches = []
+    for card in profiles:
+        leans = [(lean, wanted[lean.trait]) for lean in card.leans if lean.trait in wanted and np.isfinite(lean.own)]
+        leans += [(lean, 1) for lean in (*card.likes, *card.dislikes) if lean.trait in words and np.isfinite(lean.own)]
+        matches.append(leans)
+    return matches
+
+
+def _reason(lean: Lean, sign: int) -> str:
+    labels = {trait.key: trait.more if sign > 0 else trait.less for trait in TRAITS}
+    own, everyone = (1 + sign * lean.own) / 2, (1 + sign * lean.ensemble) / 2
+    return f"{labels.get(lean.trait, lean.trait)}: chosen in {own:.0%} of pairs (all members together: {everyone:.0%})"
+
+
+def wanted_traits(text: str) -> dict[str, int]:
+    """Return the traits that a text requests: +1 for more, −1 for less of each.
+
+    Example:
+        >>> wanted_traits("short, warm answers without lists")
+        {'length': -1, 'warmth': 1, 'structure': -1}
+    """
+    wanted: dict[str, int] = {}
+    for clause in re.split(r"[,.;:!?]|\bbut\b", text.casefold()):  # a negation ends with its clause
+        words = re.findall(r"[\w'-]+", clause)
+        for place, word in enumerate(words):
+            direction = -1 if _NEGATIONS & set(words[max(0, place - 2) : place]) else 1
+            for trait, (more, less) in WANTED.items():
+                if word in more.split() or word in less.split():
+                    wanted[trait] = direction * (1 if word in more.split() else -1)
+    return wanted
+
+
+def _vocabulary() -> str:
+    return ", ".join(
+        side.split()[0] for trait in ("length", "hedging", "formality", "warmth") for side in WANTED[trait]
+    )
+
+
+# --- Steering by words with their meaning: an encoder, or a language model, compares them with what members like.
+
+
+Judge: TypeAlias = Callable[[str], str]
+"""Takes an instruction; returns the text that a language model writes."""
+
+COMMON = (
+    "I want short answers.", "I want long and detailed answers.", "Use simple words.", "Be formal and professional.",
+    "Be warm and friendly.", "Be honest and direct.", "Give me facts, numbers and evidence.",
+    "Tell me a story from real life.", "Use lists and headings.", "Write plain paragraphs.", "Ask me questions.",
+    "Be careful and admit doubts.", "Be confident and decisive.", "Be optimistic.", "Be critical.", "Show both sides.",
+    "Take a clear position.", "Give practical advice.", "Think about families and children.",
+    "Think about money and the economy.", "Think about safety.", "Think about freedom.",
+    "Think about justice and equality.", "Think about the future.", "Respect experience and history.",
+    "Think about health.", "Think about science and technology.", "Think about my own town.",
+    "Think about the whole world.", "Make me laugh.",
+)  # fmt: skip
+"""Usual descriptions. A member is a match if a description fits it better than these do."""
+MAX_PAIRS = 1000
+"""Held-out pairs whose texts are encoded: those on which members differ most."""
+MIN_PROMPTS = 5
+"""With fewer held-out prompts the meaning is not matched."""
+RESAMPLES = 200
+UNCLEAR = 0.5
+"""Probability of the best member below which words of the list decide, if the description has any."""
+JUDGED_PAIRS = 12
+"""Pairs that a language model judges, each in both orders."""
+JUDGE_TOKENS = 8
+"""Longest reply of a judge."""
+MAX_LENGTH = 2000
+"""Characters of a response that a language model reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeaningMatch:
+    """How well a description fits the members."""
+
+    text: str
+    posterior: FloatArray
+    """Probability of each member, ``(k,)``, with sum 1."""
+
+    @property
+    def unclear(self) -> bool:
+        """Whether no member is more likely than all others together."""
+        return bool(self.posterior.max() < UNCLEAR)
+
+
+def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
+    """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
+    if not isinstance(ensemble.features, TextFeatures):
+        return None
+    features = replace(ensemble.features, layers="last", layer=None, pooling="mean", surface=False, identity="")
+    return features.with_chosen_layers() if isinstance(features.load(), ModelEncoder) else None
+
+
+def match_meaning(ensemble: RewardEnsemble, held_out: HeldOutVotes, text: str, *, seed: int = 0) -> MeaningMatch | None:
+    """Compare a description with what the members like; None without a transformers encoder or enough prompts.
+
+    Args:
+        ensemble: the ensemble.
+        held_out: pairs with the members' rewards. Their votes are not used.
+        text: such as "protect nature first".
+        seed: of the bootstrap.
+    """
+    features, prompts = sentence_features(ensemble), held_out.preferences.prompt_index
+    if features is None or len(np.unique(prompts)) < MIN_PROMPTS or ensemble.k < 2:
+        return None
+    liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
+    liking -= (liking @ ensemble.weights)[:, None]
+    rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
+    votes = held_out.preferences[rows]
+    responses = [str(response) for response in votes.responses]
+    vectors = np.asarray(features([("", one) for one in (*responses, *COMMON, text)]), dtype=np.float64)
+    of_responses, described = vectors[: len(responses)], vectors[len(responses) :]
+    return MeaningMatch(
+        text,
+        meaning_posterior(
+            of_responses[votes.a_index] - of_responses[votes.b_index],
+            liking[rows],
+            votes.prompt_index,
+            described - of_responses.mean(axis=0),
+            ensemble.weights,
+            seed,
+        ),
+    )
+
+
+def meaning_posterior(
+    difference: FloatArray,
+    liking: FloatArray,
+    prompts: IndexArray,
+    described: FloatArray,
+    weights: FloatArray,
+    seed: int = 0,
+) -> FloatArray:
+    """Return the probability of each member given a description, ``(k,)``.
+
+    Args:
+        difference: v_a − v_b of each pair, ``(n_pairs, d)``.
+        liking: how clearly each member prefers a, less the ensemble's mean, ``(n_pairs, k)``.
+        prompts: prompt of each pair, ``(n_pairs,)``.
+        described: centred vectors of usual descriptions, and of the description in the last row, ``(n + 1, d)``.
+        weights: α, ``(k,)``.
+        seed: of the bootstrap over prompts.
+    """
+    names, prompt = np.unique(prompts, return_inverse=True)
+    random, k = random_stream(seed, STEERING_WORDS), liking.shape[1]
+    unit = described / np.maximum(np.linalg.norm(described, axis=1, keepdims=True), 1e-12)
+    posterior = np.zeros(k)
+    for _ in range(RESAMPLES):
+        count = np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
+        direction = difference.T @ (liking * count[prompt][:, None])
+        cosine = unit @ (direction / np.maximum(np.linalg.norm(direction, axis=0), 1e-12))
+        z = (cosine[-1] - cosine[:-1].mean(axis=0)) / np.maximum(cosine[:-1].std(axis=0), 1e-12)
+        fit = weights * np.exp(z - z.max())
+        posterior += fit / fit.sum() / RESAMPLES
+    return posterior
+
+
+def steer_by_meaning(match: MeaningMatch, people: People, profiles: Sequence[Profile] = ()) -> Steering:
+    """Return what a description says about the user.
+
+    A description does not show whether the user follows any member, so that probability stays as in the choice model.
+    """
+    posterior = people.model.people * match.posterior
+    best = int(posterior.argmax())
+    names = {card.member: card.label for card in profiles}
+    why = (
+        f"among the members, “{names.get(best, member_name(best))}” fits your words with probability "
+        f"{match.posterior[best]:.0%}, by their meaning"
+    )
+    return Steering(
+        best, why, float(posterior[best]), tuple(posterior.tolist()), average=float(1 - people.model.people)
+    )
+
+
+def judged_choices(people: People, held_out: HeldOutVotes, text: str, judge: Judge) -> ScoredChoices:
+    """Return the choices that a language model makes for a person with a preference in words.
+
+    Each pair is asked in both orders. A pair on which the two answers differ, or which has no clear answer, is left
+    out.
+
+    Args:
+        people: the members.
+        held_out: pairs to choose from: the most informative ones about the member, one per prompt.
+        text: the preference.
+        judge: the language model.
+
+    Raises:
+        UsageError: the language model gave no usable answer.
+    """
+    votes = held_out.preferences
+    chance = choice_probability(held_out.difference, people.temperature, people.undecided, people.model.slip)
+    rows = most_informative(chance, people.weights, votes.prompt_index, JUDGED_PAIRS)
+    kept, chose_a = [], []
+    for row in rows:
+        prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
+        pair = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
+        first = _verdict(judge(judge_instruction(text, prompt, *pair)))
+        second = _verdict(judge(judge_instruction(text, prompt, *reversed(pair))))
+        if first is not None and second is not None and first != second:
+            kept.append(row)
+            chose_a.append(first == "A")
+    if not kept:
+        raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
+    chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
+    own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=np.zeros_like(for_a))
+    items = chosen.preferences.items()
+    return ScoredChoices(own, chosen.rewards[items.a], chosen.rewards[items.b])
+
+
+def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:
+    """Return the instruction for one pair."""
+    return (
+        f"A person says what they want from an answer: {text}\n\nQuestion: {prompt}\n\n"
+        f"Response A: {response_a[:MAX_LENGTH]}\n\nResponse B: {response_b[:MAX_LENGTH]}\n\n"
+        "Which of the two responses would this person prefer? Reply with one letter, A or B."
+    )
+
+
+def _verdict(reply: str) -> str | None:
+    """Return A or B if the reply names exactly one of them, else None.
+
+    Example:
+        >>> _verdict("Response B."), _verdict("a"), _verdict("A or B")
+        ('B', 'A', None)
+    """
+    found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
+    return found.pop() if len(found) == 1 else None
+
+
+# --- What a steerable request says about its user: a member's number, a preference in words, or the user's choices.
+
+
+FEW_FOLLOWERS = 0.1
+"""Prior probability that a person follows a member, below which choices and words change the answer little."""
+FITTED_WITHOUT_IDS = (
+    "votes without rater ids do not show whether members are people, so your choices and words change the answer "
+    "little; fit with --raters to steer"
+)
+
+
+def find_steering(
+    people: People,
+    *,
+    member: int | None = None,
+    like: str = "",
+    choices: ScoredChoices | None = None,
+    profiles: Sequence[Profile] = (),
+    match: MeaningMatch | None = None,
+    seed: int = 0,
+) -> tuple[Steering, FloatArray | None]:
+    """Return what is known about a user, and the beliefs about people that follow from choices or from a meaning.
+
+    There are no beliefs where one member was named, or matched by words of the list: then it answers.
+
+    Args:
+        people: the members as people.
+        member: the number of a member.
+        like: a preference in words.
+        choices: pairs that the user voted on.
+        profiles: the members' cards, for ``like``.
+        match: the members that ``like`` describes by its meaning.
+        seed: of the draws behind a match by words.
+
+    Raises:
+        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
+    """
+    if (member is not None) + bool(like) + (choices is not None) != 1:
+        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
+    if choices is not None:
+        return steer_by_choices(choices, people), people.beliefs(choices)
+    if like and match is not None and not (match.unclear and names_a_trait(like, profiles)):
+        return steer_by_meaning(match, people, profiles), people.believed(match.posterior)
+    if member is not None:
+        return steer_to_member(member, len(people.weights)), None
+    return steer_by_words(like, profiles, seed), None
+
+
+def steering_notes(people: People) -> tuple[str, ...]:
+    """Return a note if choices and words can change the answer only little.
+
+    Example:
+        >>> import numpy as np
+        >>> from pluralign.theory.posterior import ChoiceModel
+        >>> len(steering_notes(People(np.ones(1), 1.0, 0.0, ChoiceModel(people=0.02))))
+        1
+        >>> steering_notes(People(np.ones(1), 1.0, 0.0, ChoiceModel(people=0.97, source="raters")))
+        ()
+    """
+    unknown = people.model.source != "raters" and people.model.people < FEW_FOLLOWERS
+    return (FITTED_WITHOUT_IDS,) if unknown else ()

@@ -7,18 +7,86 @@ that no file can write to the terminal's title, move its cursor or hide text. JS
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pluralign.cli.plain_progress import PlainLines, plain_progress
 from pluralign.core.json_values import to_json
 from pluralign.core.text import printable, printable_json
+from pluralign.core.types import Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from pluralign.core.types import Progress
+from pathlib import Path
+
+from pluralign.core.errors import UsageError
+
+# --- Progress where stderr is no terminal, such as the log of a CI job: a plain line now and then if work takes long.
+
+
+FIRST_SECONDS = 30.0
+"""Time before the first line. Shorter work prints nothing."""
+LEAST_SECONDS = 10.0
+"""Time between two lines."""
+MOST_SECONDS = 60.0
+"""After this time a line is printed even if less than ``STEP`` was done."""
+STEP = 0.1
+"""Share of the work after which a line is printed, if the last one is not recent."""
+
+Clock = Callable[[], float]
+
+
+class PlainLines:
+    """Prints lines on the progress of work, none in the first ``FIRST_SECONDS``, then at most one in ``LEAST_SECONDS``.
+
+    Args:
+        say: prints a line.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, say: Callable[[str], None], clock: Clock = time.monotonic) -> None:
+        self._say, self._clock = say, clock
+        self._last, self._printed = clock(), False
+
+    @property
+    def seconds(self) -> float:
+        """Time since the last line, or since the start."""
+        return self._clock() - self._last
+
+    def __call__(self, line: str) -> bool:
+        """Print a line unless the last one is recent; return whether it was printed."""
+        if self.seconds < (LEAST_SECONDS if self._printed else FIRST_SECONDS):
+            return False
+        self._say(line)
+        self._last, self._printed = self._clock(), True
+        return True
+
+
+def plain_progress(task: str, lines: PlainLines) -> Progress:
+    """Return a function that prints the progress of a task every tenth of the work or every minute.
+
+    Example:
+        >>> times = iter([0.0, 12.0, 45.0, 45.0])
+        >>> progress = plain_progress("Encoding texts", PlainLines(print, lambda: next(times)))
+        >>> progress(600, 5000)
+        >>> progress(1200, 5000)
+        Encoding texts: 1,200 of 5,000 (24 %)
+    """
+    shown = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal shown
+        share = done / total if total else 0.0
+        if round(abs(share - shown), 6) < STEP and lines.seconds < MOST_SECONDS:
+            return
+        amount = f"{done:,} of {total:,} ({share:.0%})".replace("%", " %") if total else f"{done:,}"
+        if lines(f"{task}: {amount}"):
+            shown = share
+
+    return progress
+
 
 # --- results on stdout ------------------------------------------------------------------------------------------------
 
@@ -41,7 +109,7 @@ def show(parts: Iterable["RenderableType"]) -> None:
     """Print each part on stdout; as plain text if stdout is no terminal. Strings and ``no_wrap`` texts keep lines."""
     from rich.text import Text
 
-    from pluralign.cli.safe_console import SafeConsole
+    from pluralign.cli.render.tables import SafeConsole
 
     console = SafeConsole(highlight=False)
     for part in parts:
@@ -85,7 +153,7 @@ def progress_bar(task: str) -> Iterator["Progress | None"]:
     from rich.markup import escape
     from rich.progress import Progress as Bar
 
-    from pluralign.cli.safe_console import SafeConsole
+    from pluralign.cli.render.tables import SafeConsole
 
     with Bar(console=SafeConsole(stderr=True), transient=True) as bar:
         row = bar.add_task(escape(task), total=None)
@@ -101,7 +169,7 @@ def working(task: str) -> Iterator[None]:
 
 def is_first_process() -> bool:
     """Whether this is the first of the processes that ``accelerate launch`` started; it prints for all of them."""
-    from pluralign.core.distributed import launched_process
+    from pluralign.core.processes import launched_process
 
     return launched_process().first
 
@@ -131,3 +199,36 @@ def log_to_stderr(verbose: bool) -> None:
     handler = StderrHandler()
     handler.setFormatter(NoteFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.WARNING, handlers=[handler])
+
+
+# --- What commands write: checked before the work, so that no result is lost and nothing else is replaced.
+
+
+def output_file(value: Path | None) -> Path | None:
+    """Return the file to write for a path: itself, or the target of a symbolic link.
+
+    Raises:
+        UsageError: it exists and is no regular file.
+    """
+    target = _target(value)
+    if target is not None and target.is_dir():
+        raise UsageError(f"{value} is a folder; name the file to write.")
+    if target is not None and target.exists() and not target.is_file():
+        raise UsageError(f"{value} is a device or a pipe; name a regular file to write.")
+    return target
+
+
+def output_folder(value: Path | None) -> Path | None:
+    """Return the folder to write for a path: itself, or the target of a symbolic link.
+
+    Raises:
+        UsageError: it exists and is no folder.
+    """
+    target = _target(value)
+    if target is not None and target.exists() and not target.is_dir():
+        raise UsageError(f"{value} is not a folder; name a folder to write.")
+    return target
+
+
+def _target(path: Path | None) -> Path | None:
+    return path.resolve() if path is not None and path.is_symlink() else path

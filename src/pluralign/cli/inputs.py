@@ -13,8 +13,7 @@ from pluralign.votes.options import LoadOptions
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
-    from pluralign.ensemble.record import Evaluation
-    from pluralign.ensemble.training_prompts import LeftOut
+    from pluralign.ensemble.record import Evaluation, LeftOut
     from pluralign.votes.preferences import PreferenceSet
     from pluralign.votes.raters import RaterVotes
 
@@ -69,7 +68,7 @@ def load_held_out_votes(
 
 def evaluate_held_out(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed: int = 0) -> "Evaluation":
     """Return the figures on votes that were scored already, with the number of pairs left out."""
-    from pluralign.evaluation.evaluate import evaluate
+    from pluralign.measuring.evaluate import evaluate
 
     evaluation = evaluate(ensemble, held_out.preferences, groups=[], all_prompts=True, seed=seed)
     return dataclasses.replace(evaluation, left_out=held_out.left_out)

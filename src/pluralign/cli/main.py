@@ -113,7 +113,7 @@ def _run() -> None:
         if not stop.code:
             sys.stdout.flush()
             if "torch" in sys.modules:
-                from pluralign.core.distributed import leave_launch  # here, because it imports numpy
+                from pluralign.core.processes import leave_launch
 
                 leave_launch()
         raise

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
-from pluralign.core.distributed import ALONE, Processes
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_folder, atomic_write
+from pluralign.core.processes import ALONE, Processes
 
 UNFINISHED = ".unfinished-"
 """Prefix of the folders that hold the checkpoints of unfinished runs."""

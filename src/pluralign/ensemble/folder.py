@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from pluralign.core.errors import DataError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import LARGEST, from_json
-from pluralign.features.finetuned import BACKBONE_FOLDER, KIND
-from pluralign.features.frozen import ENCODER_FOLDER
+from pluralign.text.features import ENCODER_FOLDER
+from pluralign.text.finetuned import BACKBONE_FOLDER, KIND
 
 ENSEMBLE_FILE = "ensemble.json"
 REPRESENTATION_FILE = "representation.json"

@@ -31,7 +31,7 @@ from pluralign.ensemble.folder import (
     read_description,
     read_file,
 )
-from pluralign.ensemble.training_prompts import LeftOut, without_training_prompts
+from pluralign.ensemble.record import LeftOut, without_training_prompts
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.storage import parquet_bytes

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import Array, FloatArray
-from pluralign.core.distributed import ALONE, Processes, blocks
 from pluralign.core.errors import DataError
+from pluralign.core.processes import ALONE, Processes, blocks
 
 CLIP = 6.0
 """Features are clipped at this many standard deviations, so that one outlier text cannot dominate."""

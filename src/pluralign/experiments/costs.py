@@ -2,14 +2,14 @@
 
 The estimates follow from published sizes and stated assumptions; nothing is measured. The operations of attention are
 left out except in encoding: at 500 tokens per text they are under 2 % of those of an 8B model. The formulas are in
-docs/how-to/reproduce.md and docs/how-to/scale.md; ``training.memory`` estimates the memory.
+docs/how-to/reproduce.md and docs/how-to/scale.md; ``learning.routes`` estimates the memory.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pluralign.training.memory import BF16_BYTES, FP32_BYTES, Architecture, Shape, preconditioned_sides
+from pluralign.learning.routes import BF16_BYTES, FP32_BYTES, Architecture, Shape, preconditioned_sides
 
 H100_FLOPS = 989.4e12
 """Operations per second of one H100 SXM in dense BF16, from its data sheet."""
@@ -67,7 +67,7 @@ def encoding_flops(architecture: Architecture, tokens: float, length: float, lay
         layers: number of layers that are computed (default: all).
 
     Example:
-        >>> from pluralign.training.memory import LLAMA_3_8B
+        >>> from pluralign.learning.routes import LLAMA_3_8B
         >>> round(encoding_flops(MINILM, 1, 256) / 1e6, 1), round(encoding_flops(LLAMA_3_8B, 1, 256, 21) / 1e9, 1)
         (23.6, 9.2)
     """
@@ -121,7 +121,7 @@ def soap_flops(shapes: Iterable[Shape], steps: int, optimizer: str = "soap") -> 
     update of the covariance), and a product and a QR decomposition, (2 + 8/3) d³, every ten steps.
 
     Example:
-        >>> from pluralign.training.memory import LLAMA_3_8B
+        >>> from pluralign.learning.routes import LLAMA_3_8B
         >>> [f"{soap_flops(LLAMA_3_8B.weights.shapes, 1, name):.2e}" for name in ("soap", "soap-one-sided", "adamw")]
         ['2.93e+14', '2.45e+14', '0.00e+00']
 

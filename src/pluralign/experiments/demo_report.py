@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pluralign.analysis.pruning import Pruning
-from pluralign.experiments.demo_story import Asked, DemoResult
+from pluralign.experiments.demo import Asked, DemoResult
+from pluralign.measuring.pruning import Pruning
 from pluralign.publishing.report import ReportTable, report
 from pluralign.votes.summary import Inspection, Truth
 

@@ -1,6 +1,6 @@
 """The steps of a recipe, their commands and inputs, and their estimated cost. Nothing is run here.
 
-Each step is a public function with a command of its own. ``recipe_cost`` estimates the cost, ``training.routes`` says
+Each step is a public function with a command of its own. ``recipe_cost`` estimates the cost, ``learning.routes`` says
 which way to train fits the memory.
 """
 
@@ -12,11 +12,21 @@ from typing import Any, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.experiments.costs import H100_MEMORY
-from pluralign.experiments.recipe import OWN, Recipe, is_own_data, load_recipe, own_recipe
 from pluralign.experiments.recipe_cost import Cost, estimate_cost
-from pluralign.training.memory import LLAMA_3_8B, NUMBER_BYTES, Weights, weights_of
-from pluralign.training.options import Optimizer
-from pluralign.training.routes import Choice, Devices, Route, choose_route, possible_routes, visible_devices
+from pluralign.experiments.recipes import OWN, Recipe, is_own_data, load_recipe, own_recipe
+from pluralign.learning.options import Optimizer
+from pluralign.learning.routes import (
+    LLAMA_3_8B,
+    NUMBER_BYTES,
+    Choice,
+    Devices,
+    Route,
+    Weights,
+    choose_route,
+    possible_routes,
+    visible_devices,
+    weights_of,
+)
 from pluralign.votes.options import LoadOptions
 
 RECORD_FILE = "reproduce.json"

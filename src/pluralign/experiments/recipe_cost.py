@@ -4,19 +4,20 @@ import math
 from dataclasses import dataclass
 
 from pluralign.experiments import costs
-from pluralign.experiments.recipe import Recipe
-from pluralign.models.causal import SAMPLES_AT_ONCE
-from pluralign.training.memory import (
+from pluralign.experiments.recipes import Recipe
+from pluralign.learning.routes import (
     BF16_BYTES,
     LLAMA_3_8B,
+    LORA_RANK,
     NUMBER_BYTES,
+    Route,
     Weights,
     trained_numbers,
     trained_parameters,
     trained_shapes,
     training_memory,
 )
-from pluralign.training.routes import LORA_RANK, Route
+from pluralign.text.causal import SAMPLES_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def estimate_cost(
         k: number of members (default: that of the recipe).
 
     Example:
-        >>> from pluralign.experiments.recipe import load_recipe
+        >>> from pluralign.experiments.recipes import load_recipe
         >>> cost = estimate_cost(load_recipe("multipref"))
         >>> cost.train_tokens, cost.steps, round(cost.gpu_hours, 1)
         (9413000, 19, 4.3)

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from pluralign.core.errors import MissingExtraError
 from pluralign.core.files import atomic_write
-from pluralign.models.loading import quiet_transformers
+from pluralign.text.loading import quiet_transformers
 from pluralign.votes.paper_sets import PERSONALLLM_RATERS
-from pluralign.votes.town_hall.townhall import answers, town_hall
+from pluralign.votes.town_hall.town_hall import answers, town_hall
 
 Row: TypeAlias = dict[str, Any]
 Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]

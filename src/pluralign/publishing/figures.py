@@ -23,14 +23,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from pluralign.analysis.camps import CHANCE, CampStudy
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import main_evaluation
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.evaluation.comparison import comparison, floor_is_compared
-from pluralign.evaluation.representation import Representation
+from pluralign.measuring.camps import CHANCE, CampStudy
+from pluralign.measuring.individuals import Representation
+from pluralign.measuring.verdicts import comparison, floor_is_compared
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.summary import Inspection

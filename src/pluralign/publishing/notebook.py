@@ -11,7 +11,7 @@ from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
-from pluralign.evaluation.comparison import comparison, floor_is_compared
+from pluralign.measuring.verdicts import comparison, floor_is_compared
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
 

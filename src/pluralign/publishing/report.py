@@ -19,20 +19,26 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from pluralign.analysis.camps import CampStudy
-from pluralign.analysis.leans import Lean
-from pluralign.analysis.member_rankings import CaseStudy, MemberPair
-from pluralign.analysis.profiles import Profile
-from pluralign.analysis.report_data import ReportData
-from pluralign.analysis.traits import TRAITS
 from pluralign.core.files import atomic_write
 from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.evaluation.comparison import KINDS, comparison, floor_is_compared, undecided_sentence, verdicts
-from pluralign.evaluation.representation import LEGEND, PREDICTORS
-from pluralign.evaluation.representation_verdicts import representation_notes, representation_verdicts
+from pluralign.measuring.camps import CampStudy
+from pluralign.measuring.cards import Profile
+from pluralign.measuring.diversity import CaseStudy, MemberPair
+from pluralign.measuring.individuals import LEGEND, PREDICTORS
+from pluralign.measuring.leans import TRAITS, Lean
+from pluralign.measuring.report_data import ReportData
+from pluralign.measuring.verdicts import (
+    KINDS,
+    comparison,
+    floor_is_compared,
+    representation_notes,
+    representation_verdicts,
+    undecided_sentence,
+    verdicts,
+)
 from pluralign.publishing import figures
 from pluralign.publishing.figures import save_figures
 from pluralign.theory.intervals import ENOUGH_CLUSTERS

@@ -17,14 +17,14 @@ from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.folder import read_description
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.options import EncodeOptions
-from pluralign.features.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.ray_driver import run_with_ray
+from pluralign.scale.ray import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
 from pluralign.scale.shards import Source, cut_file, cut_items, existing_shards
 from pluralign.scale.worker import EncodeTask, ScoreTask, ensemble_identity
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import EncodeOptions
+from pluralign.text.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 

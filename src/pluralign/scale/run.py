@@ -21,10 +21,10 @@ from pluralign.core.checkpoints import changed_inputs, fingerprint
 from pluralign.core.errors import DataError, PluralignError
 from pluralign.core.files import atomic_write
 from pluralign.core.types import Progress
-from pluralign.features.store import shard_name
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.shards import Cut
 from pluralign.scale.worker import ATTEMPTS_FOLDER, Outcome, Shard, Task, Worker, storage_error
+from pluralign.text.store import shard_name
 
 UNFINISHED = ".unfinished"
 PLAN_FILE = "plan.json"

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write
-from pluralign.features.store import shard_name
 from pluralign.scale.lines import read_item
+from pluralign.text.store import shard_name
 from pluralign.votes.builder import BadRows, RowError
 from pluralign.votes.formats import read_records
 from pluralign.votes.prompts import Item, Prompt

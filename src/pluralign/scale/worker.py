@@ -21,10 +21,10 @@ from pluralign.core.errors import DataError, PluralignError
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import read_description
-from pluralign.features import encoder as encoders
-from pluralign.features.frozen import TextFeatures
-from pluralign.features.store import SHARD_FORMAT, shard_table
 from pluralign.scale.shards import read_items, read_rows
+from pluralign.text import encoders
+from pluralign.text.features import TextFeatures
+from pluralign.text.store import SHARD_FORMAT, shard_table
 from pluralign.votes.prompts import Item
 
 ATTEMPTS_FOLDER = "begun"

@@ -5,14 +5,12 @@ This module connects the parts: the work is done in ``service``, the routes are 
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 
-from pluralign.analysis.describing import with_descriptions
-from pluralign.analysis.description import Descriptions
 from pluralign.answering.answer import MODES, RefusalPolicy
 from pluralign.answering.generate import Sampler
 from pluralign.core.errors import UsageError
@@ -20,22 +18,58 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation
-from pluralign.evaluation.representation import Representation
-from pluralign.models.options import SamplingOptions
+from pluralign.measuring.cards import Descriptions, with_descriptions
+from pluralign.measuring.individuals import Representation
 from pluralign.server.candidates import CandidateSource
-from pluralign.server.errors import ErrorBody, add_error_handlers
-from pluralign.server.json_response import FiniteJSONResponse
+from pluralign.server.chat import model_ids
+from pluralign.server.errors import ErrorBody, FiniteJSONResponse, add_error_handlers
 from pluralign.server.limits import Limits
-from pluralign.server.metrics import Metrics
-from pluralign.server.middleware import AccessMiddleware
-from pluralign.server.openai_chat import model_ids
-from pluralign.server.openapi import allow_null_numbers
-from pluralign.server.page_data import collect_page_data, page_profiles
-from pluralign.server.routes.answers import answer_routes
-from pluralign.server.routes.ops import EnsembleResponse, ops_routes
-from pluralign.server.routes.pages import page_routes, read_pages
-from pluralign.server.routes.scores import score_routes
+from pluralign.server.middleware import AccessMiddleware, Metrics
+from pluralign.server.page import collect_page_data, page_profiles
+from pluralign.server.routes import EnsembleResponse, answer_routes, ops_routes, page_routes, read_pages, score_routes
 from pluralign.server.service import Service
+from pluralign.text.options import SamplingOptions
+
+# --- The description of the API: FastAPI's own, where numbers that may be undefined are also null.
+
+
+REFERENCE = "#/components/schemas/"
+
+
+def allow_null_numbers(description: Mapping[str, Any], root: str) -> None:
+    """Change the schema of a response, and all schemas that it refers to: every number may be null.
+
+    Undefined figures are NaN in Python and null in JSON. Pydantic describes both as numbers.
+
+    Args:
+        description: an OpenAPI description; changed in place.
+        root: name of the response's schema.
+
+    Example:
+        >>> figures = {"properties": {"noise": {"type": "number"}}}
+        >>> allow_null_numbers({"components": {"schemas": {"Figures": figures}}}, "Figures")
+        >>> figures
+        {'properties': {'noise': {'type': ['number', 'null']}}}
+    """
+    schemas, done, waiting = description["components"]["schemas"], set(), [root]
+    while waiting:
+        name = waiting.pop()
+        if name not in done:
+            done.add(name)
+            for part in _parts(schemas[name]):
+                if part.get("type") == "number":
+                    part["type"] = ["number", "null"]
+                if str(part.get("$ref", "")).startswith(REFERENCE):
+                    waiting.append(part["$ref"].removeprefix(REFERENCE))
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas inside it."""
+    if isinstance(schema, dict):
+        yield schema
+    for inner in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _parts(inner)
+
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorBody, "description": "Invalid request"},

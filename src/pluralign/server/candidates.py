@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+from pluralign.answering.drafts import Answering, Drafts, write_drafts
 from pluralign.answering.generate import Sampler, sample_distinct
-from pluralign.answering.own_answers import Answering, Drafts, write_drafts
 from pluralign.core.errors import PluralignError
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.models.causal import LocalModel
-from pluralign.models.options import SamplingOptions
 from pluralign.server.errors import ApiError
 from pluralign.server.limits import Limits, check_count
+from pluralign.text.causal import LocalModel
+from pluralign.text.options import SamplingOptions
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.prompts import Prompt, PromptLike
 

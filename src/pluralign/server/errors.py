@@ -1,14 +1,16 @@
 """Errors as clients see them: a status, and a JSON body in the shape of OpenAI's errors."""
 
 import json
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pluralign.core.errors import PluralignError
+from pluralign.core.json_values import without_nan
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 NOT_JSON = "the body is not valid JSON; send a JSON object."
@@ -101,3 +103,18 @@ def add_error_handlers(app: FastAPI) -> None:
             return response(ApiError(400, NOT_JSON, code="not_json"))
         field = ".".join(str(part) for part in first["loc"] if part != "body")
         return response(ApiError(422, f"{field or 'the body'}: {first['msg']}.", code="invalid", param=field))
+
+
+# --- JSON responses without NaN and infinities, which JSON does not have.
+
+
+class FiniteJSONResponse(JSONResponse):
+    """A response as UTF-8 JSON; numbers that are not finite become null."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body. Only content with numbers that are not finite is copied."""
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False)
+        return text.encode()

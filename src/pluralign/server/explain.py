@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.analysis.leans import DISLIKES_WORD, LIKES_WORD, MIN_LEAN, Lean
-from pluralign.analysis.phrases import phrases_of
-from pluralign.analysis.profiles import Profile, member_name
-from pluralign.analysis.traits import KEYS, TRAITS, trait_values
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.theory.logistic import sigmoid
+from pluralign.measuring.cards import Profile, member_name
+from pluralign.measuring.leans import DISLIKES_WORD, KEYS, LIKES_WORD, MIN_LEAN, TRAITS, Lean, trait_values
+from pluralign.measuring.views import phrases_of
+from pluralign.theory.calibration import sigmoid
 
 MAX_REASONS = 3
 CLEAR = 4.0

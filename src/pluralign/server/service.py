@@ -14,13 +14,13 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import rankdata
 
-from pluralign.analysis.profiles import Profile
 from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
-from pluralign.answering.own_answers import Drafts, answering_members, choose_own
+from pluralign.answering.drafts import Drafts, answering_members, choose_own
 from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.measuring.cards import Profile
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import CandidateSource, SamplingOverrides
 from pluralign.server.errors import ApiError

@@ -1,6 +1,6 @@
 """The paper's guarantees as functions: Theorems 2, 3 and 4, and bounds for held-out votes that the paper does not have.
 
-``analysis.certificate`` applies them to an ensemble. Lemma 1 is ``calibration.noise``.
+``measuring.certificate`` applies them to an ensemble. Lemma 1 is ``calibration.noise``.
 docs/explanation/guarantees.md goes through the proofs and lists the corrections they needed.
 
 Reference: Halpern, Micha, Procaccia and Shapira, "Pairwise Calibrated Rewards for Pluralistic Alignment", §3, App. D.

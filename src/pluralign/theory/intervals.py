@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from pluralign.theory.checks import REAL, checked, mean_known
+from pluralign.theory.calibration import REAL, checked, mean_known
 
 DRAWS_PER_BLOCK = 500_000
 """Clusters drawn at once: three arrays of 4 MB, unless a single resample is larger."""

@@ -10,7 +10,7 @@ divided by a personal factor T, with a prior around 1. With h a member or the av
 where u is the undecided share for members and 0 for the average. The answer of Bayes' rule is never much worse than the
 average alone: over any sequence of choices the total log loss is at most log 1/(1 − λ) larger.
 
-``ChoiceModel`` holds λ, the slip and the spread of T. ``fitting.choice_fit`` chooses them.
+``ChoiceModel`` holds λ, the slip and the spread of T. ``learning.raters`` chooses them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from pluralign.core.arrays import FloatArray
-from pluralign.theory.logistic import sigmoid
+from pluralign.theory.calibration import sigmoid
 
 FACTORS: FloatArray = np.array([0.35, 0.6, 1.0, 1.7, 3.0])
 """Values of T. A person with a small T decides clearly, one with a large T nearly at random."""

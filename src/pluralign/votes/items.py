@@ -13,7 +13,7 @@ from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_tabl
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.prompts import Item, Message, PromptLike
-from pluralign.votes.text_tables import distinct
+from pluralign.votes.storage import distinct
 from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
 
 ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike

@@ -23,7 +23,7 @@ from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
-from pluralign.votes.town_hall.townhall import TownHall, town_hall
+from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
 
 

@@ -23,7 +23,7 @@ from pluralign.core.late import late
 from pluralign.votes import storage
 from pluralign.votes.options import TIE_RULES, Loaded, TieRule
 from pluralign.votes.prompts import Item, Prompt, PromptLike, prompts_to_hold_out
-from pluralign.votes.text_tables import ObjectArray, distinct, number_by_first_appearance, object_array
+from pluralign.votes.storage import ObjectArray, distinct, number_by_first_appearance, object_array
 
 
 class Items(NamedTuple):

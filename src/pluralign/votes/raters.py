@@ -26,7 +26,7 @@ from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.storage import is_saved_set
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 
 ONE_ROW_PER_VOTE = "give one row per vote with the columns prompt, response_a, response_b, vote and the rater"
@@ -188,7 +188,7 @@ def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
     prefer b. The counts stay as they are.
 
     Example:
-        >>> from pluralign.votes.town_hall.townhall import town_hall
+        >>> from pluralign.votes.town_hall.town_hall import town_hall
         >>> votes = town_hall_votes(town_hall(40))
         >>> len(votes), int(votes.chose_a.sum()) == int(votes.preferences.votes_a.sum())
         (200, True)

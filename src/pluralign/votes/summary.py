@@ -6,10 +6,10 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.theory import calibration
+from pluralign.theory.calibration import strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
-from pluralign.theory.reliability import strata
 from pluralign.votes.load import VotesLike, as_preferences
-from pluralign.votes.town_hall.townhall import TownHall
+from pluralign.votes.town_hall.town_hall import TownHall
 
 HISTOGRAM_BINS = 10
 

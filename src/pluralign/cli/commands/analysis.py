@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import (
+from pluralign.cli.console import emit, note, output_file, output_folder, progress_bar, working
+from pluralign.cli.inputs import (
+    evaluate_held_out,
+    load_held_out_votes,
+    needs_extra,
+    note_left_out,
+    saved_held_out_votes,
+)
+from pluralign.cli.options import (
     AllPrompts,
     EnsembleFolder,
     Groups,
@@ -19,17 +27,8 @@ from pluralign.cli.arguments import (
     command_history,
     with_options,
 )
-from pluralign.cli.console import emit, note, progress_bar, working
-from pluralign.cli.inputs import (
-    evaluate_held_out,
-    load_held_out_votes,
-    needs_extra,
-    note_left_out,
-    saved_held_out_votes,
-)
-from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import UsageError
-from pluralign.models.options import RemoteOptions
+from pluralign.text.options import RemoteOptions
 from pluralign.votes.options import LoadOptions
 
 
@@ -58,10 +57,10 @@ def prune(
         pluralign prune ensemble -o pruned --beta 3 --only-far
         pluralign prune ensemble -o pruned --data other-votes.jsonl --json
     """
-    from pluralign.analysis.pruning import prune as prune_ensemble
-    from pluralign.analysis.pruning import refuse_to_replace
-    from pluralign.cli.views.analysis import pruning_page
+    from pluralign.cli.render.analysis import pruning_page
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.measuring.pruning import prune as prune_ensemble
+    from pluralign.measuring.pruning import refuse_to_replace
 
     refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded = RewardEnsemble.load(ensemble)
@@ -89,9 +88,9 @@ def certify(
         pluralign certify ensemble other-votes.jsonl --json
         pluralign certify ensemble --epsilon 0.01 --delta 0.01 --beta 3
     """
-    from pluralign.analysis.certificate import certify as certify_ensemble
-    from pluralign.cli.views.analysis import certificate_page
+    from pluralign.cli.render.analysis import certificate_page
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.measuring.certificate import certify as certify_ensemble
 
     loaded = RewardEnsemble.load(ensemble)
     held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
@@ -123,10 +122,10 @@ def diversity(
         pluralign diversity ensemble candidates.jsonl --cases 3
         pluralign diversity ensemble candidates.jsonl --prompt 'school' --json
     """
-    from pluralign.analysis import member_rankings
-    from pluralign.cli.views.analysis import diversity_page
+    from pluralign.cli.render.analysis import diversity_page
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.held_out import load_held_out
+    from pluralign.measuring import diversity as member_rankings
     from pluralign.votes.candidates import load_candidates
 
     loaded = RewardEnsemble.load(ensemble)
@@ -181,12 +180,17 @@ def profile(
         pluralign profile ensemble other-votes.jsonl --json
         pluralign profile ensemble --describe llama3.2 --base-url http://localhost:11434/v1
     """
-    from pluralign.analysis.describing import describe_members, with_descriptions
-    from pluralign.analysis.description import load_descriptions, save_descriptions
-    from pluralign.analysis.profiles import member_profiles, unnamed_reason
-    from pluralign.cli.views.analysis import profile_page
+    from pluralign.cli.render.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.models.judge import find_judge
+    from pluralign.measuring.cards import (
+        describe_members,
+        load_descriptions,
+        member_profiles,
+        save_descriptions,
+        unnamed_reason,
+        with_descriptions,
+    )
+    from pluralign.text.judge import find_judge
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
@@ -251,10 +255,10 @@ def report(
         pluralign report ensemble -o report.html --candidates candidates.jsonl --prompt school --cases 6
         pluralign report ensemble -o report.html --figures figures
     """
-    from pluralign.analysis.description import load_descriptions
-    from pluralign.analysis.report_data import collect_report_data
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.evaluation.representation import load_representation
+    from pluralign.measuring.cards import load_descriptions
+    from pluralign.measuring.individuals import load_representation
+    from pluralign.measuring.report_data import collect_report_data
     from pluralign.votes.candidates import load_candidates
 
     with needs_extra("matplotlib", "report", "a report"):

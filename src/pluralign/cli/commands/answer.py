@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.arguments import (
+from pluralign.cli.console import emit, note, output_file, output_folder, print_json, progress_bar, working
+from pluralign.cli.inputs import load_votes, saved_held_out_votes
+from pluralign.cli.options import (
     SHARED_CANDIDATES,
     EnsembleFolder,
     Json,
@@ -19,13 +21,10 @@ from pluralign.cli.arguments import (
     Prompts,
     with_options,
 )
-from pluralign.cli.console import emit, note, print_json, progress_bar, working
-from pluralign.cli.inputs import load_votes, saved_held_out_votes
-from pluralign.cli.outputs import output_file, output_folder
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.options import changed_options
-from pluralign.models.options import RemoteOptions, SamplingOptions
 from pluralign.scale.options import EngineOptions
+from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.votes.options import LoadOptions
 
 
@@ -65,7 +64,7 @@ def score(
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
         _print_lines(ensemble, file, score_lines, as_json)
         return
-    from pluralign.cli.views.jobs import shards_page
+    from pluralign.cli.render.answers import shards_page
     from pluralign.scale.jobs import score as score_shards
 
     with progress_bar("Scoring shards") as progress:
@@ -131,7 +130,7 @@ def generate(
     """
     from pluralign.answering.generate import find_sampler
     from pluralign.answering.generate import generate as generate_candidates
-    from pluralign.cli.views.jobs import generation_page
+    from pluralign.cli.render.answers import generation_page
 
     sampler = find_sampler(model, remote_options)
     concurrency = remote_options.concurrency if remote_options.base_url else 1
@@ -212,17 +211,17 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
         pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
-    from pluralign.analysis.profiles import member_profiles
     from pluralign.answering.answer import answer as answer_prompt
     from pluralign.answering.answer import check_request
-    from pluralign.answering.consensus import WRITING_TEMPERATURE
+    from pluralign.answering.drafts import OwnPolicies
+    from pluralign.answering.gate import fit_gate
     from pluralign.answering.generate import Sampler, find_sampler, sample_distinct
-    from pluralign.answering.novelty import fit_gate
-    from pluralign.answering.own_answers import OwnPolicies
-    from pluralign.answering.steering_meaning import JUDGE_TOKENS
-    from pluralign.cli.views.answers import answer_page
+    from pluralign.answering.policies import load_policies
+    from pluralign.answering.slate import WRITING_TEMPERATURE
+    from pluralign.answering.steering import JUDGE_TOKENS
+    from pluralign.cli.render.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.policies.writing import load_policies
+    from pluralign.measuring.cards import member_profiles
 
     check_request(mode, rule, level=level, slate_size=slate_size, cover=cover)
     if policies is None and (candidates is None) == (model is None):

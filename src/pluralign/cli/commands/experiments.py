@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pluralign.cli.arguments import Json, Seed, command_history, with_options
-from pluralign.cli.console import emit, note, print_json, progress_bar, say, show, working
+from pluralign.cli.console import emit, note, output_file, output_folder, print_json, progress_bar, say, show, working
 from pluralign.cli.inputs import needs_extra
-from pluralign.cli.outputs import output_file, output_folder
+from pluralign.cli.options import Json, Seed, command_history, with_options
 from pluralign.core.errors import UsageError
-from pluralign.training.options import Optimizer
+from pluralign.learning.options import Optimizer
 from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
@@ -55,11 +54,11 @@ def demo(
         pluralign demo --report town.html
         pluralign demo --pairs 500 --json
     """
-    from pluralign.cli.views.demo import demo_page, votes_page
-    from pluralign.experiments.demo_story import run_demo
-    from pluralign.features.encoder import default_encoder
+    from pluralign.cli.render.demo import demo_page, votes_page
+    from pluralign.experiments.demo import run_demo
+    from pluralign.text.encoders import default_encoder
     from pluralign.votes.summary import inspect, inspect_truth
-    from pluralign.votes.town_hall.townhall import town_hall
+    from pluralign.votes.town_hall.town_hall import town_hall
 
     with working(f"Generating votes on {pairs:,} pairs"):
         town = town_hall(pairs, seed=seed)
@@ -162,10 +161,10 @@ def reproduce(
         pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
         pluralign reproduce all -o paper --backbone my-org/my-model
     """
-    from pluralign.cli.views.experiments import plan_page, plans_page, reproduction_page, reproductions_page
+    from pluralign.cli.render.experiments import plan_page, plans_page, reproduction_page, reproductions_page
     from pluralign.experiments.plan import plan as plan_recipe
+    from pluralign.experiments.reproduce import ALL, plan_all, reproduce_all
     from pluralign.experiments.reproduce import reproduce as run_recipe
-    from pluralign.experiments.reproduce_all import ALL, plan_all, reproduce_all
 
     inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
     inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}

@@ -8,15 +8,13 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
-from pluralign.cli.console import emit, is_first_process, progress_bar
+from pluralign.cli.console import emit, is_first_process, output_folder, progress_bar
 from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
-from pluralign.cli.outputs import output_folder
+from pluralign.cli.options import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
 from pluralign.core.errors import UsageError
-from pluralign.features.options import EncodeOptions
-from pluralign.models.options import RemoteOptions
+from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.scale.options import EngineOptions
-from pluralign.training.options import FinetuneOptions, FitOptions
+from pluralign.text.options import EncodeOptions, RemoteOptions
 from pluralign.votes.options import LoadOptions
 
 
@@ -39,7 +37,7 @@ def encode(
         pluralign encode votes.parquet -o features --engine ray --workers 8 --encoder my-model --worker-gpus 1
         pluralign encode shards -o /shared/features --engine ray --address head:6379 --json
     """
-    from pluralign.cli.views.jobs import shards_page
+    from pluralign.cli.render.answers import shards_page
     from pluralign.scale.jobs import encode as encode_texts
 
     texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
@@ -83,9 +81,9 @@ def fit(
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
-    from pluralign.cli.views.fit import FitWatch, fit_page
+    from pluralign.cli.render.fit import FitWatch, fit_page
     from pluralign.ensemble.headline import headline, main_evaluation
-    from pluralign.fitting.fit import fit as fit_ensemble
+    from pluralign.learning.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
     chosen = {**asdict(fit_options), **asdict(finetune_options)}
@@ -170,12 +168,12 @@ def evaluate(
         pluralign evaluate ensemble single-votes.jsonl --raters worker_id
         pluralign evaluate personas:people.txt votes.jsonl --model smollm2 --limit 200 --against ensemble
     """
-    from pluralign.cli.views.evaluation import evaluation_page
-    from pluralign.evaluation.evaluate import evaluate as evaluate_predictor
-    from pluralign.evaluation.personas import find_personas
-    from pluralign.evaluation.representation import save_representation
-    from pluralign.evaluation.sources import find_predictor
-    from pluralign.models.judge import find_judge
+    from pluralign.cli.render.evaluation import evaluation_page
+    from pluralign.measuring.evaluate import evaluate as evaluate_predictor
+    from pluralign.measuring.individuals import save_representation
+    from pluralign.measuring.personas import find_personas
+    from pluralign.measuring.predictors import find_predictor
+    from pluralign.text.judge import find_judge
 
     kinds = [find_predictor(name) for name in (predictor, *against)]
     if (model is None) == ("personas" in kinds):

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import (
+from pluralign.answering.options import TuneOptions
+from pluralign.cli.console import emit, note, output_folder, progress_bar, working
+from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra, saved_held_out_votes
+from pluralign.cli.options import (
     SHARED_CANDIDATES,
     AllPrompts,
     EnsembleFolder,
@@ -20,13 +23,9 @@ from pluralign.cli.arguments import (
     command_history,
     with_options,
 )
-from pluralign.cli.console import emit, note, progress_bar, working
-from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra, saved_held_out_votes
-from pluralign.cli.outputs import output_folder
 from pluralign.core.errors import UsageError
-from pluralign.models.options import RemoteOptions
-from pluralign.policies.options import TuneOptions
-from pluralign.server.options import ServeOptions
+from pluralign.server.limits import ServeOptions
+from pluralign.text.options import RemoteOptions
 from pluralign.votes.options import LoadOptions
 
 
@@ -57,10 +56,10 @@ def tune(
         pluralign tune ensemble prompts.jsonl -o policies --method grpo --steps 300 --member 0 --member 3
         pluralign tune ensemble ensemble -o policies --limit 48 --steps 40 --max-new-tokens 48 --json
     """
-    from pluralign.cli.views.policies import tuning_page
+    from pluralign.answering.tune import tune as tune_policies
+    from pluralign.cli.render.answers import tuning_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.policies.tune import tune as tune_policies
-    from pluralign.publishing.export_folder import member_names
+    from pluralign.publishing.export import member_names
 
     loaded = RewardEnsemble.load(ensemble)
     names = member_names(ensemble, loaded)
@@ -101,7 +100,7 @@ def export(
     """
     from pluralign.ensemble.ensemble import read_record
     from pluralign.ensemble.folder import read_description
-    from pluralign.publishing.transformers_export import export as export_ensemble
+    from pluralign.publishing.export import export as export_ensemble
 
     record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
@@ -164,16 +163,16 @@ def serve(
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
     from pluralign.answering.generate import find_sampler
+    from pluralign.answering.policies import load_policies
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.policies.writing import load_policies
 
     if remote_options.base_url and not (model or policies):
         raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
     if n is not None and not 1 <= n <= serve_options.max_candidates:
         raise UsageError(f"-n must be from 1 to {serve_options.max_candidates:,} (--max-candidates), not {n:,}.")
     with needs_extra("fastapi", "server", "a server"):
-        from pluralign.analysis.description import load_descriptions
-        from pluralign.evaluation.representation import load_representation
+        from pluralign.measuring.cards import load_descriptions
+        from pluralign.measuring.individuals import load_representation
         from pluralign.server import run as server
         from pluralign.server.limits import Limits
 

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.arguments import Data, Json, Seed, with_options
 from pluralign.cli.console import emit, progress_bar
 from pluralign.cli.inputs import load_votes
+from pluralign.cli.options import Data, Json, Seed, with_options
 from pluralign.votes.options import LoadOptions
 
 
@@ -20,7 +20,7 @@ def inspect(data: Data, load_options: LoadOptions, as_json: Json = False) -> Non
         zcat votes.jsonl.gz | pluralign inspect - --ties half
         pluralign inspect rankings.jsonl --rename prompt=question --rename responses=statements
     """
-    from pluralign.cli.views.votes import inspection_page
+    from pluralign.cli.render.votes import inspection_page
     from pluralign.votes.summary import inspect as inspect_votes
 
     summary = inspect_votes(load_votes(data, load_options))
@@ -50,9 +50,9 @@ def rankings(
         pluralign rankings shares.csv --k 20
         echo '{"alternatives": ["tea", "coffee"], "pairs": [[0, 1, 3, 1]]}' | pluralign rankings - --json
     """
-    from pluralign.analysis.tournament import load_tournament
-    from pluralign.analysis.tournament import rankings as find_rankings
-    from pluralign.cli.views.rankings import rankings_page
+    from pluralign.cli.render.analysis import rankings_page
+    from pluralign.measuring.tournament import load_tournament
+    from pluralign.measuring.tournament import rankings as find_rankings
 
     tournament = load_tournament(file)
     with progress_bar(f"Searching rankings of {len(tournament.alternatives)} alternatives") as progress:

@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from pluralign.features.attention_pooling import attention_pool, load_attention
-from pluralign.features.hashing import hashed_words
-from pluralign.features.surface import surface_features
+from pluralign.text.pooling import attention_pool, load_attention
+from pluralign.text.surface import hashed_words, surface_features
 
 BATCH_SIZE = 32
 CHECK_TOLERANCE = 0.05

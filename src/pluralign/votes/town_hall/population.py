@@ -11,8 +11,7 @@ import numpy as np
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.town_hall import phrases
-from pluralign.votes.town_hall.issues import load_issues
-from pluralign.votes.town_hall.writing import NUMBERED, PROSE, Attributes
+from pluralign.votes.town_hall.writing import NUMBERED, PROSE, Attributes, load_issues
 
 # Values of the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
 _POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise is a quarter of the way to "for"

@@ -1,0 +1,438 @@
+"""Use tuned policies: read the manifest of ``tune``, check that it belongs to an ensemble, and sample from adapters.
+
+In this process, the base model is loaded once. All adapters are attached to it and switched, so k policies need hardly
+more memory than one. On a server that serves the adapters, such as vLLM with ``--lora-modules``, each adapter is a
+model with the name in the manifest.
+
+``load_policies`` returns one ``Sampler`` per member, for ``answering.drafts``.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+import shlex
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from pluralign.answering.generate import Sampler
+from pluralign.answering.options import TuneOptions
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.files import atomic_write
+from pluralign.core.json_values import from_json, to_json
+from pluralign.core.text import one_line
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
+from pluralign.text.causal import Completion, LocalModel
+from pluralign.text.loading import quiet_transformers, reference_folder
+from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.text.remote import ServerModel
+from pluralign.votes.prompts import Prompt, PromptLike
+
+# --- The manifest of a folder of policies: settings, figures and how to serve the adapters, as typed values.
+
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = "pluralign-policies"
+VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts for --max-lora-rank (vllm/config/lora.py)."""
+
+
+@dataclass(frozen=True)
+class ExampleAnswer:
+    """A held-out prompt with the first response of the base and of the policy, and their rewards."""
+
+    prompt: str | list[dict[str, str]]
+    """A text, or the messages of a chat."""
+    before: str
+    after: str
+    reward_before: float
+    reward_after: float
+
+
+@dataclass(frozen=True)
+class TunedPolicy:
+    """One member's policy and its figures on held-out prompts; rewards are standardised."""
+
+    member: int
+    name: str
+    weight: float
+    path: str
+    """Folder of the adapter, within the folder of the policies."""
+    reward_before: float
+    """Mean reward of the base's responses, by this member."""
+    reward_after: float
+    """Mean reward of the policy's responses, by this member."""
+    interval: tuple[float, float]
+    """95 % interval of after − before, bootstrapped over prompts."""
+    improved: bool
+    """Whether that interval lies above 0."""
+    kl: float
+    """KL to the base per response, in nats; see ``sampled_kl``."""
+    kl_standard_error: float
+    rewards: list[float]
+    """Mean reward of the policy's responses, by every member of the ensemble."""
+    tokens: float
+    """Mean length of the policy's responses."""
+    seconds: float
+    samples: list[ExampleAnswer]
+
+
+@dataclass(frozen=True)
+class BaseRecord:
+    """The base model, the prompts, and the figures of the base's responses."""
+
+    base: str
+    """Name of the base on a server: a hub id, or a local folder."""
+    prompts: int
+    """Number of training prompts."""
+    held_out: int
+    """Number of held-out prompts."""
+    too_long: int
+    """Number of prompts left out: together with a response they exceed the model's context."""
+    scale: Mapping[str, list[float]]
+    """``mean`` and ``spread`` that standardise each member's rewards; see ``reward_scale``."""
+    base_rewards: list[float]
+    """Mean standardised reward of the base's responses to held-out prompts, by every member."""
+    base_tokens: float
+    """Mean length of these responses."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How to serve the base and the adapters."""
+
+    command: str
+    """A vLLM command, to be run in the folder of the policies."""
+    weights: Mapping[str, float]
+    """Probability of drawing each adapter; they sum to 1."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The state of a folder of policies."""
+
+    settings: Settings
+    """Everything that the policies depend on; see ``run_settings``."""
+    members: tuple[TunedPolicy, ...] = ()
+    """Finished members, in order."""
+    base: BaseRecord | None = None
+    serving: Serving | None = None
+    pluralign: str = __version__
+
+    def with_member(self, policy: TunedPolicy, lora_rank: int) -> "Manifest":
+        """Return the manifest with one more finished member."""
+        assert self.base is not None  # noqa: S101 - the base is sampled before any member is tuned
+        members = tuple(sorted([*self.members, policy], key=lambda known: known.member))
+        return replace(self, members=members, serving=serving(self.base.base, lora_rank, members))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of the manifest file; the figures of the base are top-level keys."""
+        return {
+            "format": FORMAT,
+            "pluralign": self.pluralign,
+            "settings": to_json(self.settings),
+            "members": to_json(self.members),
+            **(to_json(self.base) if self.base else {}),
+            **({"serving": to_json(self.serving)} if self.serving else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Manifest":
+        """Return the manifest that ``to_json`` wrote."""
+        return cls(
+            settings=dict(value["settings"]),
+            members=tuple(from_json(TunedPolicy, member) for member in value["members"]),
+            base=from_json(BaseRecord, value) if value["members"] else None,
+            serving=from_json(Serving, value["serving"]) if value["members"] else None,
+            pluralign=value["pluralign"],
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest file of a folder, in one atomic write."""
+        with atomic_write(folder / MANIFEST_FILE) as partial:
+            text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+            partial.write_text(text + "\n", encoding="utf-8")
+
+
+def load_manifest(folder: Path, settings: Settings) -> Manifest:
+    """Return the manifest of a folder, or an empty one if the folder is new.
+
+    Members whose adapter is missing are left out, so that they are tuned again.
+
+    Raises:
+        UsageError: the folder is a file.
+        DataError: the folder holds other files, or policies that were tuned with other settings.
+    """
+    path = folder / MANIFEST_FILE
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a folder.")
+    if not path.is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise DataError("the folder holds other files", file=str(folder), remedy="name a new folder")
+        return Manifest(settings)
+    manifest = read_manifest(folder)
+    if changed := [name for name in settings if manifest.settings.get(name) != settings[name]]:
+        hashes = {"ensemble": "another ensemble", "prompts": "other prompts"}
+        known = ", ".join(hashes.get(name, f"{name} {manifest.settings.get(name)}") for name in changed)
+        remedy = "name another folder, or use these settings to resume"
+        raise DataError(f"its policies were tuned with {known}", file=str(folder), remedy=remedy)
+    present = tuple(policy for policy in manifest.members if (folder / policy.path).is_dir())
+    return replace(manifest, settings=settings, members=present)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a folder.
+
+    Raises:
+        DataError: there is none, or ``tune`` did not write it.
+    """
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        remedy = "name a folder that pluralign tune wrote"
+        raise DataError(f"it has no {MANIFEST_FILE}", file=str(folder), remedy=remedy)
+    try:
+        return Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        remedy = "name another folder"
+        raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
+
+
+def run_settings(
+    ensemble: RewardEnsemble, prompts: Sequence[PromptLike], model: str, options: TuneOptions
+) -> dict[str, Any]:
+    """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
+    settings = {"model": model, "ensemble": ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
+    settings |= to_json(options)
+    del settings["micro_batch"]  # it changes the memory that is needed, not the method
+    return settings
+
+
+def ensemble_hash(ensemble: RewardEnsemble) -> str:
+    """Return a hash of the ensemble's features, weights and members, which identifies it in a manifest."""
+    digest = hashlib.sha256(json.dumps(ensemble.features.to_json(), sort_keys=True, default=str).encode())
+    digest.update(ensemble.weights.tobytes())
+    for name, array in sorted(ensemble.members.arrays().items()):
+        digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _prompts_hash(prompts: Sequence[PromptLike]) -> str:
+    return hashlib.sha256("\0".join(sorted(Prompt(prompt).key for prompt in prompts)).encode()).hexdigest()[:16]
+
+
+def served_name(model: str) -> str:
+    """Return the name of the base on a server: a hub id, or the folder of a local model."""
+    return str(reference_folder(model).resolve()) if model == "smollm2" or Path(model).exists() else model
+
+
+def serving(base: str, lora_rank: int, members: Sequence[TunedPolicy]) -> Serving:
+    """Return a vLLM command for the base and the adapters, and the weights to draw the adapters with.
+
+    The weights are those of the ensemble, normalised over the tuned members; equal if all of them are 0.
+    """
+    total = sum(policy.weight for policy in members)
+    command = [
+        *("vllm", "serve", base, "--enable-lora", "--max-loras", str(len(members)), "--max-lora-rank"),
+        str(next(allowed for allowed in VLLM_RANKS if allowed >= lora_rank)),
+        *("--lora-modules", *(f"{policy.path}={policy.path}" for policy in members)),
+    ]
+    weights = {policy.path: policy.weight / total if total else 1 / len(members) for policy in members}
+    return Serving(shlex.join(command), weights)
+
+
+@dataclass(frozen=True)
+class TunedPolicies:
+    """The policies of a folder that ``tune`` wrote, ready to write."""
+
+    samplers: Mapping[int, Sampler]
+    """By member."""
+    base: Sampler
+    """The base model without an adapter: it writes candidates for members without a policy."""
+    missing: tuple[int, ...]
+    """Members with weight that have no policy."""
+
+    def prepare(self) -> None:
+        """Load the base and all adapters, or check that the server has them."""
+        for sampler in self.samplers.values():
+            sampler.prepare()
+
+
+def load_policies(
+    folder: str | os.PathLike[str], ensemble: RewardEnsemble, remote: RemoteOptions | None = None
+) -> TunedPolicies:
+    """Read the policies of an ensemble; models are loaded when they first write.
+
+    Args:
+        folder: the folder that ``tune`` wrote, or its manifest.
+        ensemble: the one that the policies were tuned to.
+        remote: with a base URL, the adapters are models of this server, by the names in the manifest.
+
+    Raises:
+        DataError: ``tune`` did not write the folder, no member is finished, or it belongs to another ensemble.
+    """
+    folder = Path(folder)
+    folder = folder.parent if folder.name == MANIFEST_FILE else folder
+    manifest = read_manifest(folder)
+    _check_owner(folder, manifest, ensemble)
+    assert manifest.base is not None  # noqa: S101 - there is a finished member
+    tuned_at = float(manifest.settings["temperature"] or 1.0)
+    samplers: dict[int, Sampler]
+    if remote and remote.base_url:
+        samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
+        base: Sampler = ServerModel(manifest.base.base, remote)
+    else:
+        paths = {policy.member: folder / policy.path for policy in manifest.members}
+        paths = {member: path for member, path in paths.items() if path.is_dir()}
+        adapters = Adapters(str(manifest.settings["model"]))
+        samplers = {member: AdapterPolicy(adapters, path, tuned_at) for member, path in paths.items()}
+        base = AdapterPolicy(adapters, None, tuned_at)
+    if not samplers:
+        raise DataError("its adapters are missing", file=str(folder), remedy="run pluralign tune again")
+    with_weight = [j for j in range(ensemble.k) if ensemble.weights[j] > NEGLIGIBLE_WEIGHT]
+    return TunedPolicies(samplers, base, tuple(j for j in with_weight if j not in samplers))
+
+
+def _check_owner(folder: Path, manifest: Manifest, ensemble: RewardEnsemble) -> None:
+    """Raise DataError if the manifest has no finished member, or if it belongs to another ensemble."""
+    if not manifest.members:
+        raise DataError("no policy is finished", file=str(folder), remedy="run pluralign tune again to resume")
+    k = len(manifest.members[0].rewards)
+    remedy = "name the folder that was tuned to this ensemble, or run pluralign tune again"
+    if k != ensemble.k:
+        problem = f"its policies were tuned to an ensemble of {k} members, but this one has {ensemble.k}"
+        raise DataError(problem, file=str(folder), remedy=remedy)
+    if manifest.settings.get("ensemble") != ensemble_hash(ensemble):
+        raise DataError("its policies were tuned to another ensemble", file=str(folder), remedy=remedy)
+    for policy in manifest.members:
+        if not 0 <= policy.member < k or policy.path != Path(policy.path).name:
+            problem = f"it names a member {policy.member} at {policy.path!r}, which tune does not write"
+            raise DataError(problem, file=str(folder / MANIFEST_FILE), remedy="run pluralign tune again")
+
+
+def with_tuned_temperature(options: SamplingOptions, tuned_at: float, *, small: bool) -> SamplingOptions:
+    """Return the options with a policy's temperature: that of its tuning, or the lower default of small local models.
+
+    Example:
+        >>> with_tuned_temperature(SamplingOptions(), 1.0, small=False).temperature
+        1.0
+        >>> with_tuned_temperature(SamplingOptions(), 1.0, small=True).temperature
+        0.7
+    """
+    filled = options.with_defaults(small=small)
+    if options.temperature is not None or (small and filled.temperature is not None and filled.temperature < tuned_at):
+        return filled
+    return replace(filled, temperature=tuned_at, top_p=1.0 if options.top_p is None else options.top_p)
+
+
+class Adapters:
+    """A base model in this process, with the adapters that were used so far. One of them writes at a time."""
+
+    def __init__(self, model: str) -> None:
+        self.base = LocalModel(model)
+        self._adapted: Any = None
+        self._lock = threading.RLock()
+
+    def load(self, path: Path | None) -> tuple[Any, Any]:
+        """Return the model with this adapter attached, None for none, and the tokenizer.
+
+        Raises:
+            DataError: the adapter cannot be loaded, or belongs to another base.
+        """
+        with self._lock:
+            if path is not None and (self._adapted is None or path.name not in self._adapted.peft_config):
+                self._attach(path)
+            return (self.base.model if self._adapted is None else self._adapted), self.base.tokenizer
+
+    def _attach(self, path: Path) -> None:
+        try:
+            peft: Any = importlib.import_module("peft")
+        except ImportError:
+            raise MissingExtraError("peft", "finetune", "tuned policies") from None
+        try:
+            with quiet_transformers():
+                if self._adapted is None:
+                    self._adapted = peft.PeftModel.from_pretrained(self.base.model, path, adapter_name=path.name)
+                else:
+                    self._adapted.load_adapter(path, adapter_name=path.name)
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+            raise DataError(
+                f"peft cannot load the adapter ({one_line(error)})", file=str(path), remedy="run pluralign tune again"
+            ) from None
+        self._adapted.eval()
+
+    @contextmanager
+    def using(self, path: Path | None) -> Iterator[None]:
+        """Switch to an adapter, or to none, within the block. Other threads wait."""
+        with self._lock:
+            self.load(path)
+            if self._adapted is None:
+                yield
+            elif path is None:
+                with self._adapted.disable_adapter():
+                    yield
+            else:
+                self._adapted.set_adapter(path.name)
+                yield
+
+
+class AdapterPolicy(LocalModel):
+    """One member's policy in this process: the shared base with its adapter, or without one."""
+
+    def __init__(self, adapters: Adapters, path: Path | None, tuned_at: float) -> None:
+        super().__init__(adapters.base.name if path is None else f"{path.name} of {adapters.base.name}")
+        self.adapters, self.path, self.tuned_at = adapters, path, tuned_at
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether the base is small."""
+        return self.adapters.base.is_small
+
+    def prepare(self) -> None:
+        """Load the base, unless another policy did, and the adapter."""
+        self._loaded = self.adapters.load(self.path)
+
+    def _both(self) -> tuple[Any, Any]:
+        return self.adapters.load(self.path)
+
+    def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with a policy's temperature; the base has that of candidates."""
+        if self.path is None:
+            return super().with_defaults(options)
+        small = options.temperature is None and self.is_small
+        return with_tuned_temperature(options, self.tuned_at, small=small)
+
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses of this member's policy."""
+        with self.adapters.using(self.path):
+            return super().sample(prompt, n, options, seed)
+
+
+class ServedPolicy(ServerModel):
+    """One member's policy on a server that serves its adapter as a model."""
+
+    def __init__(self, model: str, options: RemoteOptions, tuned_at: float, folder: Path) -> None:
+        super().__init__(model, options)
+        self.tuned_at, self.folder = tuned_at, folder
+
+    def prepare(self) -> None:
+        """Reach the server. Raises UsageError if it does not answer, or lists models without this adapter."""
+        known = self._models()
+        if known and self.model not in known:
+            raise UsageError(
+                f"the server at {self.options.base_url} has no model {self.model!r}; serve the adapters with the "
+                f"command in {self.folder / MANIFEST_FILE}."
+            )
+
+    def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with the temperature of the tuning, if none was given."""
+        return with_tuned_temperature(options, self.tuned_at, small=False)

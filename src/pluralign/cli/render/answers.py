@@ -1,0 +1,228 @@
+"""Views of ``pluralign answer``: each answer with the members that chose it, the consensus, and the steering."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pluralign.answering.answer import Answer
+from pluralign.answering.generate import Generation
+from pluralign.answering.slate import Consensus, Distilled, SlateEntry
+from pluralign.answering.steering import Steering
+from pluralign.answering.tune import Tuning
+from pluralign.cli.render.tables import (
+    BAR_WIDTH,
+    command_line,
+    counted_notes,
+    figure_table,
+    heading,
+    shortened,
+    text_panel,
+    visible,
+)
+from pluralign.measuring.cards import Profile, member_name, unnamed_reason
+from pluralign.scale.jobs import Encoded, Scored
+
+
+def answer_page(
+    answer: Answer, prompt: str, profiles: Sequence[Profile] = (), prompts: int = 0
+) -> Iterator[RenderableType]:
+    """Yield the answers of one mode, with the reasons for them.
+
+    Args:
+        answer: the answers.
+        prompt: the question.
+        profiles: the members' cards; empty without held-out votes.
+        prompts: number of prompts that the cards were measured on.
+    """
+    cards = {profile.member: profile for profile in profiles}
+    yield heading(f"“{prompt}”")
+    for note in answer.notes:
+        yield Text(f"· {note}", style="dim")
+    if answer.steering:
+        chosen = answer.steering
+        yield from _steering(chosen)
+    for entry in answer.answers:
+        yield _entry_panel(entry, _entry_title(entry, answer), cards)
+    if answer.coverage is not None:
+        count = f"{len(answer.answers)} of {answer.candidates} candidates"
+        yield Text(f"Slate: {count}, covering {answer.coverage:.0%} of people (predicted).")
+    if answer.consensus:
+        yield _consensus_panel(answer.consensus)
+    if answer.distilled:
+        yield _statement_panel(answer.distilled)
+    shown = {j for entry in answer.answers for j in entry.members}
+    if any(j in cards and not cards[j].named for j in shown):
+        yield Text(unnamed_reason(profiles, prompts), style="dim")
+
+
+def _entry_title(entry: SlateEntry, answer: Answer) -> str:
+    if entry.member in answer.written:
+        return f"answer of member {entry.member}, written by its policy"
+    return f"member {entry.member}" if answer.mode == "balanced" else "answer"
+
+
+def _steering(found: Steering) -> Iterator[RenderableType]:
+    """Yield what is known about the user, how sure it is, and the choice that would say most next."""
+    if found.support is None:
+        yield Text(f"Member {found.member} (probability {found.sure:.0%}): {found.why}.")
+    else:
+        yield Text(
+            f"Most likely member: {found.member} (probability {found.sure:.0%}; {found.average:.0%} that you follow no "
+            f"member): {found.why}."
+        )
+        yield Text(f"You are expected to prefer the answer to {found.support:.0%} of the other candidates.")
+    if found.path:
+        yield _posterior_table(found.path)
+    if found.ask:
+        pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
+        yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
+
+
+def _entry_panel(entry: SlateEntry, title: str, cards: Mapping[int, Profile]) -> Panel:
+    if entry.member is None:
+        return text_panel(entry.text, "refused")
+    named = "; ".join(cards[j].label if j in cards else member_name(j) for j in entry.members)
+    support = f"{entry.weight:.0%} of the weight · {named or 'no member ranks it first on the slate'}\n\n"
+    if entry.share is not None:
+        bar = "█" * round(BAR_WIDTH / 2 * entry.share)
+        support = f"{bar} favourite of {entry.share:.0%} of people (predicted)\n{support}"
+    return text_panel(Text.assemble((support, "dim"), entry.text), title)
+
+
+def _consensus_panel(consensus: Consensus) -> Panel:
+    support = (
+        f"Rule: {consensus.rule}. Predicted: {consensus.least_support:.0%} of people prefer it to its strongest rival, "
+        f"{consensus.mean_support:.0%} to an average rival; it is the favourite of {consensus.favourite_of:.0%}.\n\n"
+    )
+    note = f"{consensus.note}\n" if consensus.note else ""
+    return text_panel(Text.assemble(note, (support, "dim"), consensus.text), "consensus")
+
+
+def _statement_panel(statement: Distilled) -> Panel:
+    outcome = "It replaces the consensus." if statement.used else "It is not used."
+    if statement.refused:
+        outcome = f"It is refused: {statement.refused}."
+    support = (
+        f"Predicted: {statement.least_support:.0%} of people prefer it to its strongest rival; "
+        f"{statement.to_reach:.0%} are needed. {outcome}\n\n"
+    )
+    return text_panel(Text.assemble((support, "dim"), statement.text), "statement written from the slate")
+
+
+def _posterior_table(path: Sequence[Sequence[float]]) -> Table:
+    title = "Probability of each member, by number of your choices"
+    table = figure_table(title, "choices", *(str(j) for j in range(len(path[0]))), "none")
+    for count, row in enumerate(path):
+        table.add_row(str(count), *(f"{value:.2f}" for value in (*row, max(0.0, 1 - sum(row)))))
+    return table
+
+
+# --- Views of ``pluralign tune``: the tuned policies' rewards, KL and sample answers, and how to serve them.
+
+
+def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
+    """Yield rewards before and after, KL, the cross table, one answer per policy, and a command that serves them."""
+    yield heading(f"{tuning.folder}: {len(tuning.members)} policies")
+    yield Text(
+        f"{tuning.model}, {tuning.method} · {tuning.prompts:,} training prompts, {tuning.held_out:,} held-out prompts "
+        f"· {tuning.seconds:.0f} s"
+    )
+    yield from counted_notes(
+        (
+            (tuning.resumed, "members were tuned by an earlier run"),
+            (tuning.too_long, "prompts were dropped: prompt and response do not fit the model's context window"),
+            (tuning.bad_rows, "rows were dropped: they hold no prompt"),
+        )
+    )
+    yield _reward_table(tuning)
+    for policy in tuning.members:
+        if not policy.improved:
+            yield Text(
+                f"! The reward of member {policy.member} did not improve significantly: its 95 % interval is not above "
+                "0. Try more steps or prompts, a higher --learning-rate or a lower --beta.",
+                style="yellow",
+            )
+    for note in tuning.notes:
+        yield Text(f"! {note}", style="yellow")
+    if len(tuning.members) > 1:
+        yield _cross_table(tuning)
+    yield from _samples(tuning)
+    yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
+    yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
+    yield command_line(f"  cd {shlex.quote(tuning.folder)} && {tuning.serving.command}\n")
+
+
+def _reward_table(tuning: Tuning) -> Table:
+    title = "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers"
+    table = figure_table(title, "policy", "before", "after", "gain, 95 %", "KL, nats", "tokens")
+    for policy in tuning.members:
+        low, high = policy.interval
+        table.add_row(
+            Text(f"{policy.member} {policy.name}"),
+            f"{policy.reward_before:+.2f}",
+            f"{policy.reward_after:+.2f}",
+            f"{low:+.2f} – {high:+.2f}",
+            f"{policy.kl:.2f} ± {policy.kl_standard_error:.2f}",
+            f"{policy.tokens:.0f}",
+        )
+    table.caption = f"tokens: mean response length; base model: {tuning.base_tokens:.0f}"
+    return table
+
+
+def _cross_table(tuning: Tuning) -> Table:
+    columns = [f"by {policy.member}" for policy in tuning.members]
+    table = figure_table("Reward of each policy by each member", "policy", *columns)
+    table.add_row("base", *(f"{value:+.2f}" for value in tuning.base))
+    for policy, row in zip(tuning.members, tuning.matrix, strict=True):
+        table.add_row(str(policy.member), *(f"{value:+.2f}" for value in row))
+    return table
+
+
+def _samples(tuning: Tuning) -> Iterator[RenderableType]:
+    for policy in tuning.members:
+        for sample in policy.samples[:1]:
+            prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
+            texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
+            yield text_panel("\n".join(shortened(visible(text)) for text in texts), f"Policy {policy.member}")
+
+
+# --- Views of resumable jobs that write files: ``pluralign generate``, ``pluralign encode`` and ``pluralign score -o``.
+
+
+FAILURES_SHOWN = 3
+
+
+def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
+    """Yield what was sampled, what was left out, and the first failures."""
+    yield heading(generation.file)
+    yield Text(
+        f"{generation.responses:,} responses to {generation.lines:,} of {generation.prompts:,} prompts from "
+        f"{generation.model}, {generation.seconds:.0f} s"
+    )
+    failures = f"prompts failed; {generation.file}.failed lists them, and the same command tries them again"
+    yield from counted_notes(
+        (
+            (generation.resumed, "prompts were finished by an earlier run"),
+            (generation.repeats, "duplicate responses were dropped"),
+            (generation.empty, "empty responses were dropped"),
+            (generation.cut_off, "responses were cut off at --max-new-tokens; a higher value lets them end"),
+            (generation.short, f"prompts have fewer than {n} distinct responses after all rounds of sampling"),
+            (len(generation.failed), failures),
+        )
+    )
+    for failure in generation.failed[:FAILURES_SHOWN]:
+        yield Text(f"  {failure.error}", style="red")
+    yield Text()
+
+
+def shards_page(job: Encoded | Scored) -> Iterator[RenderableType]:
+    """Yield what is in the folder, and how much of it an earlier run had written."""
+    contents = f"vectors of {job.dimension:,} numbers" if isinstance(job, Encoded) else f"rewards of {job.k} members"
+    yield heading(job.folder)
+    yield Text(f"{job.rows:,} texts, {contents}, {job.shards:,} shards, {job.seconds:.0f} s")
+    yield from counted_notes([(job.resumed, "shards were finished by an earlier run")])
+    yield Text()

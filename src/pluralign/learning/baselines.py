@@ -1,0 +1,391 @@
+"""Baselines: simpler predictors of the share of votes, fitted as carefully as the ensemble.
+
+Each baseline is a formula for the share and the arrays it needs, so it is saved with the ensemble and evaluated on
+other votes too. All rewards are linear in the features. Regularisation and damping are chosen on validation prompts.
+Arrays saved before damping existed have none: damping 0 is the plain formula.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import ndtr
+
+from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
+from pluralign.core.random_streams import BOOTSTRAP, random_stream
+from pluralign.learning.bradley_terry import (
+    FEW_DIRECTIONS,
+    L2_GRID,
+    SEARCH_DIRECTIONS,
+    SEARCH_FOLDS,
+    directions_with,
+    fit_bradley_terry,
+    fit_em,
+    fit_path,
+    principal_directions,
+    scores,
+    search_errors,
+)
+from pluralign.learning.pairs import Differences, Matrix, Pairs, first_columns, row_squares
+from pluralign.learning.stagewise import hard_votes, solve_weights
+from pluralign.learning.teacher import damp
+from pluralign.theory.calibration import brier, sigmoid, with_undecided
+from pluralign.theory.intervals import clearly_lower
+
+# --- Thurstone's model with a mean and a variance per text: the mean–variance baseline.
+
+
+VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
+"""Regularisation strengths to choose from."""
+
+
+def mean_variance_share(arrays: Mapping[str, npt.NDArray[Any]], pairs: Differences) -> FloatArray:
+    """Return Φ((μ_a − μ_b) / √(s²_a + s²_b)) with log s² linear: normal utilities, a variance per text."""
+    variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
+    total = variance[pairs.a] + variance[pairs.b]
+    return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
+
+
+def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
+
+    It is fitted in the leading directions. The regularisation strength is chosen on the validation prompts of
+    ``folds``.
+
+    Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
+    """
+    axes = directions_with(pairs.difference, theta)
+    inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
+    guide = axes.T @ theta
+
+    def solve(rows: Mask, l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
+        objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
+        start = np.concatenate([guide, np.zeros(len(guide) + 1)])
+        solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+        return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
+
+    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
+        return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": np.asarray(offset)}
+
+    errors = np.zeros(len(VARIANCE_L2))
+    for held_out in folds:
+        validation = pairs[held_out]
+        for i, l2 in enumerate(VARIANCE_L2):
+            share = mean_variance_share(arrays(*solve(~held_out, l2, 40)), validation.lazy_difference())
+            errors[i] += brier(share, validation.prob_a)
+    all_rows = np.ones(len(pairs), dtype=bool)
+    return arrays(*solve(all_rows, VARIANCE_L2[int(np.argmin(errors))], 80))
+
+
+def mean_variance_loss(
+    inputs: FloatArray,
+    a: IndexArray,
+    b: IndexArray,
+    prob_a: FloatArray,
+    l2: float,
+    guide: FloatArray,
+) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+    """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
+
+    μ are the coefficients of the mean, log s² = λ·φ + c, and μ is regularised towards the Bradley–Terry reward
+    ``guide``.
+    """
+    n, (n_items, d) = len(prob_a), inputs.shape
+
+    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
+        mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
+        variance, utility = np.exp(np.clip(inputs @ spread + offset, -20, 20)), inputs @ mean
+        total = variance[a] + variance[b]
+        z = (utility[a] - utility[b]) / np.sqrt(total)
+        p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+        slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
+        total_gradient = slope * z * -0.5 / total
+        utility_gradient = slope / np.sqrt(total)
+        mean_gradient = (np.bincount(a, utility_gradient, n_items) - np.bincount(b, utility_gradient, n_items)) @ inputs
+        text_gradient = np.bincount(a, total_gradient, n_items) + np.bincount(b, total_gradient, n_items)
+        spread_gradient = (variance * text_gradient) @ inputs
+        offset_gradient = float(total_gradient @ total)
+        entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
+        value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
+        gradients = mean_gradient + l2 * (mean - guide), spread_gradient + l2 * spread, [offset_gradient]
+        return value, np.concatenate(gradients)
+
+    return value_and_gradient
+
+
+Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+TEMPERATURES = np.geomspace(0.25, 4.0, 33)
+UNDECIDED = np.linspace(0.0, 0.8, 17)
+DAMPINGS = (1.0, 3.0, 10.0)
+"""Values of c that damped soft BT tries beside 0, which is plain soft BT."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A fitted baseline."""
+
+    formula: str
+    """Key of ``FORMULAS``."""
+    arrays: Arrays
+    """The arrays that the formula needs, by name. Rewards use the first inputs, as many as ``theta`` has rows."""
+    seconds: float = 0.0
+    """Duration of the fit."""
+
+    @property
+    def k(self) -> int:
+        """Number of rewards."""
+        return int(self.arrays["theta"].shape[1]) if self.arrays["theta"].ndim == 2 else 1
+
+    def votes(self, pairs: Differences) -> FloatArray | None:
+        """Return the hard votes of its members, ``(n_pairs, k)``; None if its share is not a share of votes."""
+        return hard_votes(self._inputs(pairs), self.arrays["theta"]) if self.formula == "votes" else None
+
+    def prob_hat(self, pairs: Differences) -> FloatArray:
+        """Return the predicted share of people preferring a, ``(n_pairs,)``."""
+        return FORMULAS[self.formula](self.arrays, self._inputs(pairs))
+
+    def _inputs(self, pairs: Differences) -> Differences:
+        return first_columns(pairs, len(self.arrays["theta"]))
+
+
+def _damped(arrays: Arrays, pairs: Differences) -> Matrix:
+    return damp(pairs, float(arrays.get("damping", 0.0)), float(arrays.get("mean_square", 1.0)))
+
+
+def _bradley_terry(arrays: Arrays, pairs: Differences) -> FloatArray:
+    """u/2 + (1 − u) σ(θ·d̃ / T), with d̃ the damped differences and u an undecided share."""
+    share = sigmoid(scores(_damped(arrays, pairs), arrays["theta"]) / arrays["temperature"])
+    return with_undecided(share, float(arrays.get("undecided", 0.0)))
+
+
+def _votes(arrays: Arrays, pairs: Differences) -> FloatArray:
+    """Σ_j α_j 1[Δr_j > 0]."""
+    return hard_votes(pairs, arrays["theta"]) @ arrays["weights"]
+
+
+def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
+    """Σ_j π_j σ(θ_j·d̃), with d̃ the damped differences."""
+    return np.asarray(sigmoid(scores(_damped(arrays, pairs), arrays["theta"])) @ arrays["weights"])
+
+
+FORMULAS: Mapping[str, Callable[[Arrays, Differences], FloatArray]] = {
+    "bradley-terry": _bradley_terry,
+    "votes": _votes,
+    "mixture": _mixture,
+    "mean-variance": mean_variance_share,
+}
+
+BASELINES = {
+    "soft_bt": "bradley-terry",
+    "hard_bt": "bradley-terry",
+    "soft_bt_temperature": "bradley-terry",
+    "damped_bt": "bradley-terry",
+    "undecided_bt": "bradley-terry",
+    "pair": "votes",
+    "bootstrap": "votes",
+    "mean_variance": "mean-variance",
+    "mixture": "mixture",
+}
+"""Formula of every fitted baseline."""
+
+
+def fit_baselines(
+    pairs: Pairs,
+    folds: Sequence[Mask],
+    k: int,
+    *,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, Baseline]:
+    """Fit every baseline on the training pairs.
+
+    Args:
+        pairs: the training pairs.
+        folds: masks of validation pairs, which choose the regularisation, ``(n,)`` each.
+        k: number of members of the ensembles among the baselines.
+        seed: of resampling and starts.
+        report: called with the name of each baseline before its fit.
+    """
+    fitted: dict[str, Baseline] = {}
+
+    def fit(name: str, make: Callable[[], dict[str, Any]]) -> None:
+        report(name)
+        start = time.perf_counter()
+        arrays = {part: np.asarray(array) for part, array in make().items()}
+        fitted[name] = Baseline(BASELINES[name], arrays, time.perf_counter() - start)
+
+    reduced = pairs.difference @ principal_directions(pairs.difference, SEARCH_DIRECTIONS)
+    shares, majorities = pairs.prob_a, np.where(pairs.prob_a == 0.5, 0.5, (pairs.prob_a > 0.5).astype(float))
+    fit("soft_bt", lambda: _fit_single(pairs, reduced, shares, folds))
+    fit("hard_bt", lambda: _fit_single(pairs, reduced, majorities, folds))
+    single = fitted["soft_bt"].arrays
+    theta, l2 = single["theta"], float(single["l2"])
+    fit("soft_bt_temperature", lambda: {"theta": theta, "temperature": _temperature(reduced, shares, folds, l2)})
+    fit("damped_bt", lambda: fit_damped(pairs, single, folds))
+    fit("undecided_bt", lambda: fit_undecided(pairs, fitted["damped_bt"].arrays, folds))
+    fit("pair", lambda: fit_pair(pairs, theta))
+    fit("bootstrap", lambda: _fit_bootstrap(pairs, reduced, l2, folds, k, seed))
+    fit("mean_variance", lambda: fit_mean_variance(pairs, theta, folds[:SEARCH_FOLDS]))
+    fit("mixture", lambda: _fit_mixture(pairs, single, fitted["damped_bt"].arrays, folds, k, seed))
+    return fitted
+
+
+# --- single rewards ---------------------------------------------------------------------------------------------------
+
+
+def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
+    errors = _validation_errors(reduced, target, pairs.prob_a, folds, L2_GRID)
+    l2 = L2_GRID[int(np.argmin(_mean_by_fold(errors, folds)))]
+    return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
+
+
+def _validation_errors(
+    reduced: Array, target: FloatArray, prob_a: FloatArray, folds: Sequence[Mask], l2_grid: Sequence[float]
+) -> FloatArray:
+    """Return (σ(Δr) − p)² of each pair for a reward fitted without its fold, by strength, ``(n, n_strengths)``.
+
+    Pairs of no fold have NaN.
+    """
+    errors = np.full((len(prob_a), len(l2_grid)), np.nan)
+    for held_out in folds:
+        path = fit_path(reduced[~held_out], target[~held_out], l2_grid)
+        errors[held_out] = (sigmoid(scores(reduced[held_out], path.T)) - prob_a[held_out, None]) ** 2
+    return errors
+
+
+def _mean_by_fold(errors: FloatArray, folds: Sequence[Mask]) -> FloatArray:
+    """Return the mean over folds of the mean error in each, ``(n_strengths,)``."""
+    return np.asarray(np.mean([errors[held_out].mean(axis=0) for held_out in folds], axis=0))
+
+
+def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit one reward on damped differences, σ(θ·d̃). Without clear evidence for damping it is plain soft BT.
+
+    Damping starts at c = 0 with the regularisation of soft BT. Each larger c, with its best regularisation on
+    validation prompts, replaces the current one if a one-sided paired t-test over these prompts finds it better. So the
+    choice rarely makes soft BT worse, even with few prompts.
+
+    Args:
+        pairs: the training pairs.
+        plain: arrays of plain soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+    """
+    difference, prob_a = pairs.difference, pairs.prob_a
+    mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
+    directions = principal_directions(difference, SEARCH_DIRECTIONS)
+    damping, l2 = 0.0, float(plain["l2"])
+    error = _validation_errors(difference @ directions, prob_a, prob_a, folds, [l2])[:, 0]
+    for candidate in DAMPINGS:
+        reduced = damp(difference, candidate, mean_square) @ directions
+        errors = _validation_errors(reduced, prob_a, prob_a, folds, L2_GRID)
+        best = int(np.argmin(_mean_by_fold(errors, folds)))
+        if clearly_lower(errors[:, best] - error, pairs.prompt):
+            damping, l2, error = candidate, L2_GRID[best], errors[:, best]
+    theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
+    return {"theta": theta, "temperature": 1.0, "l2": l2, "damping": damping, "mean_square": mean_square}
+
+
+def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
+    """Return the T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
+    errors = np.zeros(len(TEMPERATURES))
+    for held_out in folds:
+        z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], prob_a[~held_out], l2))
+        errors += [brier(sigmoid(z / temperature), prob_a[held_out]) for temperature in TEMPERATURES]
+    return float(TEMPERATURES[int(np.argmin(errors))])
+
+
+def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Add an undecided share to damped soft BT: u/2 + (1 − u) σ(θ·d̃/T), with u and T chosen on validation prompts.
+
+    An ensemble has an undecided share too. What that alone gains is no evidence of distinct voices.
+
+    Args:
+        pairs: the training pairs.
+        damped: arrays of damped soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+    """
+    difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
+    reduced = difference @ principal_directions(difference, SEARCH_DIRECTIONS)
+    errors = np.zeros((len(UNDECIDED), len(TEMPERATURES)))
+    for held_out in folds:
+        theta = fit_bradley_terry(reduced[~held_out], pairs.prob_a[~held_out], float(damped["l2"]))
+        shares = sigmoid(scores(reduced[held_out], theta)[:, None] / TEMPERATURES)
+        for row, u in enumerate(UNDECIDED):
+            errors[row] += np.mean((u / 2 + (1 - u) * shares - pairs.prob_a[held_out, None]) ** 2, axis=0)
+    best, column = divmod(int(np.argmin(errors)), len(TEMPERATURES))
+    return {**damped, "undecided": UNDECIDED[best], "temperature": TEMPERATURES[column]}
+
+
+def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
+    """Weight a reward and its opposite, {r, −r}, in the best way; p̂ takes two values."""
+    both = np.column_stack([theta, -theta])
+    return {"theta": both, "weights": solve_weights(pairs.difference, both, pairs.prob_a)[0]}
+
+
+# --- several rewards --------------------------------------------------------------------------------------------------
+
+
+def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask], k: int, seed: int) -> dict[str, Any]:
+    """Fit k soft Bradley–Terry rewards to prompts drawn with replacement, and weight their votes in the best way.
+
+    Validation prompts choose the regularisation: that of soft BT, or a tenth or a hundredth of it.
+    """
+
+    def members(x: Matrix, p: FloatArray, prompt: IndexArray, strength: float) -> tuple[FloatArray, FloatArray]:
+        rng = random_stream(seed, BOOTSTRAP)
+        names, position = np.unique(prompt, return_inverse=True)
+        start, stacked = fit_bradley_terry(x, p, strength), []
+        for _ in range(k):
+            weight = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))[position]
+            stacked.append(fit_bradley_terry(x, p, strength, weight=weight, start=start, steps=3))
+        theta = np.column_stack(stacked)
+        return theta, solve_weights(x, theta, p)[0]
+
+    strengths, errors, held_out = [l2, l2 / 10, l2 / 100], [], folds[0]
+    rest = pairs[~held_out]
+    for strength in strengths:
+        theta, weights = members(reduced[~held_out], rest.prob_a, rest.prompt, strength)
+        errors.append(brier(hard_votes(reduced[held_out], theta) @ weights, pairs.prob_a[held_out]))
+    l2 = strengths[int(np.argmin(errors))]
+    theta, weights = members(pairs.difference, pairs.prob_a, pairs.prompt, l2)
+    return {"theta": theta, "weights": weights, "l2": l2}
+
+
+def _fit_mixture(
+    pairs: Pairs, plain: Arrays, damped: Arrays, folds: Sequence[Mask], k: int, seed: int
+) -> dict[str, Any]:
+    """Fit a mixture of k Bradley–Terry models by EM, with the best damping and regularisation on validation prompts.
+
+    It is fitted in the leading directions. It tries the damping and the regularisation of both single rewards, and
+    multiples of the latter.
+
+    Args:
+        pairs: the training pairs.
+        plain: arrays of soft BT.
+        damped: arrays of damped soft BT.
+        folds: masks of validation pairs, ``(n,)`` each.
+        k: number of groups.
+        seed: of the start.
+    """
+    prob_a, mean_square = pairs.prob_a, float(damped["mean_square"])
+    singles = {0.0: plain, float(damped["damping"]): damped}
+    errors: dict[tuple[float, float], float] = {}
+    for damping, single in singles.items():
+        difference = damp(pairs.difference, damping, mean_square)
+        x = difference @ principal_directions(difference, FEW_DIRECTIONS)
+        found = search_errors(x, prob_a, folds, k, l2=float(single["l2"]), seed=seed)
+        errors |= {(damping, l2): error for l2, error in found.items()}
+    damping, l2 = min(errors, key=errors.__getitem__)
+    theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
+    axes = directions_with(difference, theta)
+    members, weights = fit_em(
+        difference @ axes, prob_a, np.asarray(axes.T @ theta, dtype=np.float64), k, l2=l2, seed=seed
+    )
+    return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}

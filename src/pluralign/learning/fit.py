@@ -1,0 +1,141 @@
+"""``fit``: from votes to an ensemble with its figures on held-out prompts.
+
+The order of the work: hold out test prompts, make features, choose on validation prompts (``selection``), train
+(``joint_fit``, ``stagewise_fit``, or ``rater_fit`` with rater ids), measure (``judging``). Features are frozen
+(``frozen``), or those of a fine-tuned model (``finetuned``).
+"""
+
+import logging
+import os
+import time
+from dataclasses import fields, replace
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from pluralign.core.checkpoints import Checkpoints, fingerprint
+from pluralign.core.errors import UsageError
+from pluralign.core.options import show_options, with_changes
+from pluralign.core.processes import this_process
+from pluralign.core.types import Progress
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.learning.cross_validation import CrossValidation
+from pluralign.learning.frozen import encoded_texts, learn
+from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.raters import rater_options
+from pluralign.learning.routes import with_fitting_route
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, decisive_options, refuse_to_replace, save_fit
+from pluralign.learning.trained_pooling import encoder_defaults, fit_tuned_encoder, tunes_encoder
+from pluralign.learning.tuned import decisive_tuning, fit_finetuned
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import AUTO
+from pluralign.text.store import with_stored_layers
+from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.raters import RaterVotes
+
+logger = logging.getLogger("pluralign")
+
+
+@show_options(FitOptions, FinetuneOptions)
+def fit(
+    preferences: VotesLike | RaterVotes,
+    options: FitOptions | None = None,
+    *,
+    finetuning: FinetuneOptions | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    watcher: FitWatcher | None = None,
+    **changes: Any,
+) -> RewardEnsemble:
+    """Learn an ensemble whose weighted votes match the votes of people.
+
+    Args:
+        preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
+            dicts. A part of the prompts is held out for testing and not trained on. With ``RaterVotes`` all votes of a
+            rater share one posterior over members, and members are fitted for the policy level. Raters are used in the
+            fit only and not saved.
+        options: how to learn.
+        finetuning: which language model to fine-tune, and how. Without a backbone, features are frozen.
+        folder: where unfinished work is kept and resumed from, and where the ensemble is saved at the end, with the
+            held-out votes unless ``keep_held_out`` is off.
+        overwrite: replace an ensemble of other votes or options in ``folder``.
+        progress: called with the texts encoded, or the steps trained, and the total.
+        watcher: receives the progress of the fit.
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``. If none of ``optimizer``,
+            ``precision`` and ``lora`` is given for a backbone, the first route is used that fits the memory
+            (``learning.routes``).
+
+    Returns:
+        The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> ensemble = fit(town_hall(400).preferences, k=2, encoder="none")
+        >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
+        (2, 1.0)
+    """
+    named = tuple(changes)
+    of_finetuning = {
+        option.name: changes.pop(option.name) for option in fields(FinetuneOptions) if option.name in changes
+    }
+    finetuning = with_changes(finetuning or FinetuneOptions(), of_finetuning)
+    options = with_changes(options or FitOptions(), changes)
+    watcher = watcher or FitWatcher()
+    raters = preferences if isinstance(preferences, RaterVotes) else None
+    if raters is not None:
+        options = rater_options(options, finetuning)
+    preferences = as_preferences(preferences)
+    encoder = tunes_encoder(options, finetuning)
+    if encoder:
+        finetuning = encoder_defaults(finetuning, named)
+    elif finetuning.backbone is not None:
+        options, finetuning = with_fitting_route(options, finetuning, named)
+    settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
+    refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
+    if finetuning.backbone is not None:
+        tune = fit_tuned_encoder if encoder else fit_finetuned
+        return tune(preferences, options, finetuning, folder, progress, watcher)
+
+    started = time.perf_counter()
+    test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()
+    text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
+    if options.features is not None and options.members == "mlp" and processes.count > 1:
+        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
+    if options.features is not None and options.layers == AUTO:
+        text_features = with_stored_layers(text_features, options.features)
+    text_features = text_features.with_chosen_layers().with_chosen_precision(processes)
+    options = replace(options, precision=text_features.precision)
+    watcher.encoding(len(preferences.items().prompt_index))
+    with encoded_texts(preferences, text_features, options, folder, processes, progress) as features:
+        encoding = time.perf_counter() - started
+        text_features = text_features.with_identity()
+        inputs = {
+            "data": preferences.fingerprint,
+            "options": decisive_options(options),
+            "version": __version__,
+            "encoder": text_features.identity,
+        }
+        if raters is not None:
+            inputs["raters"] = fingerprint([raters.pair, raters.rater, raters.chose_a])
+        checkpoints = Checkpoints(folder, inputs, processes)
+        with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
+            ensemble, held_out = learn(
+                preferences, test_rows, features, text_features, options, checkpoints, watcher, raters
+            )
+            record = ensemble.record
+            if options.folds is not None:
+                validation = CrossValidation(preferences, features, text_features, options, raters)
+                pooled = validation.run(options.folds, ensemble, checkpoints, watcher)
+                record = replace(record, cross_validation=pooled)
+    seconds = time.perf_counter() - started
+    record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
+    ensemble = replace(ensemble, record=record)
+    for note in (record.notes or []) if processes.first else []:
+        logger.warning("%s.", note)
+    processes.wait()
+    if folder is not None and processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        checkpoints.finish()
+    return ensemble

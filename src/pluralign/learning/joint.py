@@ -1,0 +1,416 @@
+"""Joint ensembles: k members trained together on the share that their votes predict. The default method, ours.
+
+The vote 1[Δr > 0] has no gradient, so training replaces it by σ(Δr/τ) and lowers τ step by step:
+
+    min over θ, α, u   mean_i (u/2 + Σ_j α_j σ(θ_j·d_i / τ) − t_i)²,   τ from 0.2 to 0.04, each θ_j·d of unit spread,
+
+with positive α_j and u of sum 1: u is the undecided share, the votes that no member explains. The weights and u of the
+hard votes are then solved exactly. With a few thousand noisy pairs, these choices matter:
+
+* **an undecided share**. Without it, an ensemble that must predict ½ spends members on near-opposites r and −r;
+* **damped differences** d̃ = d·√((1+c)/(1+c|d|²/mean|d|²)). They change the teacher but no vote, since a vote does not
+  depend on a positive factor;
+* **a teacher** (``teacher``). The target t blends the share it predicts, which has no vote noise, with the raw votes;
+* **few directions**: the leading principal ones and the teacher's own;
+* **rotated pairs** cos φ·d̃ + sin φ·d̃' of two pairs, labelled by the teacher: nobody voted on them;
+* **restarts, sizes and targets in one pass**; the restart with the lowest error on the training pairs is kept;
+* **a penalty on disagreement**: a member whose disagreement exceeds a bound is penalised, and every member keeps some
+  correlation with the teacher.
+
+docs/log.md has the measured effect of each. ``policy_level`` trains members for the policy level.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.random_streams import JOINT, random_stream
+from pluralign.learning.bradley_terry import scores
+from pluralign.learning.pairs import Pairs, cap_disagreement
+from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.teacher import Teacher
+from pluralign.theory.calibration import brier, with_undecided
+from pluralign.theory.simplex import weights_and_undecided
+
+SingleArray: TypeAlias = npt.NDArray[np.float32]
+
+RESTARTS = 4
+FEW_RESTARTS = 1
+"""Restarts of fits that only serve a choice or a comparison."""
+STEPS = 500
+BATCH = 4096
+"""Pairs per step, rotated ones included."""
+SHORT_STEPS, SHORT_BATCH = 1 / 2, 1 / 4
+"""Parts of steps and batch that serve for a choice between targets."""
+LEARNING_RATE = 0.05
+TEMPERATURES = (0.2, 0.04)
+"""τ at the first and at the last step."""
+ROTATED_SHARE = 0.6
+"""Share of rotated pairs in a batch."""
+SPREAD_L2 = 0.003
+TEACHER_CORRELATION = 0.1
+"""Minimum correlation of a member's reward differences with the teacher's."""
+DISAGREEMENT_PENALTY = 0.3
+"""Penalty per unit of disagreement above the bound."""
+NO_SPREAD = 1e-6
+"""A reward has no spread if its mean square is below this share of that of a random direction."""
+
+
+Source: TypeAlias = Literal["teacher", "mixture", "votes"]
+"""The one reward of the teacher, its mixture of rewards, or nothing but the raw votes."""
+
+
+@dataclass(frozen=True)
+class Blend:
+    """What members learn from: (1 − s) × the share that a teacher predicts + s × the share of votes."""
+
+    source: Source
+    vote_share: float
+    """s; 1 for ``votes``."""
+
+
+FROM_TEACHER = Blend("teacher", 0.3)
+FROM_MIXTURE = Blend("mixture", 0.3)
+FROM_VOTES = Blend("votes", 1.0)
+BLENDS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, Blend("mixture", 0.6), FROM_VOTES)
+"""The targets that validation prompts choose from."""
+
+
+@dataclass(frozen=True)
+class JointFit:
+    """Members trained together."""
+
+    theta: FloatArray
+    """``(d, k)``; also valid for undamped differences, since damping changes no vote."""
+    weights: FloatArray
+    """``(k,)``."""
+    undecided: float
+    """u, the share of votes that no member explains."""
+    score: float
+    """Squared error to the target on the training pairs; restarts are compared by it."""
+
+
+def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = FROM_MIXTURE, **options: Any) -> JointFit:
+    """Train k members together for hard votes; options are those of ``fit_joint_ensembles``."""
+    return fit_joint_ensembles(pairs, teacher, [(k, blend)], **options)[0]
+
+
+def fit_joint_ensembles(
+    pairs: Pairs,
+    teacher: Teacher,
+    plans: Sequence[tuple[int, Blend]],
+    *,
+    seed: int = 0,
+    bound: float = 1.0,
+    restarts: int = RESTARTS,
+    undecided: bool = True,
+    short: bool = False,
+) -> list[JointFit]:
+    """Train several ensembles for hard votes. They are independent, but share the batches.
+
+    Args:
+        pairs: the training pairs.
+        teacher: the rewards that provide most of the target.
+        plans: number of members and target of each ensemble.
+        seed: of starts and batches.
+        bound: maximum training disagreement of a member; 1 sets no bound.
+        restarts: number of starts per ensemble.
+        undecided: whether to learn an undecided share u; else u = 0, the paper's form.
+        short: take fewer steps with smaller batches, for fits that only serve a choice.
+
+    Returns:
+        The best restart of each ensemble.
+    """
+    damped, axes = teacher.damp(pairs.difference), teacher.axes
+    x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
+    guide = (axes.T @ teacher.theta).astype(np.float32)
+    blends = list(dict.fromkeys(blend for _, blend in plans))
+    labels = _Labels(teacher, blends, scores(damped, np.column_stack([teacher.theta, teacher.voices])))
+    shares = labels.shares(labels.rewards.copy())
+    targets = labels.blended(shares, pairs.prob_a)
+    problem = _Problem(x, guide, labels, targets, shares[0], bound, undecided)
+    repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
+    trained = _train_ensembles(problem, repeated, seed, short)
+    fits: list[JointFit] = []
+    for position, (_, blend) in enumerate(plans):
+        target, of_plan = targets[:, blends.index(blend)], []
+        for candidate in trained[position * restarts : (position + 1) * restarts]:
+            # The penalty keeps members near the bound; the cap enforces it.
+            capped = [
+                cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T
+            ]
+            theta = np.column_stack(capped)
+            votes = hard_votes(x, theta)
+            weights, rest = weights_and_undecided(votes, target, undecided=undecided)
+            error = brier(with_undecided(votes @ weights, rest), target)
+            of_plan.append(JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, rest, error))
+        fits.append(min(of_plan, key=lambda fit: fit.score))
+    return fits
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class _Labels:
+    """The targets of pairs and of rotated pairs, in single precision."""
+
+    def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
+        self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
+        self.with_mixture = any(blend.source == "mixture" for blend in blends)
+        columns = slice(None) if self.with_mixture else slice(1)
+        self.rewards = np.ascontiguousarray(rewards[:, columns], dtype=np.float32)
+        """Reward differences of the one reward, then of the mixture where it is needed, ``(n, 1 or 1 + n_voices)``."""
+
+    def shares(self, rewards: SingleArray) -> tuple[SingleArray, SingleArray]:
+        """Return the shares that the one reward and the mixture predict, ``(n,)`` each. Overwrites ``rewards``."""
+        rewards *= np.float32(0.5)
+        np.tanh(rewards, out=rewards)
+        rewards *= np.float32(0.5)
+        rewards += np.float32(0.5)  # σ(x) = ½ + ½ tanh(x/2)
+        one = rewards[:, 0]
+        return one, rewards[:, 1:] @ self.weights if self.with_mixture else one
+
+    def blended(self, shares: tuple[SingleArray, SingleArray], prob_a: FloatArray | None = None) -> SingleArray:
+        """Return one target per blend, ``(n, n_blends)``; rotated pairs have no votes and take the teacher's share."""
+        columns = []
+        for blend in self.blends:
+            share = shares[0] if blend.source != "mixture" else shares[1]
+            columns.append(share if prob_a is None else (1 - blend.vote_share) * share + blend.vote_share * prob_a)
+        return np.column_stack(columns).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What all ensembles are trained on, in the leading directions."""
+
+    x: SingleArray
+    """Damped differences, ``(n, m)``."""
+    teacher: SingleArray
+    """The one reward of the teacher, ``(m,)``."""
+    labels: _Labels
+    targets: SingleArray
+    """Shares that weighted votes should match, one column per blend, ``(n, n_blends)``."""
+    share: SingleArray
+    """Share that the teacher's one reward predicts, ``(n,)``."""
+    bound: float
+    """Disagreement above which a member is penalised; 1 sets no bound."""
+    undecided: bool
+    """Whether an undecided share is learned."""
+
+
+def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, short: bool) -> list[FloatArray]:
+    """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
+    rng = random_stream(seed, JOINT)
+    sizes = [k for k, _ in plans]
+    steps, size = (int(STEPS * SHORT_STEPS), int(BATCH * SHORT_BATCH)) if short else (STEPS, BATCH)
+    space = _UnitSpread(problem.x)
+    teacher = space.scaled(problem.teacher[:, None])
+    theta = _random_start(space, teacher, sizes, seed, rng)
+    # The logits of the members' weights, then that of the undecided share of each ensemble: a quarter at the start.
+    logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
+    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if problem.undecided else -np.inf
+    theta_adam, logit_adam = Adam(theta), Adam(logits)
+    l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
+    batches = _Batches(problem, [blend for _, blend in plans], size, rng)
+    gradients = VoteGradients(batches.weight, sizes, problem.bound)
+    for step in range(steps):
+        done = step / max(steps - 1, 1)
+        tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
+        rate = LEARNING_RATE * (0.51 + 0.49 * np.cos(np.pi * done))
+        batch, target, share = batches.draw()
+        theta_gradient, logit_gradient = gradients(batch, target, share, theta, logits, tau)
+        tangent = space.tangent(theta_gradient, theta, l2)
+        theta = space.scaled(theta - theta_adam.step(tangent, rate))
+        logits = logits - logit_adam.step(logit_gradient, rate)
+        if problem.bound < 1:
+            theta = space.correlated(theta, teacher, np.float32(TEACHER_CORRELATION))
+    return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
+
+
+class _UnitSpread:
+    """The space of rewards whose differences have mean square 1: θ'Cθ = 1 with C = mean_i d_i d_i'."""
+
+    def __init__(self, x: SingleArray) -> None:
+        self.covariance = x.T @ x / len(x)
+        self.least = np.float32(NO_SPREAD * np.trace(self.covariance) / len(self.covariance) or 1.0)
+        """Least mean square of the differences of a reward with |θ| = 1."""
+
+    def scaled(self, theta: SingleArray) -> SingleArray:
+        """Return each column of ``(m, k)`` scaled to unit spread. A reward without spread is not blown up."""
+        square = np.einsum("mk,mk->k", theta, self.covariance @ theta)
+        square = np.maximum(square, self.least * np.einsum("mk,mk->k", theta, theta))
+        return np.asarray(theta / np.sqrt(np.maximum(square, 1e-12)), dtype=np.float32)
+
+    def correlation(self, theta: SingleArray, teacher: SingleArray) -> SingleArray:
+        """Return the correlation of each column with the teacher ``(m, 1)``, for columns of unit spread, ``(k,)``."""
+        return np.asarray((self.covariance @ teacher)[:, 0] @ theta)
+
+    def tangent(self, gradient: SingleArray, theta: SingleArray, l2: SingleArray) -> SingleArray:
+        """Return the gradient plus that of l2/2 |θ|², without the part that would change the spread."""
+        normal = self.covariance @ theta
+        gradient -= normal * np.einsum("mk,mk->k", theta, gradient)
+        gradient += l2 * (theta - normal * np.einsum("mk,mk->k", theta, theta))
+        return gradient
+
+    def correlated(self, theta: SingleArray, teacher: SingleArray, least: np.float32) -> SingleArray:
+        """Return members moved towards the teacher where their correlation with it is below ``least``."""
+        correlation = self.correlation(theta, teacher)
+        aside = self.scaled(theta - teacher * correlation)
+        return np.where(correlation < least, least * teacher + np.sqrt(1 - least**2) * aside, theta)
+
+
+def _random_start(
+    space: _UnitSpread, teacher: SingleArray, sizes: Sequence[int], seed: int, rng: np.random.Generator
+) -> SingleArray:
+    """Return the first members, ``(m, sum(sizes))``: the teacher plus a random direction of equal strength.
+
+    The largest ensembles use the random numbers that they would use alone, so smaller ones beside them change nothing.
+    """
+    draws = {k: rng if k == max(sizes) else random_stream(seed, JOINT, k) for k in sizes}
+    m = len(teacher)
+    starts = {k: draw.standard_normal((m, k * sizes.count(k)), dtype=np.float32) for k, draw in draws.items()}
+    theta = np.hstack(list(starts.values()))
+    aside = space.scaled(theta - teacher * space.correlation(theta, teacher))
+    return space.scaled(teacher + aside)
+
+
+class _Batches:
+    """Batches of pairs and rotated pairs. Large arrays are reused in every step to save allocations.
+
+    Args:
+        problem: the pairs.
+        blends: blend of each ensemble, as an index.
+        size: pairs per batch, rotated ones included.
+        rng: draws pairs and angles.
+    """
+
+    def __init__(self, problem: _Problem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
+        self.problem, self.blends, self.rng = problem, list(blends), rng
+        n, m = problem.x.shape
+        raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
+        self.n_rotated = 0 if raw.all() else int(size * ROTATED_SHARE)
+        n_drawn = size - self.n_rotated
+        self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
+        self.rows = np.arange(min(n, n_drawn))
+        self.batch = np.empty((len(self.rows) + self.n_rotated, m), dtype=np.float32)
+        self.other = np.empty((self.n_rotated, m), dtype=np.float32)
+        self.drawn, self.rotated = self.batch[: len(self.rows)], self.batch[len(self.rows) :]
+        self.drawn[:] = problem.x[self.rows]
+        # Weight of each row for each ensemble. Rotated pairs have no votes, so votes alone are learned without them.
+        self.weight = np.full((len(self.batch), len(self.blends)), 1 / size, dtype=np.float32)
+        self.weight[: len(self.rows)] *= n_drawn / len(self.rows)
+        self.weight[:, raw] = 0
+        self.weight[: len(self.rows), raw] = 1 / len(self.rows)
+
+    def draw(self) -> tuple[SingleArray, SingleArray, SingleArray]:
+        """Return differences ``(n, m)``, the target of each ensemble ``(n, n_ensembles)`` and the teacher's shares.
+
+        They are valid until the next call.
+        """
+        problem, n = self.problem, len(self.problem.x)
+        if self.resample:
+            self.rows = self.rng.integers(n, size=len(self.drawn))
+            np.take(problem.x, self.rows, axis=0, out=self.drawn, mode="clip")
+        first, second = self.rng.integers(n, size=(2, self.n_rotated))
+        angle = self.rng.random((self.n_rotated, 1), dtype=np.float32) * np.float32(2 * np.pi)
+        np.take(problem.x, first, axis=0, out=self.rotated, mode="clip")
+        np.take(problem.x, second, axis=0, out=self.other, mode="clip")
+        cosine, sine = np.cos(angle), np.sin(angle)
+        self.rotated *= cosine
+        self.rotated += np.multiply(self.other, sine, out=self.other)
+        labels, rewards = problem.labels, problem.labels.rewards
+        mixed = labels.shares(rewards[first] * cosine + rewards[second] * sine)
+        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed)])
+        share = np.concatenate([problem.share[self.rows], mixed[0]])
+        return self.batch, target[:, self.blends], share
+
+
+class VoteGradients:
+    """Gradients of the loss of several ensembles on a batch, computed in one pass.
+
+    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i of people preferring a, the loss of an ensemble of k members is
+
+        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),
+        D_j = Σ_i v_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
+
+    the squared error plus the penalty c on disagreement above the bound. Weights and undecided share are positive,
+    Σ_j α_j + u = 1. Large arrays are reused.
+
+    Args:
+        weight: w of each ensemble, ``(n, n_ensembles)``; v is their mean.
+        sizes: number of members of each ensemble.
+        bound: disagreement above which a member is penalised.
+    """
+
+    def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:
+        n_members, n_ensembles = sum(sizes), len(sizes)
+        self.weight, self.common, self.bound = weight, weight.mean(axis=1), bound
+        self.penalty = np.repeat(np.float32(DISAGREEMENT_PENALTY) / np.array(sizes, dtype=np.float32), sizes)
+        self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
+        self.blocks = np.zeros((n_members, n_ensembles), dtype=np.float32)
+        self.firsts = np.cumsum([0, *sizes[:-1]])
+        self.lean, self.slope = (np.empty((len(weight), n_members), dtype=np.float32) for _ in range(2))
+        self.factors = np.empty((len(weight), n_ensembles + 1), dtype=np.float32)
+        self.coefficients = np.zeros((n_ensembles + 1, n_members), dtype=np.float32)
+
+    def __call__(
+        self,
+        x: SingleArray,
+        target: SingleArray,
+        share: SingleArray,
+        theta: SingleArray,
+        logits: SingleArray,
+        tau: np.float32,
+    ) -> tuple[SingleArray, SingleArray]:
+        """Return the gradients in θ, ``(m, n_members)``, and in the logits, ``(n_members + n_ensembles,)``.
+
+        Args:
+            x: differences, ``(n, m)``.
+            target: t of each ensemble, the share that weighted votes should match, ``(n, n_ensembles)``.
+            share: p, the share of people taken to prefer a, ``(n,)``.
+            theta: members of all ensembles, one ensemble after the other, ``(m, n_members)``.
+            logits: of α, then of the undecided share of each ensemble, ``(n_members + n_ensembles,)``. −∞ there
+                sets u = 0.
+            tau: the temperature τ.
+        """
+        # With lean = tanh(z/2τ) = 2σ − 1 in place of σ: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
+        lean, factors, coefficients = self.lean, self.factors, self.coefficients
+        np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
+        own, rest = logits[: len(self.members)], logits[len(self.members) :]
+        largest = np.maximum(np.maximum.reduceat(own, self.firsts), rest)
+        weights, undecided = np.exp(own - largest[self.ensemble]), np.exp(rest - largest)
+        total = np.add.reduceat(weights, self.firsts) + undecided
+        weights, undecided = weights / total[self.ensemble], undecided / total
+        self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
+        np.matmul(lean, 0.5 * self.blocks, out=factors[:, :-1])
+        factors[:, :-1] += 0.5 - target
+        factors[:, :-1] *= self.weight
+        factors[:, -1] = (1 - 2 * share) * self.common
+        moments = factors.T @ lean
+        coefficients[:-1] = 0.5 * self.blocks.T
+        coefficients[-1] = 0.25 * self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)
+        np.matmul(factors, coefficients, out=self.slope)
+        self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
+        weight_gradient = moments[self.ensemble, self.members]  # that of the undecided share is 0
+        mean = np.add.reduceat(weights * weight_gradient, self.firsts)
+        logit_gradient = np.append(weights * (weight_gradient - mean[self.ensemble]), -undecided * mean)
+        return np.asarray(x.T @ self.slope / tau), np.asarray(logit_gradient, dtype=np.float32)
+
+
+class Adam:
+    """The Adam optimiser for one array."""
+
+    def __init__(self, like: SingleArray) -> None:
+        self.mean, self.square, self.count = np.zeros_like(like), np.zeros_like(like), 0
+
+    def step(self, gradient: SingleArray, rate: float) -> SingleArray:
+        """Return the step to subtract."""
+        self.count += 1
+        self.mean += 0.1 * (gradient - self.mean)
+        self.square += 0.01 * (gradient**2 - self.square)
+        mean, square = self.mean / (1 - 0.9**self.count), self.square / (1 - 0.99**self.count)
+        return np.asarray(rate * mean / (np.sqrt(square) + 1e-10), dtype=np.float32)

@@ -1,0 +1,493 @@
+"""The figures of a predictor on votes: of an ensemble, of its baselines, and of each member."""
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
+from pluralign.core.processes import ALONE, Processes
+from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
+from pluralign.core.types import Level
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import (
+    NEGLIGIBLE_WEIGHT,
+    SINGLE_REWARDS,
+    BoundCost,
+    Compared,
+    DataSummary,
+    Evaluation,
+    Figures,
+    FitRecord,
+    HistoryRow,
+    MemberFigures,
+    VoicesEvidence,
+    hash_prompts,
+)
+from pluralign.learning.baselines import Baseline
+from pluralign.learning.options import FitOptions
+from pluralign.learning.pairs import Differences, Pairs
+from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.task import Members
+from pluralign.text.judge import JudgeUsage
+from pluralign.theory import calibration
+from pluralign.theory.calibration import brier, by_stratum, expected_calibration_error, reliability, squared_error
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
+
+# --- Predictors of vote shares: an ensemble, or rewards that were trained elsewhere, with their predictions for pairs.
+
+
+Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities", "personas"]
+
+FOLDS = 5
+TEMPERATURES = np.geomspace(1 / 64, 64, 97)
+"""Temperatures to try, in units of the root mean square difference of rewards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A predictor of vote shares, with its predictions for the pairs of one data set."""
+
+    name: str
+    kind: Kind
+    readings: Mapping[str, FloatArray]
+    """Predicted shares preferring a, each ``(n_pairs,)``: ``vote``, ``policy`` and ``tempered``, or ``prob``."""
+    level: str
+    """The reading that its main figures measure."""
+    difference: FloatArray | None = None
+    """reward_a − reward_b of each member, ``(n_pairs, k)``. None for files of probabilities."""
+    weights: FloatArray | None = None
+    """Of the members, ``(k,)``."""
+    undecided: float = 0.0
+    """u, the share of votes that no member explains."""
+    temperature: float | None = None
+    """β of an ensemble's policy-level reading, or T of the tempered reading of another reward model."""
+    note: str = ""
+    """A remark on how its rewards were read, for people."""
+    usage: JudgeUsage | None = None
+    """Calls and tokens of a language model that judges as personas."""
+    personas: tuple[str, ...] = ()
+    """Descriptions of the members, if they are personas."""
+
+    @property
+    def k(self) -> int:
+        """Number of rewards. A file of probabilities counts as one."""
+        return 1 if self.weights is None else len(self.weights)
+
+    @property
+    def prob_hat(self) -> FloatArray:
+        """The predicted shares that its main figures measure, ``(n_pairs,)``."""
+        return self.readings[self.level]
+
+    @property
+    def votes(self) -> FloatArray | None:
+        """The members' votes, ``(n_pairs, k)``. None for files of probabilities."""
+        if self.difference is None:
+            return None
+        return calibration.votes_from_rewards(self.difference, np.zeros_like(self.difference))
+
+
+def ensemble_predictor(
+    ensemble: RewardEnsemble, reward_a: FloatArray, reward_b: FloatArray, name: str = "ensemble"
+) -> Predictor:
+    """Return an ensemble as a predictor, from the rewards of both responses of each pair, ``(n_pairs, k)``."""
+    difference = reward_a - reward_b
+    return Predictor(
+        name=name,
+        kind="ensemble",
+        readings={str(level): share for level, share in ensemble.readings(difference).items()},
+        level=ensemble.level,
+        difference=difference,
+        weights=ensemble.weights,
+        undecided=ensemble.undecided,
+        temperature=ensemble.temperature,
+    )
+
+
+def reward_predictor(
+    name: str,
+    kind: Kind,
+    difference: FloatArray,
+    weights: FloatArray,
+    preferences: PreferenceSet,
+    seed: int = 0,
+    note: str = "",
+    undecided: float = 0.0,
+) -> Predictor:
+    """Return rewards that were trained elsewhere as a predictor with three readings.
+
+    ``vote``: Σ_j α_j 1[Δr_j > 0]. ``policy``: Σ_j α_j σ(Δr_j), App. A at β = 1, the model of a Bradley–Terry
+    reward. ``tempered``: Σ_j α_j σ(Δr_j / T), see ``cross_fitted``. An undecided share u turns each into
+    u/2 + (1 − u) times it. The main reading of one reward is σ(Δr), that of several is the share of their votes.
+    """
+    votes = calibration.votes_from_rewards(difference, np.zeros_like(difference))
+    readings = {
+        "vote": calibration.with_undecided(calibration.ensemble_prob(votes, weights), undecided),
+        "policy": calibration.with_undecided(calibration.policy_prob(difference, weights, 1.0), undecided),
+    }
+    temperature = None
+    if len(preferences.prompts) > 1:
+        readings["tempered"], temperature = cross_fitted(
+            difference, weights, preferences.prob_a, preferences.prompt_index, seed, undecided
+        )
+    level = "policy" if len(weights) == 1 else "vote"
+    return Predictor(name, kind, readings, level, difference, weights, undecided, temperature, note)
+
+
+def cross_fitted(
+    difference: FloatArray,
+    weights: FloatArray,
+    prob_a: FloatArray,
+    prompt_index: npt.NDArray[np.integer[Any]],
+    seed: int = 0,
+    undecided: float = 0.0,
+) -> tuple[FloatArray, float]:
+    """Return p̂(T) = u/2 + (1 − u) Σ_j α_j σ(Δr_j / T) with T chosen on prompts other than those it is applied to.
+
+    Prompts are split into five folds. For each fold, T minimises the Brier score on the other four,
+
+      T_f = argmin_T mean over pairs outside f of (p̂(T) − p)²,
+
+    over a grid around the typical |Δr|.
+
+    Returns:
+        The shares, ``(n_pairs,)``, and the median of the temperatures.
+
+    Example:
+        >>> difference = np.array([[4.0], [4.0], [-4.0], [-4.0]])
+        >>> shares, temperature = cross_fitted(difference, np.ones(1), np.array([.75, .75, .25, .25]), np.arange(4))
+        >>> shares.round(1)
+        array([0.7, 0.7, 0.3, 0.3])
+    """
+    spread = float(np.sqrt(np.mean(difference**2))) or 1.0
+    temperatures = TEMPERATURES * spread
+    prompts = np.unique(prompt_index)
+    parts = np.array_split(random_stream(seed, EVALUATION_FOLDS).permutation(prompts), min(FOLDS, len(prompts)))
+    held_out = [np.isin(prompt_index, part) for part in parts]
+    sums = np.empty((len(temperatures), len(parts)))
+
+    def share(rows: FloatArray, temperature: float) -> FloatArray:
+        return calibration.with_undecided(calibration.policy_prob(rows, weights, temperature), undecided)
+
+    for row, temperature in enumerate(temperatures):
+        error = calibration.squared_error(share(difference, temperature), prob_a)
+        sums[row] = [error[mask].sum() for mask in held_out]
+    chosen = temperatures[np.argmin(sums.sum(axis=1, keepdims=True) - sums, axis=0)]
+    shares = np.empty(len(prob_a))
+    for mask, temperature in zip(held_out, chosen, strict=True):
+        shares[mask] = share(difference[mask], temperature)
+    return shares, float(np.median(chosen))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+# --- Evidence of distinct voices: do several rewards predict the votes better than the best single reward?
+
+
+ERROR_RATE = 0.05
+"""Probability of an interval that misses its value, for all readings of an ensemble together."""
+
+
+def evidence_of_voices(
+    readings: Mapping[str, FloatArray], baselines: Mapping[str, FloatArray], preferences: PreferenceSet
+) -> VoicesEvidence | None:
+    """Test whether an ensemble predicts votes better than the best single reward.
+
+    With p̂ a reading of the ensemble and q the prediction of the best single reward on the same votes,
+
+        difference = mean (p̂ − p)² − mean (q − p)²,
+
+    with an interval over prompts for each of R readings, of coverage 1 − .05/R (Bonferroni). There is evidence if one
+    of these intervals is entirely below 0. Taking the single reward that is best on these votes makes the test
+    conservative.
+
+    Args:
+        readings: predicted shares of the ensemble by reading, ``(n_pairs,)`` each.
+        baselines: predicted shares of its baselines by name, ``(n_pairs,)`` each.
+        preferences: the votes. Use prompts that nothing was trained on.
+
+    Returns:
+        The evidence, undefined with fewer than ``ENOUGH_CLUSTERS`` prompts. None if no baseline is a single reward.
+    """
+    prob_a, prompt = preferences.prob_a, preferences.prompt_index
+    singles = {name: brier(baselines[name], prob_a) for name in SINGLE_REWARDS if name in baselines}
+    if not singles:
+        return None
+    best_single = min(singles, key=singles.__getitem__)
+    theirs, confidence = squared_error(baselines[best_single], prob_a), 1 - ERROR_RATE / len(readings)
+
+    def against_single(share: FloatArray) -> Interval:
+        return paired_difference(
+            squared_error(share, prob_a), theirs, prompt, level=confidence, min_clusters=ENOUGH_CLUSTERS
+        )
+
+    differences = {reading: against_single(share) for reading, share in readings.items()}
+    too_few = any(math.isnan(one.high) for one in differences.values())
+    reading = min(differences, key=lambda name: differences[name].mean if too_few else differences[name].high)
+    return VoicesEvidence(
+        evidence=None if too_few else differences[reading].high < 0,
+        best_single=best_single,
+        reading=reading,
+        difference=differences[reading],
+        readings=differences,
+        mixture=against_single(baselines["mixture"]) if "mixture" in baselines else None,
+        confidence=confidence,
+        reason=f"{len(preferences.prompts)} prompts, at least {ENOUGH_CLUSTERS} needed" if too_few else None,
+    )
+
+
+def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
+    """Return the baselines that were fitted with an ensemble."""
+    formulas = ensemble.record.baseline_formulas
+    return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
+
+
+def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dict[str, FloatArray]:
+    """Return the shares that each fitted baseline predicts, each ``(n_pairs,)``."""
+    items = preferences.items()
+    inputs = ensemble.members.inputs(ensemble.features(texts_of(preferences)))
+    pairs = Differences(inputs, items.a, items.b)
+    return {name: baseline.prob_hat(pairs) for name, baseline in baselines_of(ensemble).items()}
+
+
+def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
+    """Measure an ensemble on votes, given the features of ``texts_of(preferences)`` in that order."""
+    subject, baselines = read_ensemble(ensemble, preferences, features)
+    return measure(subject, baselines, preferences)
+
+
+@dataclass(frozen=True, eq=False)
+class BaselinePrediction:
+    """The prediction of a baseline."""
+
+    share: FloatArray
+    k: int = 1
+    worst: float | None = None
+
+
+def read_ensemble(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array, name: str = "ensemble"
+) -> tuple[Predictor, dict[str, BaselinePrediction]]:
+    """Return the predictions of an ensemble and of its baselines, which share its inputs."""
+    items = preferences.items()
+    inputs = ensemble.members.inputs(features)
+    rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
+    pairs = Differences(inputs, items.a, items.b)
+    baselines = {}
+    for baseline_name, baseline in baselines_of(ensemble).items():
+        worst = worst_disagreement(baseline.votes(pairs), baseline.arrays.get("weights"), preferences)
+        baselines[baseline_name] = BaselinePrediction(baseline.prob_hat(pairs), baseline.k, worst)
+    return ensemble_predictor(ensemble, rewards[items.a], rewards[items.b], name), baselines
+
+
+def worst_disagreement(votes: FloatArray | None, weights: Array | None, preferences: PreferenceSet) -> float | None:
+    """Return the largest disagreement of a member whose weight counts, or None without votes."""
+    if votes is None or weights is None:
+        return None
+    return float(np.max(np.asarray(calibration.disagreement(votes, preferences.prob_a))[weights > NEGLIGIBLE_WEIGHT]))
+
+
+def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], preferences: PreferenceSet) -> Evaluation:
+    """Return the figures of a predictor, of its baselines, of the floor and of constant ½ on the same votes.
+
+    Where most pairs have fewer than four votes, the floor has no corrected score and no interval
+    (``calibration.floor_is_measurable``). With fewer than 20 prompts nothing has an interval.
+    """
+    p, prediction, votes = preferences.prob_a, subject.prob_hat, subject.votes
+    rivals = {
+        "floor": BaselinePrediction((p > 0.5).astype(float)),
+        "constant_half": BaselinePrediction(np.full(len(p), 0.5)),
+        **baselines,
+    }
+    compared = {
+        name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
+    }
+    if not calibration.floor_is_measurable(preferences.n_votes):
+        compared["floor"] = without_verdict(compared["floor"])
+    members = []
+    if votes is not None and subject.weights is not None:
+        phi = np.asarray(calibration.disagreement(votes, p))
+        members = [
+            MemberFigures(float(weight), float(phi[j]), calibration.regret(votes[:, j], p))
+            for j, weight in enumerate(subject.weights)
+        ]
+    several = subject.kind == "ensemble" and sum(member.weight > NEGLIGIBLE_WEIGHT for member in members) > 1
+    shares = {name: baseline.share for name, baseline in baselines.items()}
+    return Evaluation(
+        level=subject.level,
+        test=_figures(prediction, preferences),
+        levels={name: _figures(share, preferences) for name, share in subject.readings.items()},
+        baselines=compared,
+        members=members,
+        undecided=subject.undecided,
+        reliability=reliability(prediction, p),
+        strata=by_stratum(calibration.squared_error(prediction, p), p),
+        pairs=len(preferences),
+        prompts=len(preferences.prompts),
+        voices=evidence_of_voices(subject.readings, shares, preferences) if several else None,
+    )
+
+
+def without_verdict(rival: Compared) -> Compared:
+    """Return a baseline whose score on these votes allows no comparison: without corrected score and interval."""
+    return replace(
+        rival, brier_corrected=math.nan, difference=Interval(rival.difference.mean, math.nan, math.nan, math.nan)
+    )
+
+
+def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    error = calibration.squared_error(prediction, p)
+    corrected = error - calibration.sampling_noise(p, n, ties)
+    values = corrected if not np.isnan(corrected).all() else error
+    return Figures(
+        brier=calibration.brier(prediction, p),
+        brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
+        noise=calibration.noise(p, n, ties),
+        log_loss=calibration.log_loss(prediction, p),
+        absolute_error=calibration.absolute_error(prediction, p),
+        calibration_error=expected_calibration_error(prediction, p),
+        interval=clustered_interval(values, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
+    )
+
+
+def compare(
+    share: FloatArray, prediction: FloatArray, preferences: PreferenceSet, k: int = 1, worst: float | None = None
+) -> Compared:
+    """Compare a rival's predicted shares with ``prediction``, the shares of the predictor that is measured."""
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    ours, theirs = calibration.squared_error(prediction, p), calibration.squared_error(share, p)
+    return Compared(
+        brier=calibration.brier(share, p),
+        brier_corrected=calibration.brier_corrected(share, p, n, ties),
+        log_loss=calibration.log_loss(share, p),
+        absolute_error=calibration.absolute_error(share, p),
+        k=k,
+        difference=paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
+        worst_disagreement=worst,
+    )
+
+
+# --- The figures of a fitted ensemble on its test pairs, and the record of the fit.
+
+
+@dataclass(frozen=True, eq=False)
+class TestPairs:
+    """The pairs that measure a fit."""
+
+    __test__ = False  # for pytest
+
+    votes: PreferenceSet
+    """All votes of the fit."""
+    rows: Mask
+    """Which of its pairs are held out, ``(n_pairs,)``."""
+    pairs: Pairs
+    """The held-out pairs with their inputs."""
+
+    def history_row(self, members: Members, train: Pairs, level: Level) -> HistoryRow:
+        """Measure the ensemble of one size on training and test pairs."""
+        share, prob_a = members.prob_hat(self.pairs, level), self.pairs.prob_a
+        n_votes, ties = self.votes.n_votes[self.rows], self.votes.counted_ties[self.rows]
+        return HistoryRow(
+            k=members.k,
+            train_brier=calibration.brier(members.prob_hat(train, level), train.prob_a),
+            test_brier=calibration.brier(share, prob_a),
+            test_brier_corrected=calibration.brier_corrected(share, prob_a, n_votes, ties),
+            weights=members.weights.tolist(),
+            undecided=members.undecided,
+        )
+
+
+def judge(
+    ensemble: RewardEnsemble,
+    test: TestPairs,
+    features: Vectors,
+    options: FitOptions,
+    baselines: Mapping[str, Baseline],
+    history: Sequence[HistoryRow],
+    processes: Processes = ALONE,
+) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Measure a fitted ensemble on the test pairs.
+
+    Args:
+        ensemble: the ensemble, without a record.
+        test: the pairs to measure it on.
+        features: features of all texts of the fit, in the order of ``texts_of(test.votes)``.
+        options: how it was fitted.
+        baselines: the baselines fitted beside it.
+        history: the ensembles of each size.
+        processes: the processes that share the features.
+
+    Returns:
+        The ensemble with its baselines and its record, and the held-out votes with its rewards.
+    """
+    votes, test_votes = test.votes, test.votes[test.rows]
+    learned_from = votes.prompt_index[~test.rows]
+    record = FitRecord(
+        method=options.method,
+        level=options.level,
+        k=ensemble.k,
+        baseline_formulas={name: baseline.formula for name, baseline in baselines.items()},
+        options=asdict(options),
+        history=list(history),
+        baseline_seconds={name: baseline.seconds for name, baseline in baselines.items()},
+        data=DataSummary(
+            name=votes.name,
+            fingerprint=votes.fingerprint,
+            train_pairs=len(learned_from),
+            train_prompts=len(np.unique(learned_from)),
+            test_pairs=len(test_votes),
+            test_prompts=len(np.unique(votes.prompt_index[test.rows])),
+            loaded=votes.loaded,
+        ),
+        versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
+    )
+    arrays = {name: baseline.arrays for name, baseline in baselines.items()}
+    trained_on = hash_prompts(votes.prompts[np.unique(learned_from)])
+    ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
+    test_features = gather_rows(features, rows_of_texts(test_votes, votes), processes)
+    evaluation = evaluate_features(ensemble, test_votes, test_features)
+    ensemble = replace(ensemble, record=replace(record, evaluation=evaluation))
+    return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(test_features))
+
+
+def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
+    """Return some rows of the features, each from the process that holds it."""
+    own = processes.part(len(features))
+    gathered = np.zeros((len(rows), features.shape[1]), dtype=np.float32)
+    mine = (rows >= own.start) & (rows < own.stop)
+    gathered[mine] = features[rows[mine]]
+    return processes.total(gathered)
+
+
+def bound_cost(
+    evaluation: Evaluation, unbounded: Members, test: Pairs, max_disagreement: float, level: Level
+) -> BoundCost:
+    """Measure what the bound on disagreement costs on the test pairs.
+
+    Args:
+        evaluation: the figures of the ensemble with the bound.
+        unbounded: the ensemble fitted without it.
+        test: the test pairs.
+        max_disagreement: the bound.
+        level: the reading that was optimised.
+    """
+    votes = hard_votes(test.difference, unbounded.theta)
+    counted = unbounded.weights > NEGLIGIBLE_WEIGHT
+    worst = evaluation.worst_disagreement()
+    assert worst is not None  # noqa: S101 - an ensemble has members
+    return BoundCost(
+        max_disagreement=max_disagreement,
+        brier=evaluation.test.brier,
+        brier_without=calibration.brier(unbounded.prob_hat(test, level), test.prob_a),
+        worst=worst,
+        worst_without=float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max()),
+    )

@@ -1,0 +1,317 @@
+"""Training pairs: which texts are compared, the matrix of their feature differences, and validation folds.
+
+Every linear reward is fitted to the matrix with rows x_a − x_b. This module decides whether that matrix is held in
+memory (``numpy`` array) or computed in blocks from the features of the distinct texts (``Differences``). For a million
+pairs over 400,000 texts the matrix takes 1.6 GB, and fits make several copies. In blocks it takes no more memory than
+the texts' features, which may be memory-mapped. Fits use only the products below, so they accept both forms. With
+several processes, each process computes the products for its own texts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
+from pluralign.core.errors import DataError
+from pluralign.core.processes import ALONE, PARTS, Processes, blocks
+from pluralign.core.random_streams import FOLDS, random_stream
+
+DENSE_ELEMENTS = 64_000_000
+"""Largest matrix that is held in memory: 256 MB in single precision."""
+
+
+# --- the matrix of feature differences --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Differences:
+    """The matrix with rows s_i (x_{a_i} − x_{b_i}), computed in blocks. It supports ``@`` from both sides."""
+
+    inputs: Array
+    """x of every distinct text, ``(n_items, d)``; may be memory-mapped."""
+    a: IndexArray
+    """Index of response a among the texts, ``(n,)``."""
+    b: IndexArray
+    """Index of response b among the texts, ``(n,)``."""
+    scale: Array | None = None
+    """s, ``(n,)``; None means 1 for every row."""
+    processes: Processes = ALONE
+    """Processes that share the products. Each one handles its part of the texts, and the pairs whose a is in it."""
+
+    __array_ufunc__ = None  # makes ``array @ differences`` call __rmatmul__ below
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return len(self.a), self.inputs.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the inputs."""
+        return self.inputs.dtype
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def __matmul__(self, theta: Array) -> Array:
+        """Return s_i (x_a·θ − x_b·θ), ``(n,)`` or ``(n, k)``. Each text is multiplied once."""
+        reward = self.of_texts(theta)
+        product = reward[self.a]
+        product -= reward[self.b]
+        if self.scale is not None:
+            product *= self.scale if product.ndim == 1 else self.scale[:, None]
+        return np.asarray(product)
+
+    def __rmatmul__(self, weight: Array) -> Array:
+        """Return Σ_i w_i s_i (x_a − x_b), ``(d,)``."""
+        w = np.asarray(weight, dtype=np.float64)
+        w = w if self.scale is None else w * self.scale
+        n = len(self.inputs)
+        item_weight = (np.bincount(self.a, w, n) - np.bincount(self.b, w, n)).astype(self.dtype)
+
+        def sum_of(part: slice) -> FloatArray:
+            total = np.zeros(self.shape[1])
+            for rows in blocks(part):
+                total += item_weight[rows] @ self.inputs[rows]
+            return total
+
+        return self.processes.sum_of(n, sum_of).astype(self.dtype)
+
+    def of_texts(self, theta: npt.ArrayLike) -> Array:
+        """Return x·θ of every distinct text, ``(n_items,)`` or ``(n_items, k)``."""
+        n = len(self.inputs)
+        product = np.zeros((n, *np.shape(theta)[1:]), dtype=np.result_type(self.inputs, theta))
+        for v in self.processes.parts():
+            for rows in blocks(slice(v * n // PARTS, (v + 1) * n // PARTS)):
+                np.matmul(self.inputs[rows], theta, out=product[rows])
+        return self.processes.total(product)
+
+    def rows_of(self, part: slice) -> npt.NDArray[np.int64]:
+        """Return the indices of the rows whose text a is in a part of the texts."""
+        first, last = np.searchsorted(self.a, [part.start, part.stop], sorter=self._order_by_a)
+        return np.sort(self._order_by_a[first:last])
+
+    @cached_property
+    def _order_by_a(self) -> npt.NDArray[np.int64]:
+        return np.argsort(self.a, kind="stable")
+
+    def rows(self, part: slice | npt.NDArray[np.int64]) -> Array:
+        """Return some rows as an array."""
+        rows = self.inputs[self.a[part]]
+        rows -= self.inputs[self.b[part]]
+        if self.scale is not None:
+            rows *= self.scale[part, None]
+        return np.asarray(rows)
+
+
+Matrix: TypeAlias = Array | Differences
+"""Feature differences ``(n, d)``, as an array or computed in blocks."""
+AnyMatrix = TypeVar("AnyMatrix", Array, Differences, Matrix)
+
+
+def differences(inputs: Array, a: IndexArray, b: IndexArray, processes: Processes = ALONE) -> Matrix:
+    """Return the matrix with rows x_a − x_b: an array if it is small and there is one process."""
+    if len(a) * inputs.shape[1] <= DENSE_ELEMENTS and processes.count == 1:
+        return np.asarray(inputs[a] - inputs[b])
+    return Differences(inputs, a, b, processes=processes)
+
+
+def first_columns(matrix: AnyMatrix, n: int) -> AnyMatrix:
+    """Return the matrix with its first n columns."""
+    return replace(matrix, inputs=matrix.inputs[:, :n]) if isinstance(matrix, Differences) else matrix[:, :n]
+
+
+def as_array(matrix: Matrix) -> Array:
+    """Return the whole matrix as an array."""
+    return matrix.rows(slice(None)) if isinstance(matrix, Differences) else matrix
+
+
+def _sum_of(matrix: Matrix, shape: tuple[int, ...], value: Callable[[Any, Array], Array]) -> FloatArray:
+    """Return Σ value(row indices, rows) over the blocks of the matrix."""
+    if not isinstance(matrix, Differences):
+        total = np.zeros(shape)
+        for rows in blocks(slice(0, len(matrix))):
+            total += value(rows, matrix[rows])
+        return total
+    lazy = matrix
+
+    def sum_of(part: slice) -> FloatArray:
+        total, own = np.zeros(shape), lazy.rows_of(part)
+        for block in blocks(slice(0, len(own))):
+            total += value(own[block], lazy.rows(own[block]))
+        return total
+
+    return lazy.processes.sum_of(len(lazy.inputs), sum_of)
+
+
+def gram(matrix: Matrix, weight: npt.ArrayLike = 1.0) -> FloatArray:
+    """Return mean_i w_i d_i d_i', ``(d, d)``; w must not be negative.
+
+    Example:
+        >>> gram(np.array([[1.0, 0.0], [0.0, 2.0]]), [1.0, 0.5])
+        array([[0.5, 0. ],
+               [0. , 1. ]])
+    """
+    n, d = matrix.shape
+    root = np.sqrt(np.broadcast_to(np.asarray(weight, dtype=np.float64), (n,)) / n).astype(matrix.dtype)
+
+    def outer(which: Any, rows: Array) -> Array:
+        weighted = rows * root[which, None]
+        return np.asarray(weighted.T @ weighted)
+
+    return _sum_of(matrix, (d, d), outer)
+
+
+def row_squares(matrix: Matrix) -> Array:
+    """Return |d_i|², ``(n,)``.
+
+    Example:
+        >>> row_squares(np.array([[3.0, 4.0]]))
+        array([25.])
+    """
+    if not isinstance(matrix, Differences):
+        return np.asarray(np.einsum("nd,nd->n", matrix, matrix))
+    squares = np.zeros(len(matrix), dtype=matrix.dtype)
+    own = matrix.rows_of(matrix.processes.part(len(matrix.inputs)))
+    for block in blocks(slice(0, len(own))):
+        rows = matrix.rows(own[block])
+        squares[own[block]] = np.einsum("nd,nd->n", rows, rows)
+    return matrix.processes.total(squares)
+
+
+def scale_rows(matrix: Matrix, factor: Array) -> Matrix:
+    """Return the matrix with each row multiplied by its factor, ``(n,)``."""
+    if not isinstance(matrix, Differences):
+        return np.asarray(matrix * factor[:, None])
+    return replace(matrix, scale=factor if matrix.scale is None else matrix.scale * factor)
+
+
+# --- pairs and folds --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Compared texts, by the inputs that rewards are linear in, with the votes."""
+
+    inputs: Array
+    """Inputs of every distinct text, ``(n_items, d)``."""
+    a: IndexArray
+    """Index of response a among the texts, ``(n,)``."""
+    b: IndexArray
+    """Index of response b among the texts, ``(n,)``."""
+    prob_a: FloatArray
+    """Share of people preferring a, ``(n,)``."""
+    prompt: IndexArray
+    """Prompt of each pair, ``(n,)``."""
+    processes: Processes = ALONE
+    """Processes that fit together."""
+
+    def __len__(self) -> int:
+        return len(self.prob_a)
+
+    @cached_property
+    def difference(self) -> Matrix:
+        """Inputs of response a minus those of b, ``(n, d)``."""
+        return differences(self.inputs, self.a, self.b, self.processes)
+
+    def lazy_difference(self) -> Differences:
+        """Return the difference in blocks, which also gives products with single texts."""
+        return Differences(self.inputs, self.a, self.b, processes=self.processes)
+
+    def __getitem__(self, rows: npt.NDArray[Any]) -> "Pairs":
+        """Return some of the pairs. They share the inputs."""
+        return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
+
+
+def validation_units(prompt: IndexArray) -> IndexArray:
+    """Return the unit that goes to one side of a validation split, for each training pair, ``(n,)``.
+
+    The unit is the prompt. Pairs of a single prompt are split pair by pair.
+
+    Raises:
+        DataError: there is a single pair.
+    """
+    if len(prompt) < 2:
+        raise DataError("training needs two pairs, but there is one", remedy="give more votes")
+    return prompt if len(np.unique(prompt)) > 1 else np.arange(len(prompt), dtype=np.int32)
+
+
+def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
+    """Return one mask of validation pairs per fold; each fold holds out a fifth of the prompts.
+
+    There are 3 folds from 200 prompts on, else 5: with few prompts a single fold is too noisy. A single prompt is split
+    by pair.
+
+    Args:
+        prompt: prompt of each pair, ``(n,)``.
+        seed: of the random order of prompts.
+
+    Raises:
+        DataError: there is a single pair.
+    """
+    units = validation_units(prompt)
+    names = np.unique(units)
+    order = random_stream(seed, FOLDS).permutation(names)
+    n_folds = 3 if len(names) >= 200 else 5
+    parts = np.array_split(order, 5)[: min(n_folds, len(names))]
+    return [np.isin(units, part) for part in parts if len(part)]
+
+
+# --- Bounds on the disagreement of members with people, during training. ``measuring.pruning`` prunes fitted ensembles.
+
+
+BISECTIONS = 12
+MARGIN, MARGIN_BY_PROMPTS = 0.017, 0.17
+
+
+def training_bound(max_disagreement: float, n_prompts: int) -> float:
+    """Return the bound for training pairs that keeps disagreement on new prompts below ``max_disagreement``.
+
+    Disagreement is lower on the training prompts than on new ones, more so with fewer prompts. The margin
+    0.017 + 0.17/√prompts was measured (docs/log.md). A bound of 1 means no bound.
+
+    Example:
+        >>> round(training_bound(0.5, 400), 4), training_bound(1.0, 400)
+        (0.4745, 1.0)
+    """
+    return max_disagreement if max_disagreement >= 1 else max_disagreement - MARGIN - MARGIN_BY_PROMPTS / n_prompts**0.5
+
+
+def cap_disagreement(
+    member: FloatArray, anchor: FloatArray, difference: Matrix, prob_a: FloatArray, bound: float
+) -> FloatArray:
+    """Move a linear reward towards an anchor just far enough to bring its disagreement under a bound.
+
+    The anchor is scaled to the member's spread over the pairs. With θ(s) = (1 − s) member + s anchor, bisection finds
+    an s just large enough for the bound. If none is, s = 1: the result is the anchor itself.
+
+    Args:
+        member: θ, ``(d,)``.
+        anchor: a reward with low disagreement, such as a Bradley–Terry fit, ``(d,)``.
+        difference: features of response a minus those of b, ``(n, d)``.
+        prob_a: share of people preferring a, ``(n,)``.
+        bound: maximum disagreement, the mean |vote − prob_a|.
+
+    Returns:
+        The member, unchanged if it is under the bound, ``(d,)``.
+    """
+    own_reward = difference @ member.astype(difference.dtype)
+    anchor_reward = difference @ anchor.astype(difference.dtype)
+    own_scale, anchor_scale = 1 / max(float(np.std(own_reward)), 1e-12), 1 / max(float(np.std(anchor_reward)), 1e-12)
+
+    def disagreement(s: float) -> float:
+        reward = (1 - s) * own_scale * own_reward + s * anchor_scale * anchor_reward
+        vote = 0.5 * (reward > 0) + 0.5 * (reward >= 0)
+        return float(np.mean(vote * (1 - prob_a) + (1 - vote) * prob_a))
+
+    if disagreement(0.0) <= bound:
+        return member
+    low, high = 0.0, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if disagreement(middle) <= bound else (middle, high)
+    return np.asarray((1 - high) * member + high * anchor_scale / own_scale * anchor)

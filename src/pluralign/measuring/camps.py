@@ -1,0 +1,348 @@
+"""Which camps of the town hall the members stand for, and how well the closest member represents each person.
+
+Only the town hall has this: the taste of every person is known, so agreement is counted on all pairs, not on a few
+votes per person. The closest member of a camp or of a person is chosen on training prompts and measured on held-out
+prompts. This file decides when a member stands for a camp: see ``CampResult.member``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linprog
+
+from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
+from pluralign.core.json_values import to_json
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.learning.measure import baselines_of
+from pluralign.learning.pairs import Differences, first_columns
+from pluralign.learning.stagewise import hard_votes
+from pluralign.theory.calibration import checked, votes_from_rewards
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.votes.preferences import texts_of
+from pluralign.votes.town_hall.town_hall import TownHall
+
+# --- How alike two sets of rewards are: agreement of votes, and the distance between two ensembles.
+
+
+def agreement(votes: npt.ArrayLike, others: npt.ArrayLike) -> FloatArray:
+    """Return how often two sets of voters prefer the same response, ``(n_voters, n_others)``.
+
+    A_ij = mean over pairs of v_i w_j + (1 − v_i)(1 − w_j): the share of pairs with the same vote. A tie (½) is half an
+    agreement with any vote.
+
+    Args:
+        votes: v, ``(n_pairs, n_voters)``.
+        others: w, ``(n_pairs, n_others)``.
+
+    Example:
+        >>> agreement([[1.0], [0.0], [0.5]], [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+        array([[0.5       , 0.16666667]])
+    """
+    v, w = np.asarray(votes, dtype=np.float64), np.asarray(others, dtype=np.float64)
+    return np.asarray((v.T @ w + (1 - v).T @ (1 - w)) / len(v))
+
+
+def transport_cost(cost: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return the earth mover's distance between two weightings.
+
+    min Σ_ij T_ij c_ij over T ≥ 0 with row sums ``weights`` and column sums ``others``.
+
+    Args:
+        cost: c, ``(k, l)``.
+        weights: α, on the simplex, ``(k,)``.
+        others: α′, on the simplex, ``(l,)``.
+
+    Example:
+        >>> round(transport_cost([[0.0, 1.0], [1.0, 0.0]], [0.75, 0.25], [0.5, 0.5]), 6)
+        0.25
+    """
+    c = np.asarray(cost, dtype=np.float64)
+    a, b = np.asarray(weights, dtype=np.float64), np.asarray(others, dtype=np.float64)
+    k, n = c.shape
+    sums = np.vstack([np.kron(np.eye(k), np.ones(n)), np.kron(np.ones(k), np.eye(n))])
+    marginals = np.concatenate([a / a.sum(), b / b.sum()])
+    # The last equation follows from the others; without it, rounding cannot make them contradict each other.
+    solution = linprog(c.ravel(), A_eq=sums[:-1], b_eq=marginals[:-1])
+    if not solution.success:
+        raise ValueError(f"the transport problem has no solution: {solution.message}")
+    return float(max(0.0, solution.fun))
+
+
+def member_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return the distance between the members of two ensembles.
+
+    W = min_T Σ_ij T_ij (1 − A_ij): members are matched in the best way, and a matched pair costs the share of pairs
+    on which its votes differ. It is 0 only if the members vote alike, with the same weights.
+
+    Args:
+        matrix: A, the ``agreement`` of their members, ``(k, l)``.
+        weights: of the first ensemble, ``(k,)``.
+        others: weights of the second ensemble, ``(l,)``.
+    """
+    return transport_cost(1 - checked("matrix", matrix, np.shape(matrix)), weights, others)
+
+
+def even_part_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return the distance between the even parts of two ensembles.
+
+    The even part of an ensemble has each member r and its opposite −r with half of the weight; it predicts ½ on every
+    pair. The opposite of a member disagrees where the member agrees, so the distance is W = min_T Σ_ij T_ij c_ij with
+    c_ij = min(A_ij, 1 − A_ij). Arguments as in ``member_distance``.
+    """
+    a = checked("matrix", matrix, np.shape(matrix))
+    return transport_cost(np.minimum(a, 1 - a), weights, others)
+
+
+def unmatched_distance(matrix: npt.ArrayLike, weights: npt.ArrayLike, others: npt.ArrayLike) -> float:
+    """Return how often two members drawn independently from the two ensembles disagree: Σ_ij α_i α′_j (1 − A_ij).
+
+    It bounds ``member_distance`` from above. Arguments as in ``member_distance``.
+
+    Example:
+        >>> unmatched_distance([[1.0, 0.0], [0.0, 1.0]], [0.5, 0.5], [0.5, 0.5])
+        0.5
+    """
+    a, b = np.asarray(weights, dtype=np.float64), np.asarray(others, dtype=np.float64)
+    return float(a @ (1 - checked("matrix", matrix, np.shape(matrix))) @ b)
+
+
+SIGNIFICANCE = 0.05
+"""Probability of a false claim about any camp."""
+CHANCE = 0.5
+"""Agreement of a reward that is unrelated to the camp."""
+_PAIRS_PER_BLOCK = 2048
+
+
+@dataclass(frozen=True)
+class CampResult:
+    """How often the members agree with one camp on held-out prompts."""
+
+    camp: str
+    people: int
+    share: float
+    """Share of the population."""
+    agreement: tuple[float, ...]
+    """Of each member with the camp, ``(k,)``."""
+    soft_bt: float
+    """Agreement of one soft Bradley–Terry reward with the camp."""
+    closest: int
+    """The member with the highest agreement on training prompts."""
+    gain: Interval
+    """Agreement of the closest member − that of soft BT, with an interval corrected for the number of camps."""
+
+    @property
+    def member(self) -> int | None:
+        """The member that stands for the camp, or None.
+
+        It is the closest member, if it agrees with the camp significantly more often than soft BT does.
+        """
+        return self.closest if self.gain.low > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result with the member that stands for the camp."""
+        return {**to_json(self), "member": self.member}
+
+
+@dataclass(frozen=True)
+class PeopleResult:
+    """How often rewards agree with each person on held-out prompts: means over all people."""
+
+    people: int
+    closest_member: float
+    soft_bt: float
+    closest_camp: float
+    """Agreement of the closest true camp reward, chosen in the same way: an upper reference."""
+    gain: Interval
+    """``closest_member`` − ``soft_bt``, with its 95 % interval over prompts."""
+    better_than_soft_bt: float
+    """Share of people with whom the closest member agrees more often than soft BT does."""
+    closest_to: tuple[float, ...]
+    """Share of people whose closest member is j, ``(k,)``."""
+
+    def sentence(self) -> str:
+        """Return the result in one sentence."""
+        return (
+            f"{_percent(self.better_than_soft_bt)} of people agree more often with their closest member than with "
+            f"soft BT. Mean agreement: {_decimals(self.closest_member)} with the closest member, "
+            f"{_decimals(self.soft_bt)} with soft BT, {_decimals(self.closest_camp)} with the closest true camp."
+        )
+
+
+@dataclass(frozen=True)
+class CampStudy:
+    """Members against the camps and the people of a town hall."""
+
+    camps: list[CampResult]
+    """In the order of the town hall; camps without people are left out."""
+    people: PeopleResult
+    weights: tuple[float, ...]
+    """Of the members, ``(k,)``."""
+    train_pairs: int
+    """Number of pairs that the ensemble was trained on."""
+    pairs: int
+    """Number of held-out pairs."""
+    prompts: int
+    """Number of held-out prompts."""
+
+    @property
+    def represented(self) -> int:
+        """Number of camps that a member stands for."""
+        return sum(camp.member is not None for camp in self.camps)
+
+    def sentences(self) -> Iterator[str]:
+        """Yield the results: each camp with a member, the other camps together, then people."""
+        for camp in self.camps:
+            if camp.member is not None:
+                yield (
+                    f"Member {camp.member} stands for the {camp.camp}: it agrees with them on "
+                    f"{_percent(camp.agreement[camp.member])} of pairs, soft BT on {_percent(camp.soft_bt)}."
+                )
+        others = [camp for camp in self.camps if camp.member is None]
+        if others:
+            names = ", ".join(
+                f"{camp.camp} ({_decimals(camp.agreement[camp.closest], 2)}, soft BT {_decimals(camp.soft_bt, 2)})"
+                for camp in others
+            )
+            yield f"No member stands for these camps (agreement of the closest member): {names}."
+        yield self.people.sentence()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the study as plain values."""
+        return {**to_json(self), "represented": self.represented}
+
+
+def study_camps(
+    town: TownHall, test_rows: Mask, votes: FloatArray, weights: npt.ArrayLike, soft_bt: FloatArray
+) -> CampStudy:
+    """Compare the votes of members with those of the camps and the people of a town hall.
+
+    Args:
+        town: the town hall.
+        test_rows: which pairs are held out, ``(n_pairs,)``. The other pairs choose closest members.
+        votes: votes of the members on all pairs, ``(n_pairs, k)``.
+        weights: of the members, ``(k,)``.
+        soft_bt: votes of the soft Bradley–Terry reward on all pairs, ``(n_pairs,)``.
+    """
+    prompts = town.preferences.prompt_index[test_rows]
+    sizes = np.bincount(town.camps, minlength=len(town.camp_names))
+    present = np.flatnonzero(sizes)
+    camp_votes = _votes_of_items(town, town.camp_rewards()[:, present])
+    level = 1 - SIGNIFICANCE / len(present)
+    camps = []
+    for camp, own in zip(present.tolist(), camp_votes.T, strict=True):
+        closest = int(np.argmax(agreement(votes[~test_rows], own[~test_rows, None])))
+        sign, single = 2 * own[test_rows] - 1, soft_bt[test_rows]
+        camps.append(
+            CampResult(
+                camp=town.camp_names[camp],
+                people=int(sizes[camp]),
+                share=float(sizes[camp] / sizes.sum()),
+                agreement=tuple(agreement(votes[test_rows], own[test_rows, None])[:, 0].tolist()),
+                soft_bt=float(agreement(single[:, None], own[test_rows, None])[0, 0]),
+                closest=closest,
+                gain=clustered_interval(sign * (votes[test_rows, closest] - single), prompts, level),
+            )
+        )
+    people = study_people(town, test_rows, votes, camp_votes, soft_bt)
+    return CampStudy(
+        camps=camps,
+        people=people,
+        weights=tuple(np.asarray(weights, dtype=np.float64).tolist()),
+        train_pairs=int(np.count_nonzero(~test_rows)),
+        pairs=len(prompts),
+        prompts=len(np.unique(prompts)),
+    )
+
+
+def study_people(
+    town: TownHall, test_rows: Mask, votes: FloatArray, camp_votes: FloatArray, soft_bt: FloatArray
+) -> PeopleResult:
+    """Compare the votes of members with those of every person; arguments as in ``study_camps``.
+
+    Args:
+        town: the town hall.
+        test_rows: which pairs are held out, ``(n_pairs,)``.
+        votes: votes of the members on all pairs, ``(n_pairs, k)``.
+        camp_votes: votes of the true camp rewards on all pairs, ``(n_pairs, n_camps)``.
+        soft_bt: votes of the soft Bradley–Terry reward on all pairs, ``(n_pairs,)``.
+    """
+    voters = np.column_stack([votes, camp_votes, soft_bt])
+    k, rows = votes.shape[1], np.flatnonzero(test_rows)
+    chosen_on = _agreement_with_people(town, np.flatnonzero(~test_rows), voters)
+    member, camp = chosen_on[:, :k].argmax(axis=1), chosen_on[:, k:-1].argmax(axis=1)
+    measured, everyone = _agreement_with_people(town, rows, voters), np.arange(len(town.tastes))
+    closest, single = measured[everyone, member], measured[:, -1]
+    gain = [
+        np.mean(signs * (votes[block][:, member] - soft_bt[block, None]), axis=1)
+        for block, signs in _people_in_blocks(town, rows)
+    ]
+    return PeopleResult(
+        people=len(everyone),
+        closest_member=float(closest.mean()),
+        soft_bt=float(single.mean()),
+        closest_camp=float(measured[everyone, k + camp].mean()),
+        gain=clustered_interval(np.concatenate(gain), town.preferences.prompt_index[rows]),
+        better_than_soft_bt=float(np.mean(closest > single)),
+        closest_to=tuple((np.bincount(member, minlength=k) / len(everyone)).tolist()),
+    )
+
+
+def camps_of_ensemble(
+    town: TownHall, test_rows: Mask, ensemble: RewardEnsemble, features: Array | None = None
+) -> CampStudy:
+    """Return ``study_camps`` of an ensemble and of the soft Bradley–Terry reward that was fitted with it.
+
+    Args:
+        town: the town hall that it was fitted to.
+        test_rows: which pairs were held out, ``(n_pairs,)``.
+        ensemble: the ensemble.
+        features: raw features of every response, in the order of ``town.preferences.responses``; encoded by default.
+    """
+    votes, single = hard_votes_of(town, ensemble, features)
+    return study_camps(town, test_rows, votes, ensemble.weights, single)
+
+
+def hard_votes_of(
+    town: TownHall, ensemble: RewardEnsemble, features: Array | None = None
+) -> tuple[FloatArray, FloatArray]:
+    """Return the votes of the members ``(n_pairs, k)`` and of soft BT ``(n_pairs,)`` on every pair of a town hall."""
+    people, items = town.preferences, town.preferences.items()
+    raw = ensemble.features(texts_of(people)) if features is None else features
+    pairs = Differences(ensemble.members.inputs(raw), items.a, items.b)
+    soft_bt = baselines_of(ensemble)["soft_bt"].arrays["theta"]
+    on_frozen = first_columns(pairs, len(soft_bt))
+    return hard_votes(pairs, ensemble.members.theta), hard_votes(on_frozen, soft_bt[:, None])[:, 0]
+
+
+def _votes_of_items(town: TownHall, rewards: FloatArray) -> FloatArray:
+    """Return the votes on every pair of rewards of items, ``(n_pairs, n)``."""
+    return votes_from_rewards(rewards[town.preferences.a_index], rewards[town.preferences.b_index])
+
+
+def _people_in_blocks(town: TownHall, rows: IntArray) -> Iterator[tuple[IntArray, FloatArray]]:
+    """Yield pairs in blocks, and whether each person prefers a (1) or b (−1), ``(n_block, n_people)``."""
+    a, b = town.preferences.a_index, town.preferences.b_index
+    for start in range(0, len(rows), _PAIRS_PER_BLOCK):
+        block = rows[start : start + _PAIRS_PER_BLOCK]
+        difference = (town.features[a[block]] - town.features[b[block]]) @ town.tastes.T
+        yield block, np.where(difference > 0, 1.0, -1.0)
+
+
+def _agreement_with_people(town: TownHall, rows: IntArray, voters: FloatArray) -> FloatArray:
+    """Return ``agreement`` of every person with each voter on some pairs, ``(n_people, n_voters)``."""
+    total = np.zeros((len(town.tastes), voters.shape[1]))
+    for block, signs in _people_in_blocks(town, rows):
+        total += signs.T @ (2 * voters[block] - 1)
+    return np.asarray(0.5 + 0.5 * total / len(rows))
+
+
+def _decimals(value: float, digits: int = 3) -> str:
+    """Return a share without its leading zero."""
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"

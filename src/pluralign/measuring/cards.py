@@ -1,0 +1,599 @@
+"""A card for each member: how it differs from the other members, in words that a person can check.
+
+Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
+claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
+is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+"""
+
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import to_json
+from pluralign.core.random_streams import CHECKED_PAIRS, random_stream
+from pluralign.core.text import counted, one_line, printable, shortened
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.measuring.leans import (
+    CARES_LESS,
+    KEYS,
+    LIKES_WORD,
+    MIN_LEAN,
+    PREFERS,
+    PREFERS_PHRASES,
+    SIGNIFICANCE,
+    TRAITS,
+    Lean,
+    find_contrasts,
+    measure_leans,
+    sample_prompts,
+)
+from pluralign.measuring.pruning import as_held_out
+from pluralign.measuring.views import Views, find_views, reward_scale, split_prompts, telling_phrases
+from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
+from pluralign.text.options import SamplingOptions
+from pluralign.theory import calibration
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.votes.candidates import rows_by_prompt
+from pluralign.votes.load import VotesLike
+from pluralign.votes.prompts import Prompt
+
+# --- Descriptions of members that a language model wrote, with the checks that decide whether they are shown; on disk.
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether a judge that knows only the description predicts the member's votes on prompts that did not write it."""
+
+    accuracy: Interval
+    """Share of the pairs on which it predicts the member's vote."""
+    p_value: float
+    """Of a one-sided t-test by prompt that ``accuracy`` is above ½."""
+    specific: Interval
+    """Mean agreement with the member minus that with the other members: 0 for a description that fits everybody."""
+    specific_p_value: float
+    """Of a one-sided t-test by prompt that ``specific`` is above 0."""
+    pairs: int
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """Name and sentence for one member, written by a language model."""
+
+    member: int
+    name: str
+    sentence: str
+    shown: bool
+    """Whether it passed the check."""
+    reason: str
+    """Why it is not shown; empty if it is."""
+    model: str
+    check: Check | None
+    """None if the model wrote no name and sentence."""
+
+    @property
+    def evidence(self) -> str:
+        """The result of the check in words."""
+        if self.check is None:
+            return self.reason
+        found = self.check.accuracy
+        return (
+            f"written by {self.model}; predicts {found.mean:.0%} of its votes on {self.check.pairs:,} other pairs "
+            f"(95 % interval {found.low:.0%} to {found.high:.0%}; chance 50%)"
+        )
+
+
+@dataclass(frozen=True)
+class Descriptions:
+    """The descriptions of all members, and what they cost."""
+
+    members: tuple[Description, ...]
+    usage: JudgeUsage
+
+
+def save_descriptions(found: Descriptions, folder: str | os.PathLike[str]) -> Path:
+    """Write descriptions into the folder of their ensemble, for reports and the page."""
+    return save_beside(Path(folder), DESCRIPTIONS_FILE, to_json(found))
+
+
+def load_descriptions(folder: str | os.PathLike[str]) -> Descriptions | None:
+    """Read descriptions from the folder of an ensemble; None if there are none, or if they are of another fit."""
+    remedy = "run pluralign profile --describe again, or delete the file"
+    return load_beside(Path(folder), DESCRIPTIONS_FILE, Descriptions, remedy)
+
+
+MAX_CORRELATION = 0.5
+"""A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
+EXAMPLES = 3
+WORDS_SHOWN = 8
+WORDS_IN_NAME = 3
+"""Number of words in a name. A member with fewer liked words has none in its name: they may be an accident."""
+
+
+@dataclass(frozen=True)
+class Typical:
+    """A response that a member rates far above the other responses to the same prompt."""
+
+    prompt: str
+    response: str
+    margin: float
+    """Its reward minus the mean of the others', in standard deviations of the member's reward differences."""
+
+
+@dataclass(frozen=True)
+class Distinguishing:
+    """A pair on which a member strongly prefers the response that most members reject."""
+
+    prompt: str
+    preferred: str
+    other: str
+    margin: float
+    """Reward difference in standard deviations of the member's reward differences."""
+    weight_with_it: float
+    """Share of the ensemble's weight that prefers the same response."""
+    people_with_it: float
+    """Share of people who prefer the same response."""
+    votes: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The card of one member."""
+
+    member: int
+    weight: float
+    disagreement: float
+    name: str
+    """Its clearest claims, or "Member 4" if it has none."""
+    named: bool = field(default=True, kw_only=True)
+    """Whether the name consists of claims."""
+    description: str
+    """The claims with numbers; empty if it has none."""
+    leans: tuple[Lean, ...]
+    """One per trait, in the order of ``traits.TRAITS``."""
+    likes: tuple[Lean, ...]
+    """Phrases whose responses it prefers, the clearest first, from ``views``."""
+    dislikes: tuple[Lean, ...]
+    """Phrases whose responses it rejects, the clearest first, from ``views``."""
+    typical: tuple[Typical, ...]
+    distinguishing: tuple[Distinguishing, ...]
+    views: Views = field(default_factory=Views, kw_only=True)
+    """Phrases and positions with intervals and quotes."""
+    written: Description | None = field(default=None, kw_only=True)
+    """Name and sentence that a language model wrote, with the check of it on other prompts."""
+
+    @property
+    def label(self) -> str:
+        """Number and name, such as "4 · Prefers lists"; "Member 4" without a name."""
+        return f"{self.member} · {self.name.removesuffix(_suffix(self.member))}" if self.named else self.name
+
+
+def member_name(member: int) -> str:
+    """Return what a member without a name is called. Members are numbered from 0.
+
+    Example:
+        >>> member_name(4)
+        'Member 4'
+    """
+    return f"Member {member}"
+
+
+def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
+    """Return why some members have no name, in one sentence; empty if all have one.
+
+    Args:
+        profiles: the members' cards.
+        prompts: number of prompts that their traits were measured on.
+    """
+    if all(profile.named for profile in profiles):
+        return ""
+    start, found = "Members without a name:", counted(prompts, "prompt")
+    if len(profiles) == 1:
+        return f"{start} a single member has no others to differ from."
+    if prompts < ENOUGH_CLUSTERS:
+        return f"{start} {found} cannot distinguish members; at least {ENOUGH_CLUSTERS} are needed."
+    return f"{start} on {found}, no difference from the other members in a trait is significant."
+
+
+def member_profiles(
+    weights: RewardEnsemble | npt.ArrayLike, held_out: HeldOutVotes | VotesLike, *, max_characters: int | None = None
+) -> list[Profile]:
+    """Describe how each member of an ensemble differs from the others.
+
+    Args:
+        weights: the ensemble, or the weights of its members, ``(k,)``.
+        held_out: held-out votes with the rewards of the members. With an ensemble, any votes (a ``PreferenceSet``, a
+            path, a pandas DataFrame, a list of dicts): it scores them, without the prompts it was trained on.
+        max_characters: measure leans on a sample of prompts with at most this much text (``sample_prompts``); all other
+            figures use all votes.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> votes = town_hall(400).preferences
+        >>> texts = [votes.responses[i] for i in votes.items().response_index]
+        >>> longer, random = np.array([len(text) for text in texts]), np.random.default_rng(0).random(len(texts))
+        >>> for card in member_profiles([0.5, 0.5], HeldOutVotes(votes, np.stack([longer, random], axis=1))):
+        ...     print(card.name)
+        Prefers longer answers
+        Cares less about longer answers
+    """
+    if isinstance(weights, RewardEnsemble):
+        held_out = as_held_out(weights, held_out)
+        weights = weights.weights
+    if not isinstance(held_out, HeldOutVotes):
+        raise UsageError("member_profiles needs an ensemble to score votes: member_profiles(ensemble, votes).")
+    votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
+    if held_out.rewards.shape[1] != len(alpha):
+        raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")
+    sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
+    contrasts = find_contrasts(sample)
+    leans = measure_leans(contrasts.traits, contrasts.length, sample, alpha)
+    views = find_views(sample, alpha, contrasts.length)
+    likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
+    dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
+    claims = [_claims(leans[j], likes[j], views[j], contrasts.trait_correlation) for j in range(len(alpha))]
+    names = _names(claims)
+    disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
+    return [
+        Profile(
+            member=j,
+            weight=float(alpha[j]),
+            disagreement=float(disagreement[j]),
+            name=names[j],
+            named=bool(claims[j]),
+            description=_description(claims[j]),
+            leans=tuple(leans[j]),
+            likes=tuple(likes[j]),
+            dislikes=tuple(dislikes[j]),
+            typical=tuple(_typical(held_out, j)),
+            distinguishing=tuple(distinguishing_pairs(held_out, alpha, j)),
+            views=views[j],
+        )
+        for j in range(len(alpha))
+    ]
+
+
+# --- names and descriptions -------------------------------------------------------------------------------------------
+
+
+class _Claim(NamedTuple):
+    """One claim of a card: verb and objects for the name, and a sentence with numbers for the description."""
+
+    verb: str
+    objects: list[str]
+    sentence: str
+
+
+def _clarity(lean: Lean) -> float:
+    """Return the relative lean in standard errors of independent pairs, to order frequent and rare traits fairly."""
+    return abs(lean.relative) * math.sqrt(lean.pairs)
+
+
+def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+    """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
+
+    The clearest view, if there is one, is among the first two.
+    """
+    clearest = sorted((p for p, lean in enumerate(leans) if lean.claim), key=lambda p: -_clarity(leans[p]))
+    claims: list[tuple[float, _Claim]] = []
+    named: list[int] = []
+    for position in clearest:
+        if all(abs(correlation[position, before]) < MAX_CORRELATION for before in named):
+            named.append(position)
+            claims.append((_clarity(leans[position]), _trait_claim(leans[position])))
+    if len(likes) >= WORDS_IN_NAME:
+        words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
+        sentence = f"Mentions of “{likes[0].trait}”: {_shares(likes[0], 1.0)}"
+        claims.append((_clarity(likes[0]), _Claim(LIKES_WORD, words, sentence)))
+    else:  # a position over all prompts, whose phrases are tested together
+        for view in views.positions:
+            if not view.topic:
+                liked, rejected = (" or ".join(f"“{p}”" for p in side[:2]) for side in (view.prefers, view.rejects))
+                claim = _Claim(PREFERS_PHRASES, [f"{liked} to {rejected}"], f"{view.title}: {view.evidence}.")
+                claims.append((_clarity(view.lean), claim))
+    ordered = [claim for _, claim in sorted(claims, key=lambda entry: -entry[0])]
+    named_view = next((claim for claim in ordered if claim.verb in (LIKES_WORD, PREFERS_PHRASES)), None)
+    if named_view is not None and named_view not in ordered[:2]:  # a name has room for two claims: style and view
+        ordered = [ordered[0], named_view, *(claim for claim in ordered[1:] if claim is not named_view)]
+    return ordered
+
+
+def _trait_claim(lean: Lean) -> _Claim:
+    trait = TRAITS[KEYS.index(lean.trait)]
+    verb = PREFERS if lean.claim.startswith(PREFERS) else CARES_LESS
+    phrase = lean.claim.removeprefix(verb)
+    shares = _shares(lean, 1.0 if phrase == trait.more else -1.0)
+    return _Claim(verb, [phrase], f"{phrase[0].upper() + phrase[1:]}: {shares}")
+
+
+def _shares(lean: Lean, sign: float) -> str:
+    own, ensemble, people = (
+        f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}" for value in (lean.own, lean.ensemble, lean.people)
+    )
+    adjusted = "" if lean.trait == "length" else ", at equal length"
+    return (
+        f"preferred in {own} of the {lean.pairs:,} pairs that differ in this{adjusted}; "
+        f"by all members together in {ensemble}, by people in {people}."
+    )
+
+
+def _names(claims: list[list[_Claim]]) -> list[str]:
+    """Return a name of two claims per member; of more claims, or with a number, where names would be the same."""
+    names = [_joined(of_member[:2]) if of_member else member_name(j) for j, of_member in enumerate(claims)]
+    for n in range(3, max(map(len, claims), default=0) + 1):
+        names = [_joined(claims[j][:n]) if names.count(name) > 1 else name for j, name in enumerate(names)]
+    return [name + _suffix(j) if names.count(name) > 1 else name for j, name in enumerate(names)]
+
+
+def _suffix(member: int) -> str:
+    """Return the end of a name that two members would share."""
+    return f" (member {member})"
+
+
+def _joined(claims: list[_Claim]) -> str:
+    """Return claims as one sentence without a full stop.
+
+    Example:
+        >>> _joined([_Claim(PREFERS, ["lists"], ""), _Claim(LIKES_WORD, ["“tax”", "“debt”"], "")])
+        'Prefers lists, likes mentions of “tax” and “debt”'
+    """
+    objects: dict[str, list[str]] = defaultdict(list)
+    for claim in claims:
+        objects[claim.verb].extend(claim.objects)
+    text = ", ".join(
+        verb + " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) for verb, listed in objects.items()
+    )
+    return text[0].upper() + text[1:]
+
+
+def _description(claims: list[_Claim]) -> str:
+    """Return one sentence with numbers for each of the two clearest claims."""
+    return " ".join(claim.sentence for claim in claims[:2])
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+def _typical(held_out: HeldOutVotes, j: int) -> Iterator[Typical]:
+    votes, scale = held_out.preferences, reward_scale(held_out, j)
+    items = votes.items()
+    best: list[tuple[float, int]] = []
+    for rows in rows_by_prompt(votes):
+        reward = held_out.rewards[rows, j]
+        if len(rows) >= 2:
+            top = int(reward.argmax())
+            margin = (reward[top] - (reward.sum() - reward[top]) / (len(rows) - 1)) / scale
+            best.append((float(margin), int(rows[top])))
+    for margin, row in sorted(best, reverse=True)[:EXAMPLES]:
+        prompt, response = votes.prompts[items.prompt_index[row]], votes.responses[items.response_index[row]]
+        yield Typical(Prompt(prompt).text, str(response), margin)
+
+
+def distinguishing_pairs(
+    held_out: HeldOutVotes, weights: FloatArray, j: int, count: int = EXAMPLES
+) -> Iterator[Distinguishing]:
+    """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
+    votes = held_out.preferences
+    margin = held_out.difference[:, j] / reward_scale(held_out, j)
+    share_a = held_out.votes @ weights
+    weight_with_it = np.where(margin > 0, share_a, 1.0 - share_a)
+    distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
+    shown: set[int] = set()
+    for row in np.argsort(-distinctness, kind="stable"):
+        if len(shown) == count or not distinctness[row] > 0.0:
+            return
+        prompt = int(votes.prompt_index[row])
+        if prompt in shown:
+            continue
+        shown.add(prompt)
+        a, b = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
+        prob = float(votes.prob_a[row])
+        yield Distinguishing(
+            prompt=Prompt(votes.prompts[prompt]).text,
+            preferred=a if margin[row] > 0 else b,
+            other=b if margin[row] > 0 else a,
+            margin=abs(float(margin[row])),
+            weight_with_it=float(weight_with_it[row]),
+            people_with_it=prob if margin[row] > 0 else 1.0 - prob,
+            votes=int(votes.n_votes[row]),
+        )
+
+
+# --- A name and a sentence for each member, written by a language model and checked on other prompts.
+
+
+CHECKED = 100
+"""Pairs that a description is checked on."""
+EXAMPLES_SHOWN = 4
+EXAMPLE_LENGTH = 400
+ATTEMPTS = 3
+MIN_SPECIFIC = MIN_LEAN / 2
+"""A description must agree with its member on at least one vote in twenty more than with the others."""
+MAX_NAME = 60
+MAX_SENTENCE = 300
+WRITING = SamplingOptions(temperature=0.3, top_p=0.95, max_new_tokens=150)
+
+NOTHING_WRITTEN = "the model wrote no name and description"
+NOT_BETTER_THAN_CHANCE = "it does not predict the member's votes better than chance"
+FITS_EVERYBODY = "it does not predict this member's votes better than those of the other members"
+
+REQUEST = """A reader compares two answers to the same question and prefers one of them. Describe this reader.
+
+Phrases in answers that this reader prefers and other readers do not: {prefers}
+Phrases in answers that this reader rejects and other readers do not: {rejects}
+
+{examples}
+
+Write exactly two lines:
+Name: two to five words that name the views or the taste of this reader
+Description: one sentence that says which views and which style this reader prefers, and which the reader rejects"""
+EXAMPLE = "Question: {prompt}\nThis reader prefers: {preferred}\nMost other readers prefer: {other}"
+
+_NAME = re.compile(r"^[\W_]*name[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
+_SENTENCE = re.compile(r"^[\W_]*description[\W_]*?:[\s*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
+
+
+def describe_members(
+    held_out: HeldOutVotes,
+    weights: FloatArray,
+    model: JudgeModel,
+    *,
+    pairs: int = CHECKED,
+    concurrency: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Descriptions:
+    """Let a language model describe each member, and check each description on prompts that did not write it.
+
+    Args:
+        held_out: held-out votes with the rewards of the members.
+        weights: of the members, ``(k,)``.
+        model: writes the descriptions and judges with them.
+        pairs: number of pairs to check on. The check makes two calls per pair and member.
+        concurrency: number of questions asked at the same time.
+        seed: of the texts and of the choice of pairs.
+        progress: called with the number of calls done and the total.
+    """
+    votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
+    half = split_prompts(len(votes.prompts))[votes.prompt_index]
+    material, checked = held_out[half == 0], held_out[half == 1]
+    if min(len(part.preferences.prompts) for part in (material, checked)) < ENOUGH_CLUSTERS:
+        raise UsageError(
+            f"descriptions need {2 * ENOUGH_CLUSTERS} held-out prompts, half to write them and half to check them, "
+            f"but there are {len(votes.prompts)}: name more votes, as in profile DIR DATA."
+        )
+    if pairs < ENOUGH_CLUSTERS:
+        raise UsageError(f"at least {ENOUGH_CLUSTERS} pairs are needed to check a description, not {pairs}.")
+    model.prepare()
+    written = write_descriptions(material, alpha, model, seed)
+    chosen = checked[_pairs_to_check(checked, pairs, seed)]
+    known = [one for one in written if one.name]
+    questions = [question for one in known for question in _questions(chosen, one.sentence)]
+    judged = judge_pairs(model, questions, concurrency=concurrency, progress=progress)
+    usage = judged.usage + JudgeUsage(model.name, calls=len(written))
+    predicted = dict(
+        zip((one.member for one in known), judged.prob_a.reshape(len(known), len(chosen.preferences)), strict=True)
+    )
+    members = tuple(_checked(one, predicted[one.member], chosen, alpha) if one.name else one for one in written)
+    return Descriptions(members, usage)
+
+
+def with_descriptions(profiles: Sequence[Profile], descriptions: Descriptions | None) -> list[Profile]:
+    """Return the cards with the descriptions of their members."""
+    of = {one.member: one for one in descriptions.members} if descriptions else {}
+    return [replace(profile, written=of.get(profile.member)) for profile in profiles]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_descriptions(material: HeldOutVotes, weights: FloatArray, model: JudgeModel, seed: int) -> list[Description]:
+    """Return a description of each member that is not checked yet; without a name if the model wrote none."""
+    phrases = telling_phrases(material, weights, find_contrasts(material).length)
+    written = []
+    for j, (prefers, rejects) in enumerate(phrases):
+        examples = "\n\n".join(
+            EXAMPLE.format(prompt=_cut(pair.prompt), preferred=_cut(pair.preferred), other=_cut(pair.other))
+            for pair in distinguishing_pairs(material, weights, j, EXAMPLES_SHOWN)
+        )
+        request = REQUEST.format(
+            prefers=", ".join(prefers) or "none", rejects=", ".join(rejects) or "none", examples=examples
+        )
+        name, sentence = _name_and_sentence(model, request, seed)
+        reason = "" if name else NOTHING_WRITTEN
+        written.append(Description(j, name, sentence, False, reason, model.name, None))
+    return written
+
+
+def _cut(text: str) -> str:
+    return shortened(one_line(text, 10 * EXAMPLE_LENGTH), EXAMPLE_LENGTH)
+
+
+def _name_and_sentence(model: JudgeModel, request: str, seed: int) -> tuple[str, str]:
+    for attempt in range(ATTEMPTS):
+        try:
+            (answer,) = model.sample(request, 1, WRITING, seed + attempt)
+        except DataError:
+            continue
+        name, sentence = (pattern.search(answer.text) for pattern in (_NAME, _SENTENCE))
+        if name and sentence:
+            return _clean(name[1], MAX_NAME), _clean(sentence[1], MAX_SENTENCE)
+    return "", ""
+
+
+def _clean(text: str, length: int) -> str:
+    return shortened(one_line(printable(text), 10 * length).strip(" *_\"“”'`"), length)
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def _pairs_to_check(checked: HeldOutVotes, count: int, seed: int) -> IntArray:
+    """Return pairs on which the members are divided, from as many prompts as possible."""
+    votes = checked.votes
+    divided = np.flatnonzero(np.ptp(votes, axis=1) > 0)
+    if len(divided) < ENOUGH_CLUSTERS:
+        raise UsageError("the members vote alike on nearly all held-out pairs, so no description can be checked.")
+    order = random_stream(seed, CHECKED_PAIRS).permutation(divided)
+    prompts, turn = checked.preferences.prompt_index[order], np.zeros(len(order), dtype=np.int64)
+    seen: dict[int, int] = {}
+    for row, prompt in enumerate(prompts.tolist()):
+        turn[row] = seen[prompt] = seen.get(prompt, -1) + 1
+    return np.asarray(order[np.argsort(turn, kind="stable")][:count])
+
+
+def _questions(chosen: HeldOutVotes, sentence: str) -> list[Question]:
+    votes = chosen.preferences
+    texts = [str(response) for response in votes.responses]
+    return [
+        Question(sentence, Prompt(votes.prompts[p]).text, texts[a], texts[b])
+        for p, a, b in zip(votes.prompt_index, votes.a_index, votes.b_index, strict=True)
+    ]
+
+
+def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights: FloatArray) -> Description:
+    """Return a description with its check: the judge's choice against the votes of the member and of the others."""
+    prompts, own = chosen.preferences.prompt_index, chosen.votes[:, one.member]
+    others = np.delete(weights, one.member)
+    rest = np.delete(chosen.votes, one.member, axis=1)
+    share = rest @ (others / others.sum()) if others.sum() > 0 else np.full(len(own), 0.5)
+    choice = np.where(prob_a == 0.5, 0.5, (prob_a > 0.5).astype(float))
+    correct, specific = 1.0 - np.abs(choice - own), (2.0 * choice - 1.0) * (own - share)
+    check = Check(
+        accuracy=clustered_interval(correct, prompts),
+        p_value=_p_value(correct - 0.5, prompts),
+        specific=clustered_interval(specific, prompts),
+        specific_p_value=_p_value(specific, prompts),
+        pairs=len(own),
+        prompts=len(np.unique(prompts)),
+    )
+    level = SIGNIFICANCE / len(weights)
+    reason = ""
+    if check.p_value > level:
+        reason = NOT_BETTER_THAN_CHANCE
+    elif check.specific_p_value > level or check.specific.mean < MIN_SPECIFIC:
+        reason = FITS_EVERYBODY
+    return replace(one, shown=not reason, reason=reason, check=check)
+
+
+def _p_value(values: FloatArray, prompts: IndexArray) -> float:
+    """Return the p-value of a one-sided t-test, over prompts, that the mean is above 0."""
+    sums = np.bincount(np.unique(prompts, return_inverse=True)[1], values)
+    spread = float(sums.std(ddof=1)) if len(sums) > 1 else 0.0
+    if spread == 0.0:
+        return 0.0 if sums.mean() > 0 else 1.0
+    return float(stats.t.sf(sums.mean() / (spread / len(sums) ** 0.5), len(sums) - 1))

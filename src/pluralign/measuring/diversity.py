@@ -1,0 +1,247 @@
+"""How the members rank several responses to one prompt: the diversity of their rankings, and their first choices.
+
+This follows the paper's §5, "Do the reward models capture distinct preferences?", where best-of-N choices stand in for
+tuned policies. This module decides which prompts become case studies. Members without weight are left out of all
+figures about first choices.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
+from pluralign.theory import kendall
+from pluralign.votes.candidates import Candidates, CandidatesLike, as_candidates, candidates_of, rows_by_prompt
+
+MIN_RESPONSES = 3
+"""Held-out prompts with fewer responses are not ranked: a ranking of two responses is a vote."""
+
+
+@dataclass(frozen=True)
+class MemberPair:
+    """Two members with nearly equal or nearly reversed rankings."""
+
+    members: tuple[int, int]
+    tau: float
+    weight: float
+    """Sum of their weights."""
+
+
+@dataclass(frozen=True)
+class Tops:
+    """Diversity of the members' first choices, averaged over prompts."""
+
+    distinct: float
+    """Number of different first choices per prompt."""
+    distinct_if_random: float
+    """Expected number if members chose at random."""
+    most_popular: float
+    """Largest share of the weight with the same first choice."""
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """Differences between the members' rankings of the same responses."""
+
+    tau: list[list[float]]
+    """Kendall's tau-b between members, averaged over prompts, ``(k, k)``: 1 identical, 0 random, −1 reversed."""
+    standard_error: list[list[float]]
+    """Standard error of each tau over prompts."""
+    mean_off_diagonal: float
+    mean_off_diagonal_standard_error: float
+    weighted_off_diagonal: float
+    """The same mean, with every two members weighted by the product of their weights."""
+    weights: list[float]
+    tops: Tops
+    near_copies: list[MemberPair]
+    near_opposites: list[MemberPair]
+    vote_agreement: list[list[float]] | None
+    """Share of the held-out pairs on which every two members prefer the same response; None without held-out votes."""
+    constant: list[int]
+    """Number of prompts on which each member gave all responses the same reward. Its taus leave them out."""
+    prompts: int
+    candidates: int
+    """Number of ranked responses over all prompts."""
+    skipped: int
+    """Number of prompts with a single response, which cannot be ranked."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A response and the members whose first choice it is."""
+
+    response: str
+    members: list[int]
+    weight: float
+
+
+@dataclass(frozen=True)
+class CaseStudy:
+    """A prompt and the response that each member would choose."""
+
+    number: int
+    """Number of the prompt among the candidates, from 1."""
+    prompt: str
+    candidates: int
+    tau: float
+    """Mean of Kendall's tau between the members on this prompt."""
+    choices: list[Choice]
+    """In order of decreasing weight."""
+
+
+def held_out_candidates(
+    held_out: HeldOutVotes, min_responses: int = MIN_RESPONSES
+) -> tuple[list[Candidates], list[FloatArray]]:
+    """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
+    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= min_responses]
+    return candidates_of(held_out.preferences, min_responses), [held_out.rewards[of_prompt] for of_prompt in rows]
+
+
+def score_candidates(
+    ensemble: RewardEnsemble, candidates: Sequence[Candidates], progress: Progress | None = None
+) -> list[FloatArray]:
+    """Return the rewards of all members for all responses, one array ``(n_responses, k)`` per prompt."""
+    items = [(of_prompt.prompt, response) for of_prompt in candidates for response in of_prompt.responses]
+    ends = np.cumsum([len(of_prompt.responses) for of_prompt in candidates])
+    return np.split(ensemble.rewards(items, progress), ends[:-1])
+
+
+def without_trained_candidates(
+    ensemble: RewardEnsemble, candidates: Sequence[Candidates], *, all_prompts: bool = False
+) -> tuple[list[Candidates], LeftOut]:
+    """Return the candidates whose prompts the ensemble was not trained on, and the number of the others.
+
+    With ``all_prompts`` nothing is left out.
+
+    Raises:
+        DataError: every prompt was used for training.
+    """
+    if all_prompts or ensemble.trained_on is None:
+        return list(candidates), LeftOut(known=ensemble.trained_on is not None)
+    trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
+    kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
+    if candidates and not kept:
+        raise DataError(
+            f"all {len(candidates):,} prompts of the candidates were used for training",
+            remedy="give other prompts, or use --all to measure on training prompts",
+        )
+    return kept, LeftOut(prompts=int(trained.sum()))
+
+
+def measure_diversity(
+    ensemble: RewardEnsemble,
+    candidates: CandidatesLike,
+    *,
+    rewards: Sequence[FloatArray] | None = None,
+    held_out: HeldOutVotes | None = None,
+    progress: Progress | None = None,
+) -> Diversity:
+    """Measure how differently the members rank the same candidates.
+
+    Args:
+        ensemble: the ensemble whose members are compared.
+        candidates: prompts with their responses: ``Candidates``, a candidates file, dicts of {prompt, responses}, or
+            votes, whose responses to each prompt are compared. Prompts with a single response are skipped.
+        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
+        held_out: held-out votes, for ``vote_agreement``.
+        progress: called while texts are encoded.
+    """
+    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
+    rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
+    ranked = [of_prompt for of_prompt in rewards if len(of_prompt) >= 2]
+    if not ranked:
+        raise UsageError("diversity needs a prompt with at least two different responses, but no prompt has them.")
+    if ranked[0].shape[1] != ensemble.k:
+        raise UsageError(f"the rewards are of {ranked[0].shape[1]} members, but the ensemble has {ensemble.k}.")
+    taus = kendall.mean_tau(ranked)
+    weights = ensemble.weights
+    return Diversity(
+        tau=taus.tau.tolist(),
+        standard_error=taus.standard_error.tolist(),
+        mean_off_diagonal=taus.off_diagonal,
+        mean_off_diagonal_standard_error=taus.off_diagonal_standard_error,
+        weighted_off_diagonal=kendall.weighted_off_diagonal(taus.tau, weights),
+        weights=weights.tolist(),
+        tops=_tops(ranked, weights),
+        near_copies=_member_pairs(kendall.near_copies(taus.tau), taus.tau, weights),
+        near_opposites=_member_pairs(kendall.near_opposites(taus.tau), taus.tau, weights),
+        vote_agreement=kendall.vote_agreement(held_out.votes).tolist() if held_out else None,
+        constant=taus.constant.tolist(),
+        prompts=len(ranked),
+        candidates=sum(map(len, ranked)),
+        skipped=len(rewards) - len(ranked),
+    )
+
+
+def _tops(rewards: Sequence[FloatArray], weights: FloatArray) -> Tops:
+    used = weights > NEGLIGIBLE_WEIGHT
+    distinct = [len(set(of_prompt[:, used].argmax(axis=0).tolist())) for of_prompt in rewards]
+    at_random = [kendall.expected_distinct(len(of_prompt), int(used.sum())) for of_prompt in rewards]
+    popular = [float(kendall.weight_on_tops(of_prompt, weights).max()) for of_prompt in rewards]
+    return Tops(float(np.mean(distinct)), float(np.mean(at_random)), float(np.mean(popular)))
+
+
+def _member_pairs(pairs: list[tuple[int, int]], tau: FloatArray, weights: FloatArray) -> list[MemberPair]:
+    return [MemberPair((i, j), float(tau[i, j]), float(weights[i] + weights[j])) for i, j in pairs]
+
+
+def case_studies(
+    ensemble: RewardEnsemble,
+    candidates: CandidatesLike,
+    n: int = 3,
+    *,
+    containing: str = "",
+    numbers: Sequence[int] = (),
+    rewards: Sequence[FloatArray] | None = None,
+    progress: Progress | None = None,
+) -> list[CaseStudy]:
+    """Return the first choices of the members on single prompts.
+
+    Without ``numbers``, prompts with the most different first choices come first, and among those the ones with the
+    lowest mean tau. If two responses have the same reward, the first one listed is chosen.
+
+    Args:
+        ensemble: the ensemble whose members choose.
+        candidates: prompts with their responses, as for ``measure_diversity``.
+        n: number of prompts to return.
+        containing: only prompts that contain this text, ignoring case.
+        numbers: exactly these prompts, counted from 1, in this order.
+        rewards: the members' rewards of the candidates (default: computed by ``score_candidates``).
+        progress: called while texts are encoded.
+
+    Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
+    """
+    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
+    if bad := [number for number in numbers if not 1 <= number <= len(candidates)]:
+        raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {bad[0]}.")
+    rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
+    chosen = [number - 1 for number in numbers] or [p for p in range(len(candidates)) if len(rewards[p]) >= 2]
+    if containing:
+        chosen = [p for p in chosen if containing.casefold() in candidates[p].prompt_text.casefold()]
+        if not chosen:
+            raise UsageError(f"no prompt contains {containing!r}.")
+    cases = [_case(p, candidates[p], rewards[p], ensemble.weights) for p in chosen]
+    if numbers:
+        return cases
+    return sorted(cases, key=lambda case: (-len(case.choices), case.tau))[:n]
+
+
+def _case(position: int, candidates: Candidates, rewards: FloatArray, weights: FloatArray) -> CaseStudy:
+    members: dict[int, list[int]] = {}
+    for j in np.flatnonzero(weights > NEGLIGIBLE_WEIGHT).tolist():
+        members.setdefault(int(rewards[:, j].argmax()), []).append(j)
+    choices = [Choice(candidates.responses[top], those, float(weights[those].sum())) for top, those in members.items()]
+    tau = kendall.mean_tau([rewards[:, weights > NEGLIGIBLE_WEIGHT]]).off_diagonal
+    return CaseStudy(
+        number=position + 1,
+        prompt=candidates.prompt_text,
+        candidates=len(candidates.responses),
+        tau=tau,
+        choices=sorted(choices, key=lambda choice: -choice.weight),
+    )

@@ -1,0 +1,414 @@
+"""``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import Array, FloatArray, Mask
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.random_streams import PAIR_SAMPLE, SIMULATED_MAJORITIES, random_stream
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.headline import Headline, headline
+from pluralign.ensemble.record import Compared, Evaluation, pairs_to_measure
+from pluralign.learning.measure import Kind, Predictor, compare, measure, read_ensemble, worst_disagreement
+from pluralign.measuring.groups import (
+    DEFAULT_GROUPINGS,
+    SIMULATIONS,
+    AdversarialGroup,
+    Group,
+    WorstGroup,
+    adversarial_calibration,
+    as_numbers,
+    check_grouping,
+    judge_groups,
+    simulated_shares,
+)
+from pluralign.measuring.individuals import Representation, represent
+from pluralign.measuring.personas import Personas
+from pluralign.measuring.predictors import Source, find_predictor, load_predictor
+from pluralign.text.causal import response_log_prob
+from pluralign.text.features import TextFeatures
+from pluralign.text.judge import JudgeUsage
+from pluralign.text.loading import reference_folder
+from pluralign.text.store import stored_features
+from pluralign.theory import calibration
+from pluralign.theory.calibration import by_stratum, sigmoid
+from pluralign.votes.load import VotesLike, as_preferences
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
+from pluralign.votes.raters import RaterVotes
+
+# --- How much disagreement a prediction keeps: the share of the majority's side, observed and predicted.
+
+
+SIMULATED_PAIRS = 1_000_000
+
+
+@dataclass(frozen=True)
+class MajorityShare:
+    """The size of the majority on pairs where people split in one way: observed and predicted."""
+
+    pairs: int
+    people: float
+    """Mean observed share of the majority's side."""
+    predicted: float
+    """Mean predicted share of that side. NaN for even pairs, which have no majority."""
+    expected: float
+    """The value of ``predicted`` for a calibrated prediction: its mean over simulated votes that split this way."""
+    certain: float
+    """Share of the pairs with more than .9 predicted for one side."""
+
+
+def majority_shares(
+    prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
+) -> dict[str, MajorityShare]:
+    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
+
+    Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
+    pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.
+
+    Example:
+        >>> shares = majority_shares(np.array([.95, .95]), np.array([.6, .4]), np.array([5, 5]))
+        >>> shares["contested"].people, shares["contested"].predicted, shares["contested"].certain
+        (0.6, 0.5, 1.0)
+    """
+    random = random_stream(seed, SIMULATED_MAJORITIES)
+    times = int(np.clip(SIMULATED_PAIRS // len(prob_hat), 1, SIMULATIONS))
+    drawn = np.concatenate([simulated_shares(prob_hat, n_votes, random) for _ in range(times)])
+    were_right = by_stratum(_towards_majority(np.tile(prob_hat, times), drawn), drawn)
+    predicted = by_stratum(_towards_majority(prob_hat, prob_a), prob_a)
+    people = by_stratum(np.maximum(prob_a, 1 - prob_a), prob_a)
+    certain = by_stratum((np.maximum(prob_hat, 1 - prob_hat) > 0.9).astype(float), prob_a)
+    return {
+        name: MajorityShare(count, mean, predicted[name][1], were_right[name][1], certain[name][1])
+        for name, (count, mean) in people.items()
+    }
+
+
+def _towards_majority(prob_hat: FloatArray, prob_a: FloatArray) -> FloatArray:
+    return np.where(prob_a == 0.5, np.nan, np.where(prob_a > 0.5, prob_hat, 1 - prob_hat))
+
+
+def certain_though_contested(shares: Mapping[str, MajorityShare]) -> float:
+    """Return the share of contested or even pairs with more than .9 predicted for one side.
+
+    Example:
+        >>> some, none = MajorityShare(3, .6, .9, .7, 1.0), MajorityShare(1, .5, .5, .5, 0.0)
+        >>> certain_though_contested({"contested": some, "even": none})
+        0.75
+    """
+    parts = [shares[name] for name in ("contested", "even") if shares[name].pairs]
+    total = sum(part.pairs for part in parts)
+    return sum(part.pairs * part.certain for part in parts) / total if total else float("nan")
+
+
+# --- The results of an evaluation.
+
+
+@dataclass(frozen=True)
+class PredictorInfo:
+    """The predictor that was evaluated."""
+
+    name: str
+    kind: Kind
+    k: int
+    temperature: float | None
+    note: str
+    usage: JudgeUsage | None = None
+    """Calls and tokens of a language model that judges as personas."""
+    personas: tuple[str, ...] = ()
+    """Descriptions of the members, if they are personas."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another predictor on the same pairs, with the differences (evaluated − rival) for each of its readings."""
+
+    name: str
+    kind: Kind
+    level: str
+    readings: Mapping[str, Compared]
+    note: str = ""
+    usage: JudgeUsage | None = None
+    personas: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PolicyRow:
+    """The policy level at one strength of regularisation. 0 is the limit: the share of hard votes."""
+
+    beta: float
+    brier: float
+    brier_corrected: float
+    brier_reference: float | None
+    """With the log-ratio of the reference policy, if there is one."""
+    brier_corrected_reference: float | None
+
+
+@dataclass(frozen=True)
+class PolicyLevel:
+    """The policy level by strength of regularisation, strongest first."""
+
+    reference: str | None
+    rows: list[PolicyRow]
+
+
+@dataclass(frozen=True, repr=False)
+class FullEvaluation(Evaluation):
+    """An evaluation with groups, other predictors and the policy level beside the figures of a fit."""
+
+    subject: PredictorInfo
+    headline: Headline
+    """The main figure, the verdict and the next step."""
+    against: list[Rival]
+    majority: Mapping[str, MajorityShare]
+    """Share of the majority's side, observed and predicted, by how people split."""
+    certain_though_contested: float
+    """Share of contested pairs with more than .9 predicted for one side."""
+    groups: Mapping[str, list[Group]]
+    worst_group: WorstGroup | None
+    adversarial: list[AdversarialGroup]
+    policy: PolicyLevel | None
+    """None for files of probabilities."""
+    representation: Representation | None = None
+    """How well individual raters are represented, if the raters are known."""
+
+    def __str__(self) -> str:
+        return f"{self.subject.name}: {self.pairs:,} pairs\n{self.headline}"
+
+
+# --- The policy level of a predictor (App. A) at several strengths of regularisation.
+
+
+BETAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""Strengths of regularisation β that every evaluation reports."""
+LOG_PROB_COLUMNS = ("logprob_a", "logprob_b")
+
+
+def policy_level(
+    subject: Predictor,
+    preferences: PreferenceSet,
+    betas: Sequence[float] = (),
+    reference: str | None = None,
+    progress: Progress | None = None,
+) -> PolicyLevel | None:
+    """Return the Brier score of the policy level for a grid of β, ending in β → 0.
+
+      p̂ = u/2 + (1 − u) Σ_j α_j σ(Δr_j / β + log π_ref(a)/π_ref(b))
+
+    Without a reference policy the log-ratio is 0. The limit is the share of hard votes, with or without a reference,
+    except for tied rewards, where the reference alone decides.
+
+    Args:
+        subject: the predictor; it needs rewards.
+        preferences: the votes.
+        betas: further values of β.
+        reference: the reference policy, see ``reference_log_ratio``.
+        progress: called while the reference reads texts.
+
+    Returns:
+        The table, or None for files of probabilities.
+
+    Reference: Appendix A.
+    """
+    check_betas(betas)
+    if subject.difference is None or subject.weights is None:
+        if reference or betas:
+            raise UsageError(f"{subject.name} has probabilities, but the policy level needs rewards.")
+        return None
+    difference, weights = subject.difference, subject.weights
+
+    def share(beta: float, log_ratio: FloatArray | float = 0.0) -> FloatArray:
+        prediction = calibration.policy_prob(difference, weights, beta, log_ratio)
+        return calibration.with_undecided(prediction, subject.undecided)
+
+    ratio = None if reference is None else reference_log_ratio(reference, preferences, progress)
+    own = [subject.temperature] if subject.temperature else []
+    rows = [
+        _policy_row(
+            beta,
+            share(beta),
+            None if ratio is None else share(beta, ratio),
+            preferences,
+        )
+        for beta in sorted({*BETAS, *betas, *own}, reverse=True)
+    ]
+    limit = None
+    if ratio is not None:
+        tied = sigmoid(ratio)[:, None]
+        votes = np.where(difference == 0, tied, (difference > 0).astype(float))
+        limit = calibration.with_undecided(calibration.ensemble_prob(votes, weights), subject.undecided)
+    rows.append(_policy_row(0.0, subject.readings["vote"], limit, preferences))
+    return PolicyLevel(reference, rows)
+
+
+def check_betas(betas: Sequence[float]) -> None:
+    """Raise UsageError for a β that is not a positive number."""
+    if bad := [beta for beta in betas if not (math.isfinite(beta) and beta > 0)]:
+        raise UsageError(f"beta must be above 0, not {bad[0]:g}; the limit 0 is always reported.")
+
+
+def _policy_row(
+    beta: float, share: FloatArray, with_reference: FloatArray | None, preferences: PreferenceSet
+) -> PolicyRow:
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    return PolicyRow(
+        beta=beta,
+        brier=calibration.brier(share, p),
+        brier_corrected=calibration.brier_corrected(share, p, n, ties),
+        brier_reference=None if with_reference is None else calibration.brier(with_reference, p),
+        brier_corrected_reference=(
+            None if with_reference is None else calibration.brier_corrected(with_reference, p, n, ties)
+        ),
+    )
+
+
+def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Progress | None = None) -> FloatArray:
+    """Return log π_ref(a) − log π_ref(b) of each pair, ``(n_pairs,)``, from columns of the data or a causal model."""
+    if reference != "data":
+        items = preferences.items()
+        log_prob = response_log_prob(reference_folder(reference), texts_of(preferences), progress)
+        return np.asarray(log_prob[items.a] - log_prob[items.b])
+    sides = []
+    for name in LOG_PROB_COLUMNS:
+        values = as_numbers(preferences.columns[name]) if name in preferences.columns else None
+        if values is None:
+            remedy = f"give each row numbers in {' and '.join(LOG_PROB_COLUMNS)}, or name a model as --reference"
+            raise DataError(f"it has no numeric column {name}", file=preferences.name, remedy=remedy)
+        if not np.isfinite(values).all():
+            pair = int(np.argmin(np.isfinite(values)))
+            remedy = "give the log-probability of every response"
+            raise DataError(f"{name} of pair {pair + 1} is missing or not finite", file=preferences.name, remedy=remedy)
+        sides.append(values)
+    return np.asarray(sides[0] - sides[1])
+
+
+def evaluate(
+    subject: Source,
+    preferences: VotesLike,
+    *,
+    against: Sequence[Source] = (),
+    groups: Sequence[str] = DEFAULT_GROUPINGS,
+    betas: Sequence[float] = (),
+    reference: str | None = None,
+    features: str | None = None,
+    raters: RaterVotes | None = None,
+    all_prompts: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> FullEvaluation:
+    """Evaluate an ensemble with its baselines, or any other predictor of vote shares.
+
+    Args:
+        subject: an ensemble or its folder, a transformers reward model (a folder or a hub id), a file of scores or
+            probabilities, or ``Personas``.
+        preferences: the votes: a ``PreferenceSet``, a path, a pandas DataFrame, a ``datasets`` object or a list of
+            dicts. Prompts that an ensemble (the subject, or one of ``against``) was trained on are left out;
+            ``left_out`` of the result counts them. Of other predictors the training prompts are unknown.
+        against: other predictors to compare with, pair by pair.
+        groups: groupings of the pairs: ``length``, ``topic``, ``strata``, or a column of the data.
+        betas: further strengths of regularisation for the policy level.
+        reference: the reference policy: ``data`` for columns logprob_a and logprob_b, or a causal model (a folder, a
+            hub id or ``smollm2``).
+        features: a folder of ``pluralign encode`` with the features of these votes, for ensembles on frozen features.
+        raters: the same votes with their raters (``load_rater_votes``), to measure how well an ensemble predicts
+            individuals; ``preferences`` must be ``raters.preferences``.
+        all_prompts: measure on training prompts too. The figures are then too good.
+        limit: measure on a random sample of at most this many pairs, prompt by prompt.
+        seed: of topics, random groups, simulated votes, folds, the sample and the raters' choices.
+        progress: called with the texts done and the total.
+    """
+    if not isinstance(subject, RewardEnsemble | Personas | str | PathLike) or isinstance(preferences, RewardEnsemble):
+        raise UsageError("evaluate takes the predictor first, then the votes: evaluate(ensemble, votes).")
+    preferences = as_preferences(preferences)
+    if raters is not None and raters.preferences is not preferences:
+        raise UsageError("preferences must be raters.preferences: the same votes, counted per pair.")
+    for grouping in groups:
+        check_grouping(grouping, preferences)
+    check_betas(betas)
+    name, representation, everything = "ensemble", None, preferences
+    if isinstance(subject, str | PathLike) and find_predictor(subject) == "ensemble":
+        name, subject = str(subject), RewardEnsemble.load(subject)
+    ensembles = [found for source in (subject, *against) if (found := _ensemble(source)) is not None]
+    measured, left_out = pairs_to_measure(
+        everything, [ensemble.trained_on for ensemble in ensembles], all_prompts=all_prompts
+    )
+    if limit is not None:
+        measured = _sample_pairs(everything, measured, limit, seed)
+    preferences = everything[measured] if not measured.all() else everything
+    if isinstance(subject, RewardEnsemble):
+        inputs = _features(subject, everything if raters else preferences, features, progress)
+        if raters is not None:
+            trained = None if all_prompts else subject.trained_on
+            representation = represent(subject, raters, inputs, trained, seed=seed, progress=progress)
+            inputs = inputs[rows_of_texts(preferences, everything)]
+        own, baselines = read_ensemble(subject, preferences, inputs, name)
+    elif raters is not None:
+        raise UsageError("--raters needs an ensemble folder: other predictors have no members to choose from.")
+    elif features:
+        raise UsageError("--features needs an ensemble on frozen features; this predictor reads texts.")
+    else:
+        own, baselines = load_predictor(subject, preferences, measured=measured, seed=seed, progress=progress), {}
+    rivals = []
+    for other in against:
+        rival = load_predictor(other, preferences, measured=measured, seed=seed, progress=progress)
+        worst = worst_disagreement(rival.votes, rival.weights, preferences)
+        readings = {
+            reading: compare(share, own.prob_hat, preferences, rival.k, worst)
+            for reading, share in rival.readings.items()
+        }
+        rivals.append(Rival(rival.name, rival.kind, rival.level, readings, rival.note, rival.usage, rival.personas))
+    p, n, prediction = preferences.prob_a, preferences.n_votes, own.prob_hat
+    measured_figures = replace(measure(own, baselines, preferences), left_out=left_out)
+    record = subject.record if isinstance(subject, RewardEnsemble) else None
+    majority = majority_shares(prediction, p, n, seed=seed)
+    by_group, worst_group = judge_groups(prediction, preferences, groups, seed=seed)
+    return FullEvaluation(
+        **vars(measured_figures),
+        subject=PredictorInfo(own.name, own.kind, own.k, own.temperature, own.note, own.usage, own.personas),
+        headline=headline(measured_figures, record, name),
+        against=rivals,
+        majority=majority,
+        certain_though_contested=certain_though_contested(majority),
+        groups=by_group,
+        worst_group=worst_group,
+        adversarial=adversarial_calibration(prediction, p, n, preferences.prompt_index, seed=seed),
+        policy=policy_level(own, preferences, betas, reference, progress),
+        representation=representation,
+    )
+
+
+def _ensemble(source: Source) -> RewardEnsemble | None:
+    """Return the ensemble that a source names, or None if it is another predictor."""
+    if isinstance(source, RewardEnsemble):
+        return source
+    if isinstance(source, Personas):
+        return None
+    return RewardEnsemble.load(source) if find_predictor(source) == "ensemble" else None
+
+
+def _sample_pairs(preferences: PreferenceSet, measured: Mask, limit: int, seed: int) -> Mask:
+    """Return a mask of at most ``limit`` of the measured pairs: those of randomly drawn prompts."""
+    if limit < 1:
+        raise UsageError(f"limit must be at least 1 pair, not {limit}.")
+    place = random_stream(seed, PAIR_SAMPLE).permutation(len(preferences.prompts))[preferences.prompt_index]
+    rows = np.flatnonzero(measured)
+    chosen = np.zeros(len(measured), dtype=bool)
+    chosen[rows[np.argsort(place[rows], kind="stable")][:limit]] = True
+    return chosen
+
+
+def _features(
+    ensemble: RewardEnsemble, preferences: PreferenceSet, stored: str | None, progress: Progress | None
+) -> Array:
+    texts = texts_of(preferences)
+    if stored is None:
+        return ensemble.features(texts, progress)
+    if not isinstance(ensemble.features, TextFeatures):
+        raise UsageError("--features needs an ensemble on frozen features; this one is fine-tuned.")
+    return stored_features(stored, texts, ensemble.features)

@@ -1,0 +1,425 @@
+"""Calibration within groups of pairs, the worst group, and the worst of random groups (adversarial groups).
+
+A good average can hide a group that is predicted badly. Results do not depend on the order of the two responses.
+"""
+
+import itertools
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from scipy.cluster.vq import kmeans2
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.core.random_streams import (
+    CLUSTER_RESTARTS,
+    CLUSTER_START,
+    PROMPT_SUBSETS,
+    SIMULATED_VOTES,
+    random_stream,
+)
+from pluralign.theory import calibration
+from pluralign.theory.calibration import expected_calibration_error, strata
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.prompts import Prompt, PromptLike
+
+# --- Grouping of pairs: by length, by topic, by how people split, or by a column of the data.
+
+
+Labels: TypeAlias = npt.NDArray[np.object_]
+
+
+DEFAULT_GROUPINGS = ("length", "topic")
+
+
+OWN_GROUPINGS = ("length", "topic", "strata")
+
+
+LENGTH_RATIOS = (1.1, 1.5, 2.5)
+"""Edges of the bins of longer ÷ shorter response."""
+
+
+MANY_VALUES = 10
+"""A numeric column with more distinct values is split into quartiles."""
+
+
+RARE = 30
+"""Values of a column with fewer pairs are grouped together."""
+
+
+PROMPTS_A_TOPIC = 30
+
+
+MOST_TOPICS = 8
+
+
+TOPIC_WORDS = 3
+
+
+ALL_PROMPTS = "all prompts"
+"""The topic of prompts that are too few, or too different, to cluster."""
+
+
+VOCABULARY = 2000
+
+
+TOPIC_DIMENSIONS = 32
+
+
+RESTARTS = 4
+
+
+MOST_COMMON = 0.5
+"""A word in more than this share of the prompts does not describe a topic."""
+
+
+_WORD = re.compile(r"[^\W\d_]{3,}")
+
+
+FUNCTION_WORDS = frozenset(
+    _WORD.findall(
+        "about above after again against all also any and are because been before being below between both but can "
+        "could did does doing don down during each every few for from further get give had has have having her here "
+        "him his how into its just let like make many may might more most much must not now off one only onto other "
+        "others our out over own please same shall she should some such tell than that the their them then there these "
+        "they think thinking this those through too two under until upon use very want was way well were what when "
+        "where whether which while who whom whose why will with within without would write yes yet you your"
+    )
+)
+
+
+def groupings_of(preferences: PreferenceSet) -> list[str]:
+    """Return the names of all groupings of a data set."""
+    return [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
+
+
+def check_grouping(grouping: str, preferences: PreferenceSet) -> None:
+    """Raise UsageError for an unknown grouping."""
+    known = groupings_of(preferences)
+    if grouping not in known:
+        raise UsageError(f"pairs cannot be grouped by {grouping!r}; {did_you_mean(grouping, known)}.")
+
+
+def group_labels(grouping: str, preferences: PreferenceSet, *, seed: int = 0) -> Labels:
+    """Return the name of each pair's group, ``(n_pairs,)``.
+
+    Args:
+        grouping: ``length``, ``topic``, ``strata`` (how people split) or a column of the data.
+        preferences: the pairs.
+        seed: of the clusters of topics.
+    """
+    if grouping == "length":
+        return _length_labels(preferences)
+    if grouping == "topic":
+        return topics(preferences.prompts.tolist(), seed=seed)[preferences.prompt_index]
+    if grouping == "strata":
+        labels = np.empty(len(preferences), dtype=object)
+        for name, mask in strata(preferences.prob_a).items():
+            labels[mask] = name
+        return labels
+    check_grouping(grouping, preferences)
+    return column_labels(preferences.columns[grouping])
+
+
+def pair_lengths(preferences: PreferenceSet) -> tuple[FloatArray, FloatArray]:
+    """Return the lengths in characters of both responses of each pair, each ``(n_pairs,)``."""
+    lengths = np.array([len(text) for text in preferences.responses], dtype=np.float64)
+    return lengths[preferences.a_index], lengths[preferences.b_index]
+
+
+def _length_labels(preferences: PreferenceSet) -> Labels:
+    a, b = (np.maximum(side, 1.0) for side in pair_lengths(preferences))
+    bins = np.searchsorted(LENGTH_RATIOS, np.maximum(a, b) / np.minimum(a, b), side="right")
+    low = ("1", *map(str, LENGTH_RATIOS))
+    names = [f"{first} to {last} × as long" for first, last in itertools.pairwise(low)]
+    return np.array([*names, f"over {low[-1]} × as long"], dtype=object)[bins]
+
+
+def column_labels(values: npt.NDArray[Any]) -> Labels:
+    """Return group names from a column: quartiles of numbers with many values, else the values, with rare ones grouped.
+
+    Example:
+        >>> column_labels(np.array(["uk"] * 40 + ["fr"] * 3)).tolist()[38:42]
+        ['uk', 'uk', 'other', 'other']
+    """
+    numbers = as_numbers(values)
+    if numbers is not None and len(np.unique(numbers[~np.isnan(numbers)])) > MANY_VALUES:
+        edges = np.unique(np.nanquantile(numbers, [0, 0.25, 0.5, 0.75, 1]))
+        bins = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, len(edges) - 2)
+        quarters = [f"{low:.4g} to {high:.4g}" for low, high in itertools.pairwise(edges)]
+        labels = np.array(quarters, dtype=object)[bins]
+        labels[np.isnan(numbers)] = "missing"
+        return labels
+    labels = np.array(["missing" if value is None or value != value else str(value) for value in values], dtype=object)
+    names, position, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    return np.where(counts < RARE, "other", names)[position]
+
+
+def as_numbers(values: npt.NDArray[Any]) -> FloatArray | None:
+    """Return a column as floats with NaN for nulls, or None if it is not numeric. CSV columns are text.
+
+    Example:
+        >>> as_numbers(np.array(["1.5", None], dtype=object))
+        array([1.5, nan])
+    """
+    if values.dtype.kind == "b":
+        return None
+    try:
+        return np.array([np.nan if value is None else value for value in values.tolist()], dtype=np.float64)
+    except ValueError:
+        return None
+
+
+def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int = PROMPTS_A_TOPIC) -> Labels:
+    """Return the topic of each prompt, ``(n_prompts,)``: a cluster named by its most distinctive words.
+
+    Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
+    starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
+    """
+    words = [set(_WORD.findall(_text(prompt).lower())) - FUNCTION_WORDS for prompt in prompts]
+    k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
+    counts: dict[str, int] = {}
+    for own in words:
+        for word in own:
+            counts[word] = counts.get(word, 0) + 1
+    telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
+    vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
+    if k == 1 or len(vocabulary) <= k:
+        return np.full(len(prompts), ALL_PROMPTS, dtype=object)
+    present = _presence(words, vocabulary)
+    cluster = _clusters(present, k, seed)
+    labels = np.empty(len(prompts), dtype=object)
+    everywhere = np.asarray(present.mean(axis=0)).ravel()
+    for one in np.unique(cluster):
+        inside = cluster == one
+        apart = np.asarray(present[inside].mean(axis=0)).ravel() - everywhere
+        named = [vocabulary[column] for column in np.argsort(-apart, kind="stable")[:TOPIC_WORDS]]
+        labels[inside] = ", ".join(named)
+    return labels
+
+
+def _text(prompt: PromptLike) -> str:
+    return " ".join(turn.content for turn in Prompt(prompt).turns)
+
+
+def _presence(words: Sequence[set[str]], vocabulary: Sequence[str]) -> Any:
+    column_of = {word: column for column, word in enumerate(vocabulary)}
+    columns = [sorted(column_of[word] for word in own if word in column_of) for own in words]
+    starts = np.cumsum([0, *map(len, columns)])
+    entries = np.concatenate([np.array(own, dtype=np.int64) for own in columns])
+    return sparse.csr_array((np.ones(len(entries)), entries, starts), shape=(len(words), len(vocabulary)))
+
+
+def _clusters(present: Any, k: int, seed: int) -> npt.NDArray[np.int32]:
+    frequency = np.asarray(present.mean(axis=0)).ravel()
+    weighted = present * -np.log(frequency)[None, :]
+    dimensions = min(TOPIC_DIMENSIONS, min(present.shape) - 1)
+    start = random_stream(seed, CLUSTER_START).standard_normal(min(present.shape))
+    left, scale, _ = sparse.linalg.svds(sparse.csr_array(weighted), k=dimensions, v0=start)
+    points = left * scale
+    points /= np.maximum(np.linalg.norm(points, axis=1, keepdims=True), 1e-12)
+    best, least = np.zeros(len(points), dtype=np.int32), np.inf
+    for restart in range(RESTARTS):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # an empty cluster: one topic fewer
+            centres, labels = kmeans2(
+                points, k, iter=30, minit="++", seed=random_stream(seed, CLUSTER_RESTARTS, restart)
+            )
+        distance = float(((points - centres[labels]) ** 2).sum())
+        if distance < least:
+            best, least = labels, distance
+    return best
+
+
+FRACTIONS = (0.05, 0.1, 0.2, 0.5, 1.0)
+SUBSETS = 200
+SUBSETS_AT_ONCE = 50
+SIMULATIONS = 20
+BINS = 10
+
+
+# --- grouping ---------------------------------------------------------------------------------------------------------
+
+
+# --- calibration within groups ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures of one group of pairs."""
+
+    name: str
+    pairs: int
+    prompts: int
+    brier: float
+    brier_corrected: float
+    interval: Interval
+    """95 % interval over prompts of the corrected Brier score (of the plain one if all pairs have one vote)."""
+    residual: Interval
+    """Mean p̂ − p for the longer response in groups of length, for the predicted majority in others."""
+    calibration_error: float
+
+
+@dataclass(frozen=True)
+class WorstGroup:
+    """The group with the highest corrected Brier score, with an interval that allows for the selection."""
+
+    grouping: str
+    name: str
+    brier_corrected: float
+    interval: Interval
+    """At level 1 − .05/groups, so that the intervals of all groups hold together with 95 % (Bonferroni)."""
+    groups: int
+    """Number of groups with enough prompts to be selected."""
+
+
+def judge_groups(
+    prob_hat: FloatArray, preferences: PreferenceSet, groupings: Sequence[str], *, seed: int = 0
+) -> tuple[dict[str, list[Group]], WorstGroup | None]:
+    """Return the calibration within each group of each grouping, and the worst group.
+
+    The residual is mean s·(p̂ − p), with s = ±1 the side of the longer response (``length``) or of the predicted
+    majority (all other groupings, where a positive residual means overconfidence). A pair without such a side counts
+    0, the mean over its two orders.
+    """
+    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
+    error = calibration.squared_error(prob_hat, p)
+    corrected = error - calibration.sampling_noise(p, n, ties)
+    found: dict[str, list[Group]] = {}
+    candidates: list[tuple[float, str, str, FloatArray, npt.NDArray[Any]]] = []
+    for grouping in dict.fromkeys(groupings):
+        labels = group_labels(grouping, preferences, seed=seed)
+        side = np.sign(np.subtract(*pair_lengths(preferences))) if grouping == "length" else np.sign(prob_hat - 0.5)
+        found[grouping] = []
+        for name in sorted(set(labels.tolist()), key=lambda label: (label in ("other", "missing"), _order(label))):
+            rows = np.flatnonzero(labels == name)
+            prompt = preferences.prompt_index[rows]
+            values = corrected[rows] if not np.isnan(corrected[rows]).all() else error[rows]
+            group = Group(
+                name=name,
+                pairs=len(rows),
+                prompts=len(np.unique(prompt)),
+                brier=float(error[rows].mean()),
+                brier_corrected=calibration.brier_corrected(prob_hat[rows], p[rows], n[rows], ties[rows]),
+                interval=clustered_interval(values, prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS),
+                residual=clustered_interval(
+                    side[rows] * (prob_hat - p)[rows], prompt, seed=seed, min_clusters=ENOUGH_CLUSTERS
+                ),
+                calibration_error=expected_calibration_error(prob_hat[rows], p[rows]),
+            )
+            found[grouping].append(group)
+            if group.prompts >= ENOUGH_CLUSTERS:
+                candidates.append((group.interval.mean, grouping, name, values, prompt))
+    if not candidates:
+        return found, None
+    height, grouping, name, values, prompt = max(candidates, key=lambda candidate: candidate[0])
+    m = len(candidates)
+    interval = clustered_interval(values, prompt, level=1 - 0.05 / m, n_resamples=max(2000, 800 * m))
+    return found, WorstGroup(grouping, name, height, interval, m)
+
+
+def _order(label: str) -> tuple[float, str]:
+    """Return a sort key: numbers by size, then words."""
+    number = re.match(r"-?\d+(\.\d+)?(e[+-]?\d+)?", label)
+    return (float(number[0]) if number else np.inf, label)
+
+
+# --- adversarial groups -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AdversarialGroup:
+    """The worst calibration error among random groups of one size, and the value expected from noise alone."""
+
+    fraction: float
+    """Size of the groups as a share of the prompts."""
+    prompts: int
+    worst: float
+    expected: float
+    """Mean of the same figure over simulated votes drawn from the prediction."""
+    high: float
+    """95 % quantile of the simulated figures."""
+
+
+def simulated_shares(prob_hat: FloatArray, n_votes: npt.NDArray[np.int64], random: np.random.Generator) -> FloatArray:
+    """Return simulated shares under a correct prediction: Binomial(n_votes, p̂) / n_votes per pair."""
+    return random.binomial(n_votes, prob_hat) / n_votes
+
+
+def adversarial_calibration(
+    prob_hat: FloatArray,
+    prob_a: FloatArray,
+    n_votes: npt.NDArray[np.int64],
+    prompt_index: npt.NDArray[np.integer[Any]],
+    *,
+    fractions: Sequence[float] = FRACTIONS,
+    seed: int = 0,
+) -> list[AdversarialGroup]:
+    """Return the worst calibration error over random groups of prompts, for groups of several sizes.
+
+    With pairs turned so that p̂ ≥ ½ and binned by p̂ (ten bins of equal mass), a group S of prompts has the error
+
+      CE(S) = Σ_b |Σ_{i ∈ S, i in b} (p̂_i − p_i)| / |S|,
+
+    and the adversarial error at size f is max CE(S) over 200 random S of f × all prompts; at f = 1 it is the error on
+    all pairs. Sampling noise alone makes some group look bad, so the same figure is computed for votes drawn from p̂
+    with the same groups: ``expected`` and ``high``. A value above ``high`` means that some groups are predicted worse
+    than noise explains.
+
+    Args:
+        prob_hat: predicted shares, ``(n_pairs,)``.
+        prob_a: observed shares, ``(n_pairs,)``.
+        n_votes: votes of each pair, ``(n_pairs,)``.
+        prompt_index: prompt of each pair, ``(n_pairs,)``.
+        fractions: sizes of groups as shares of the prompts.
+        seed: of groups and drawings.
+
+    Example:
+        >>> found = adversarial_calibration(np.full(8, .75), np.ones(8), np.full(8, 4), np.arange(8), fractions=[1.0])
+        >>> found[0].worst
+        0.25
+
+    Reference: Zhao, Ma and Ermon, "Individual Calibration with Randomized Forecasting" (ICML 2020), the definition of
+    adversarial group calibration.
+    """
+    side = np.sign(prob_hat - 0.5)
+    _, prompt = np.unique(prompt_index, return_inverse=True)
+    n_prompts, n_pairs = int(prompt.max()) + 1, len(prob_hat)
+    leaning, equal = np.unique(np.round(np.maximum(prob_hat, 1 - prob_hat), 9), return_inverse=True)
+    mass = np.bincount(equal, minlength=len(leaning))
+    bins = np.minimum(((np.cumsum(mass) - mass / 2) / n_pairs * BINS).astype(int), BINS - 1)[equal]
+    sizes = np.bincount(prompt, minlength=n_prompts).astype(np.float64)
+    random = random_stream(seed, SIMULATED_VOTES)
+    observed = itertools.chain([prob_a], (simulated_shares(prob_hat, n_votes, random) for _ in range(SIMULATIONS)))
+    errors = np.hstack(
+        [
+            np.bincount(prompt * BINS + bins, side * (prob_hat - share), n_prompts * BINS).reshape(n_prompts, BINS)
+            for share in observed
+        ]
+    )
+    found = []
+    random = random_stream(seed, PROMPT_SUBSETS)  # a separate stream, so that both orders of pairs get the same groups
+    for fraction in fractions:
+        chosen = max(1, round(fraction * n_prompts))
+        worst = np.zeros(1 + SIMULATIONS)
+        for _ in range(1 if chosen == n_prompts else SUBSETS // SUBSETS_AT_ONCE):
+            drawn = [random.choice(n_prompts, chosen, replace=False) for _ in range(SUBSETS_AT_ONCE)]
+            starts = np.arange(SUBSETS_AT_ONCE + 1) * chosen
+            # Sparse products also avoid starting threads for small matrices.
+            ones, shape = np.ones(SUBSETS_AT_ONCE * chosen), (SUBSETS_AT_ONCE, n_prompts)
+            member = sparse.csr_array((ones, np.concatenate(drawn), starts), shape=shape)
+            totals = np.abs(member @ errors).reshape(SUBSETS_AT_ONCE, 1 + SIMULATIONS, BINS).sum(axis=2)
+            worst = np.maximum(worst, (totals / (member @ sizes)[:, None]).max(axis=0))
+        high = float(np.quantile(worst[1:], 0.95))
+        found.append(AdversarialGroup(fraction, chosen, float(worst[0]), float(worst[1:].mean()), high))
+    return found
+
+
+# --- what is left of disagreement -------------------------------------------------------------------------------------

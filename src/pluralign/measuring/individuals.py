@@ -1,0 +1,456 @@
+"""How well an ensemble represents individuals: predictions of a rater's votes from a few of the rater's own choices.
+
+Each rater counts once: scores are means over a rater's votes, then over raters. Intervals resample raters. Only these
+figures are saved, never a rater's id or scores.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
+from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import to_json
+from pluralign.core.random_streams import RATER_CHOICES, random_stream
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import REPRESENTATION_FILE, load_beside, save_beside
+from pluralign.ensemble.record import PromptHashes, are_trained
+from pluralign.learning.measure import baselines_of
+from pluralign.learning.pairs import Differences, row_squares
+from pluralign.learning.raters import fit_rater_reward
+from pluralign.theory.calibration import sigmoid, with_undecided
+from pluralign.theory.intervals import Interval, clustered_interval
+from pluralign.theory.posterior import choice_log_likelihood, person_chances, person_posterior, predicted_choice
+from pluralign.votes.raters import RaterVotes
+
+# --- Predictions of each rater's votes from some of the rater's own choices on other prompts.
+
+
+CHOICES = (0, 1, 3, 5, 10, 20)
+"""Numbers of choices. A last row uses all of a rater's choices."""
+ALL = -1
+FOLDS = 5
+"""A rater's prompts are predicted in at most this many parts, each from choices on the other prompts."""
+MIN_VOTES = 5
+"""Fewest predicted votes of a rater."""
+MAX_RATERS = 2000
+"""A random sample of so many raters is measured if there are more."""
+MAX_OWN_CHOICES = 300
+"""Most choices that a rater's own reward is fitted to. Its cost grows with their cube."""
+VARIANCES = (0.1, 0.3, 1.0, 3.0, 10.0)
+"""Prior variances of a rater's own reward, of the reward difference of a typical pair."""
+CLIP = 1e-6
+"""Smallest probability in a log loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictors:
+    """What the predictions need, for every pair of the data."""
+
+    vote: FloatArray
+    """P(a) by each member: u/2 + (1 − u) σ(Δr_j / β), ``(n_pairs, k)``."""
+    chance: FloatArray
+    """``person_chances``: P(a) by every kind of person, ``(n_pairs, k + 1, n_factors)``."""
+    prior: FloatArray
+    """Prior of every kind of person, ``(k + 1, n_factors)``."""
+    weights: FloatArray
+    """α, ``(k,)``."""
+    soft_bt: FloatArray
+    """P(a) by one soft Bradley–Terry reward, ``(n_pairs,)``."""
+    inputs: Array
+    """Features of the distinct texts, scaled so that the mean |x_a − x_b|² is 1, ``(n_items, d)``."""
+    a: npt.NDArray[np.int32]
+    """Text that is response a of each pair, ``(n_pairs,)``."""
+    b: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls,
+        ensemble: RewardEnsemble,
+        votes: RaterVotes,
+        difference: FloatArray,
+        average: FloatArray | None,
+        soft_bt: FloatArray,
+        inputs: Array,
+    ) -> "Predictors":
+        """Return the predictors of an ensemble.
+
+        Args:
+            ensemble: the ensemble.
+            votes: the votes to predict.
+            difference: reward_a − reward_b of each member, ``(n_pairs, k)``.
+            average: reward_a − reward_b of the reward for everyone, ``(n_pairs,)``.
+            soft_bt: the shares that the soft BT baseline predicts, ``(n_pairs,)``.
+            inputs: the ensemble's inputs of the distinct texts, ``(n_items, d)``.
+        """
+        items, u = votes.preferences.items(), ensemble.undecided
+        scale = float(np.mean(row_squares(Differences(inputs, items.a, items.b)), dtype=np.float64)) or 1.0
+        return cls(
+            vote=with_undecided(sigmoid(difference / ensemble.temperature), u),
+            chance=person_chances(
+                difference, average, ensemble.weights, ensemble.temperature, u, ensemble.choice_model
+            ),
+            prior=ensemble.choice_model.prior(ensemble.weights),
+            weights=ensemble.weights,
+            soft_bt=soft_bt,
+            inputs=inputs / np.sqrt(scale).astype(inputs.dtype),
+            a=items.a,
+            b=items.b,
+        )
+
+    def differences(self, pairs: npt.NDArray[np.int32]) -> FloatArray:
+        """Return x_a − x_b of some pairs, ``(n, d)``."""
+        return np.asarray(self.inputs[self.a[pairs]] - self.inputs[self.b[pairs]], dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class RowScores:
+    """Scores of every predictor with one number of choices, one line per rater, each rater's mean over votes."""
+
+    accuracy: Mapping[str, FloatArray]
+    """``prior``, ``posterior``, ``member``, ``ensemble``, ``soft_bt``: ``(n_raters,)``. ``members``: ``(n_raters, k)``.
+    ``own``: ``(n_raters, n_variances)``."""
+    log_loss: Mapping[str, FloatArray]
+    votes: IntArray
+    """Number of predicted votes, ``(n_raters,)``."""
+    choices: FloatArray
+    """Mean number of choices behind a predicted vote, ``(n_raters,)``."""
+
+
+def vote_accuracy(probability: FloatArray, chose_a: FloatArray) -> FloatArray:
+    """Return 1 for each vote that was predicted, 0 for the others, 1/2 if the prediction or the vote is a tie.
+
+    Args:
+        probability: P(a), ``(n, m)``.
+        chose_a: 1, 0 or 1/2, ``(n,)``.
+
+    Example:
+        >>> vote_accuracy(np.array([[0.7, 0.5], [0.7, 0.2]]), np.array([1.0, 0.0]))
+        array([[1. , 0.5],
+               [0. , 1. ]])
+    """
+    return np.asarray((1 + np.sign(probability - 0.5) * np.sign(chose_a - 0.5)[:, None]) / 2)
+
+
+def vote_log_loss(probability: FloatArray, chose_a: FloatArray) -> FloatArray:
+    """Return −y log q − (1 − y) log(1 − q) of each vote y, with q clipped to [CLIP, 1 − CLIP], ``(n, m)``."""
+    q, y = np.clip(probability, CLIP, 1 - CLIP), chose_a[:, None]
+    return np.asarray(-(y * np.log(q) + (1 - y) * np.log1p(-q)))
+
+
+def qualified_raters(votes: RaterVotes, measured: Mask, seed: int) -> IntArray:
+    """Return the raters with votes on at least two prompts and ``MIN_VOTES`` votes on measured prompts.
+
+    Args:
+        votes: the votes.
+        measured: the prompts whose votes may be predicted, ``(n_prompts,)``.
+        seed: of the sample, if there are more than ``MAX_RATERS``.
+    """
+    prompt = votes.prompt
+    _, first = np.unique(votes.rater.astype(np.int64) * len(measured) + prompt, return_index=True)
+    n_prompts = np.bincount(votes.rater[first], minlength=votes.n_raters)
+    n_predicted = np.bincount(votes.rater[measured[prompt]], minlength=votes.n_raters)
+    qualified = np.flatnonzero((n_prompts >= 2) & (n_predicted >= MIN_VOTES))
+    if len(qualified) <= MAX_RATERS:
+        return qualified
+    return np.sort(random_stream(seed, RATER_CHOICES).choice(qualified, MAX_RATERS, replace=False))
+
+
+def score_raters(
+    predictors: Predictors,
+    votes: RaterVotes,
+    measured: Mask,
+    *,
+    choices: Sequence[int] = CHOICES,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[int, RowScores]:
+    """Predict the votes of every qualified rater from m of the rater's choices on other prompts, for each m.
+
+    The measured prompts of a rater are split at random into at most ``FOLDS`` parts. The votes on a part are predicted
+    from m random votes of the same rater on all other prompts. More choices include the fewer ones. A part with
+    fewer than m choices is left out of row m, and so is a rater with fewer than ``MIN_VOTES`` predicted votes.
+
+    Args:
+        predictors: the predictions for every pair.
+        votes: the votes.
+        measured: the prompts whose votes may be predicted, ``(n_prompts,)``. Choices may come from all prompts.
+        choices: the numbers m.
+        seed: of the parts and the choices.
+        progress: called with the raters done and their number.
+
+    Returns:
+        The scores by m; ``ALL`` is the row that uses all choices.
+    """
+    order = np.argsort(votes.rater, kind="stable")
+    ends = np.searchsorted(votes.rater[order], np.arange(votes.n_raters + 1))
+    raters = qualified_raters(votes, measured, seed)
+    rows: dict[int, list[tuple[dict[str, FloatArray], dict[str, FloatArray], int, float]]] = {}
+    for done, rater in enumerate(raters.tolist()):
+        own = order[ends[rater] : ends[rater + 1]]
+        found: dict[int, list[tuple[IntArray, dict[str, FloatArray], int]]] = {}
+        for m, predicted, probabilities, used in _predict_rater(predictors, votes, own, measured, choices, seed):
+            found.setdefault(m, []).append((predicted, probabilities, used))
+        for m, parts in found.items():
+            y = votes.chose_a[np.concatenate([predicted for predicted, _, _ in parts])]
+            if len(y) < MIN_VOTES:
+                continue
+            joined = {name: np.concatenate([part[name] for _, part, _ in parts]) for name in parts[0][1]}
+            accuracy = {name: vote_accuracy(p, y).mean(axis=0) for name, p in joined.items()}
+            loss = {name: vote_log_loss(p, y).mean(axis=0) for name, p in joined.items()}
+            mean_used = sum(len(predicted) * n for predicted, _, n in parts) / len(y)
+            rows.setdefault(m, []).append((accuracy, loss, len(y), mean_used))
+        if progress:
+            progress(done + 1, len(raters))
+    return {
+        m: RowScores(
+            {name: _column([line[0][name] for line in lines]) for name in lines[0][0]},
+            {name: _column([line[1][name] for line in lines]) for name in lines[0][1]},
+            np.array([line[2] for line in lines], dtype=np.int64),
+            np.array([line[3] for line in lines]),
+        )
+        for m, lines in sorted(rows.items(), key=lambda row: (row[0] == ALL, row[0]))
+    }
+
+
+def _column(lines: list[FloatArray]) -> FloatArray:
+    """Return one line per rater; a predictor with a single prediction gets a vector."""
+    stacked = np.stack(lines)
+    return stacked[:, 0] if stacked.shape[1] == 1 else stacked
+
+
+def _predict_rater(
+    predictors: Predictors, votes: RaterVotes, own: IntArray, measured: Mask, choices: Sequence[int], seed: int
+) -> Iterator[tuple[int, IntArray, dict[str, FloatArray], int]]:
+    """Yield (m, predicted votes, probabilities by predictor, choices used) for each part of a rater's prompts."""
+    prompt, pair, y = votes.prompt[own], votes.pair[own], votes.chose_a[own]
+    random = random_stream(seed, RATER_CHOICES, int(votes.rater[own[0]]))
+    prompts = random.permutation(np.unique(prompt[measured[prompt]]))
+    differences = predictors.differences(pair)
+    gram = differences @ differences.T
+    log_likelihood = choice_log_likelihood(predictors.chance[pair], y, 1 - y)
+    for part in np.array_split(prompts, min(FOLDS, len(prompts))):
+        is_predicted = np.isin(prompt, part)
+        predicted, pool = np.flatnonzero(is_predicted), random.permutation(np.flatnonzero(~is_predicted))
+        for m in (*choices, ALL):
+            if m > len(pool) or (m == ALL and not len(pool)):
+                continue
+            chosen = pool if m == ALL else pool[:m]
+            posterior = person_posterior(log_likelihood[chosen], predictors.prior)
+            chance = predictors.chance[pair[predicted]]
+            of_members, few = predictors.vote[pair[predicted]], chosen[:MAX_OWN_CHOICES]
+            dual = fit_rater_reward(gram[np.ix_(few, few)], y[few], VARIANCES)
+            yield m, own[predicted], {
+                "ensemble": (of_members @ predictors.weights)[:, None],
+                "prior": predicted_choice(chance, predictors.prior)[:, None],
+                "posterior": predicted_choice(chance, posterior)[:, None],
+                "member": of_members[:, [int(posterior[:-1].sum(axis=1).argmax())]],
+                "soft_bt": predictors.soft_bt[pair[predicted]][:, None],
+                "members": of_members,
+                "own": sigmoid(gram[np.ix_(predicted, few)] @ dual.T),
+            }, len(chosen)  # fmt: skip
+
+
+MIN_RATERS = 10
+"""With fewer raters no interval is given: a bootstrap of so few is too narrow."""
+PREDICTORS = {
+    "posterior": "posterior",
+    "prior": "no choices",
+    "member": "member",
+    "ensemble": "p̂",
+    "soft_bt": "soft BT",
+    "own": "own",
+    "hindsight": "best",
+}
+"""Every predictor of a row, with the heading of its column."""
+LEGEND = (
+    "Posterior: members and one reward for everyone, weighted by the rater's choices. No choices: the same before any "
+    "choice. Member: the most likely member. p̂: the ensemble's weights. Soft BT: one reward for all raters. Own: a "
+    "reward fitted to the rater's choices alone. Best: the best member in hindsight, an upper bound."
+)
+
+
+@dataclass(frozen=True)
+class RaterScore:
+    """Scores of one predictor, averaged over raters, and their differences from soft BT on the same raters."""
+
+    accuracy: Interval
+    log_loss: Interval
+    accuracy_difference: Interval
+    """Above 0 the predictor is better than soft BT."""
+    log_loss_difference: Interval
+    """Below 0 the predictor is better than soft BT."""
+
+
+@dataclass(frozen=True)
+class RepresentationRow:
+    """Predictions from one number of choices. Rows differ in their raters, so compare within a row."""
+
+    choices: int | None
+    """Choices per rater. None: all choices on other prompts."""
+    mean_choices: float
+    raters: int
+    votes: int
+    """Predicted votes."""
+    predictors: Mapping[str, RaterScore]
+    """By key of ``PREDICTORS``."""
+    accuracy_gain: Interval
+    """Accuracy of the posterior − accuracy of the same predictor without choices. Above 0 the choices help."""
+    log_loss_gain: Interval
+    """The same difference of log losses. Below 0 the choices help."""
+
+
+@dataclass(frozen=True)
+class Representation:
+    """How well an ensemble represents individual raters."""
+
+    rows: list[RepresentationRow]
+    raters: int
+    """Raters with enough votes."""
+    all_raters: int
+    prompts: int
+    """Prompts with predicted votes."""
+    held_out: bool
+    """Whether predicted votes are limited to the held-out prompts of the fit."""
+    data: str
+    without_rater: int = 0
+    """Votes without a rater."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures with the keys of the command line's JSON."""
+        return dict(to_json(self))
+
+
+def represent(
+    ensemble: RewardEnsemble,
+    votes: RaterVotes,
+    features: Array,
+    trained_on: PromptHashes | None = None,
+    *,
+    choices: Sequence[int] = CHOICES,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Representation:
+    """Measure how well an ensemble predicts each rater's votes from some of the rater's choices on other prompts.
+
+    Predictors: members and one reward for everyone, weighted by their posterior given the choices
+    (``theory.posterior``), and the same without choices; the member with the highest posterior; the ensemble's weights
+    and one soft BT reward; a Bradley–Terry reward fitted to the same choices alone; and the member that predicts best
+    in hindsight.
+
+    Args:
+        ensemble: the ensemble, with its soft BT baseline.
+        votes: votes with raters.
+        features: of the texts of ``votes.preferences``, in the order of ``texts_of``.
+        trained_on: hashes of the training prompts, whose votes are not predicted. Choices may come from all prompts.
+            None: predict the votes on all prompts.
+        choices: numbers of choices.
+        seed: of the random choices.
+        progress: called with the raters done and their number.
+
+    Raises:
+        UsageError: the ensemble has no soft BT baseline.
+        DataError: no rater has enough votes.
+    """
+    baselines = baselines_of(ensemble)
+    if "soft_bt" not in baselines:
+        raise UsageError("--raters compares with the soft BT baseline, and this ensemble has none: fit it again.")
+    items = votes.preferences.items()
+    inputs = ensemble.members.inputs(features)
+    rewards = np.asarray(inputs @ ensemble.members.theta, dtype=np.float64)
+    soft_bt = baselines["soft_bt"].prob_hat(Differences(inputs, items.a, items.b))
+    average = None
+    if (theta := ensemble.average_theta) is not None:
+        single = np.asarray(inputs @ theta, dtype=np.float64)
+        average = single[items.a] - single[items.b]
+    predictors = Predictors.of(ensemble, votes, rewards[items.a] - rewards[items.b], average, soft_bt, inputs)
+    prompts = votes.preferences.prompts
+    measured = np.ones(len(prompts), dtype=bool) if trained_on is None else ~are_trained(prompts, trained_on)
+    scores = score_raters(predictors, votes, measured, choices=choices, seed=seed, progress=progress)
+    if not scores:
+        raise DataError(
+            f"no rater has votes on two prompts and at least {MIN_VOTES} votes that can be predicted",
+            file=votes.preferences.name,
+            remedy="give more votes per rater",
+        )
+    return Representation(
+        rows=[summarise(m, row, seed) for m, row in scores.items()],
+        raters=max(len(row.votes) for row in scores.values()),
+        all_raters=votes.n_raters,
+        prompts=int(measured.sum()),
+        held_out=trained_on is not None,
+        data=votes.preferences.name,
+        without_rater=votes.without_rater,
+    )
+
+
+def summarise(m: int, row: RowScores, seed: int = 0) -> RepresentationRow:
+    """Average the scores of one row over raters, with intervals and differences from soft BT."""
+    accuracy, log_loss = dict(row.accuracy), dict(row.log_loss)
+    accuracy["hindsight"] = accuracy.pop("members").reshape(len(row.votes), -1).max(axis=1)
+    log_loss["hindsight"] = log_loss.pop("members").reshape(len(row.votes), -1).min(axis=1)
+    chosen = chosen_variances(log_loss["own"], seed)
+    accuracy["own"] = accuracy["own"][np.arange(len(chosen)), chosen]
+    log_loss["own"] = log_loss["own"][np.arange(len(chosen)), chosen]
+    return RepresentationRow(
+        choices=None if m == ALL else m,
+        mean_choices=float(row.choices.mean()),
+        raters=len(row.votes),
+        votes=int(row.votes.sum()),
+        predictors={
+            name: RaterScore(
+                over_raters(accuracy[name]),
+                over_raters(log_loss[name]),
+                over_raters(accuracy[name] - accuracy["soft_bt"]),
+                over_raters(log_loss[name] - log_loss["soft_bt"]),
+            )
+            for name in PREDICTORS
+        },
+        accuracy_gain=over_raters(accuracy["posterior"] - accuracy["prior"]),
+        log_loss_gain=over_raters(log_loss["posterior"] - log_loss["prior"]),
+    )
+
+
+def chosen_variances(log_loss: FloatArray, seed: int = 0) -> IntArray:
+    """Return, per rater, the prior variance whose mean log loss over the raters of other folds is lowest.
+
+    Args:
+        log_loss: ``(n_raters, n_variances)``.
+        seed: of the folds.
+    """
+    n = len(log_loss)
+    chosen = np.full(n, len(VARIANCES) // 2)
+    if n < 2:
+        return chosen
+    for part in np.array_split(random_stream(seed, RATER_CHOICES, 0, 0).permutation(n), min(FOLDS, n)):
+        others = np.delete(log_loss, part, axis=0)
+        chosen[part] = int(others.mean(axis=0).argmin())
+    return chosen
+
+
+def over_raters(values: FloatArray) -> Interval:
+    """Return the mean over raters with its 95 % bootstrap interval; without interval below ``MIN_RATERS`` raters."""
+    if len(values) < MIN_RATERS:
+        return Interval(float(np.mean(values)), math.nan, math.nan, math.nan)
+    return clustered_interval(values, np.arange(len(values)))
+
+
+# --- on disk ----------------------------------------------------------------------------------------------------------
+
+
+def save_representation(found: Representation, folder: str | os.PathLike[str]) -> Path:
+    """Write the figures into the folder of their ensemble, for reports and the page."""
+    return save_beside(Path(folder), REPRESENTATION_FILE, found.to_json())
+
+
+def load_representation(folder: str | os.PathLike[str]) -> Representation | None:
+    """Read the figures from the folder of an ensemble; None if there are none, or if they are of another fit."""
+    remedy = "run pluralign evaluate --raters again, or delete the file"
+    return load_beside(Path(folder), REPRESENTATION_FILE, Representation, remedy)

@@ -1,0 +1,502 @@
+"""How the votes of each member move with traits of the responses.
+
+For the two responses of a pair let x = ±1 mark the one with more of a trait, and let y = 2 vote − 1 mark the one that a
+member prefers. The *lean* of the member is the coefficient of x in the regression of y on x and, for every trait except
+length, on the difference in length (its sign and its size). At equal length the member chooses the response with more
+of the trait with probability (1 + lean)/2. The *relative* lean is the member's lean minus the lean of the ensemble.
+
+Leans on phrases are measured in the same way, where x marks the response that has the phrase; ``views`` finds the
+phrases.
+
+This module decides which leans a card may claim. A relative lean is claimed if it is significant at 5 % after a
+Bonferroni correction over traits × members, with standard errors clustered by prompt, and if it moves at least one vote
+in twenty. If the ensemble leans one way and the member has no clear lean the other way, the claim is only that the
+member cares less.
+"""
+
+import logging
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.text.surface import NAMES, surface_features
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
+from pluralign.votes.prompts import Prompt
+
+# --- Readable traits of a response: numbers that a person can check by reading it.
+
+
+logger = logging.getLogger("pluralign")
+
+
+@dataclass(frozen=True)
+class Trait:
+    """One readable property of a response."""
+
+    key: str
+    more: str
+    """Completes "prefers …" for a member that prefers more of it."""
+    less: str
+    """Completes "prefers …" for a member that prefers less of it."""
+    definition: str
+    """How it is counted, in one sentence."""
+
+
+TRAITS = (
+    Trait("length", "longer answers", "shorter answers", "Logarithm of the number of words."),
+    Trait("sentence_length", "longer sentences", "shorter sentences", "Words per sentence."),
+    Trait("structure", "lists", "running prose", "Logarithm of the lines that are list items or headings."),
+    Trait("questions", "asking questions", "not asking questions", "Question marks per word."),
+    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… per word."),
+    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… per word."),
+    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… per word."),
+    Trait("certainty", "confident wording", "less confident wording", "Certainly, clearly, never, always… per word."),
+    Trait("directives", "giving instructions", "leaving the decision open", "Must, should… and imperatives, per word."),
+    Trait("sentiment", "a positive tone", "a negative tone", "Compound sentiment of VADER, from -1 to 1."),
+    Trait(
+        "formality",
+        "formal wording",
+        "informal wording",
+        "Therefore, regarding… minus contractions, okay… per word.",
+    ),
+    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… per word."),
+    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… per word."),
+    Trait("warmth", "a warm tone", "a neutral tone", "Please, thank, sorry, understand, friends, welcome… per word."),
+    Trait("readability", "easy-to-read text", "hard-to-read text", "Flesch reading ease, from groups of vowels."),
+    Trait(
+        "echo",
+        "repeating words of the prompt",
+        "other words than the prompt",
+        "Share of its longer words that the prompt has.",
+    ),
+)
+KEYS = tuple(trait.key for trait in TRAITS)
+
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_CONTENT_WORD = re.compile(r"[^\W\d_]{4,}")
+_HEADING = re.compile(r"^\s*(?:#{1,6}\s|\*\*[^*\n]+\*\*:?\s*$)", re.MULTILINE)
+_NUMBER = re.compile(r"^\s*\d+[.)]\s|(\d[\d.,]*)", re.MULTILINE)  # the number of a list item does not count
+_VOWELS = re.compile(r"[aeiouyäöüéèà]+")
+_CONTRACTION = re.compile(
+    r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
+)
+_FIRST_WORD = re.compile(r"(?:^|[.!?…:]\s+|^\s*(?:[-*•]|\d+[.)])\s+)([^\W\d_]+)", re.MULTILINE)
+_COMMANDS = frozenset(re.findall(r"\w+", """
+    add allow ask avoid be begin bring build call check choose come consider create do ensure fix follow get give go
+    help hold join keep leave listen look make put read remember say scrap send set show speak spend start stay stop
+    support take tell think try turn use vote wait wake work write
+"""))  # fmt: skip
+
+
+def _any_of(phrases: str) -> re.Pattern[str]:
+    """Return a pattern that matches any of the comma-separated phrases; * matches any ending."""
+    escaped = (re.escape(phrase.strip()).replace(r"\*", r"\w*") for phrase in phrases.split(","))
+    return re.compile(rf"\b(?:{'|'.join(escaped)})\b", re.IGNORECASE)
+
+
+_COUNTED = {
+    "second_person": _any_of("you, your, yours, yourself, yourselves"),
+    "hedging": _any_of(
+        "may, might, perhaps, maybe, possibl*, probabl*, seem, seems, likely, unlikely, somewhat, presumabl*, "
+        "apparently, arguabl*, suppose, guess, wonder, tend, tends, not sure, unsure, not certain, uncertain*, "
+        "depend, depends, depending, as far as i, in my opinion, i think, i believe, it appears, in some cases, to "
+        "some extent, i lean, some doubts, could be, if i"
+    ),
+    "certainty": _any_of(
+        "certain, certainly, clear, clearly, definite*, absolute*, obvious*, undoubted*, of course, no doubt, "
+        "without any doubt, without doubt, beyond doubt, always, never, firmly, fully, completely, totally, "
+        "utterly, without question, nothing will, surely"
+    ),
+    "directives": _any_of("must, should, shall, ought, need to, needs to, have to, has to, let us, let's, had better"),
+    "formal": _any_of(
+        "therefore, furthermore, moreover, consequently, accordingly, nevertheless, nonetheless, hence, thus, "
+        "regarding, concerning, with respect to, with reference to, with due respect, in accordance, pursuant, "
+        "subsequent*, prior to, whereas, thereby, herein, in conclusion, in addition, additionally, respective*, "
+        "honourable, submit*, consultation, the record, in order to, upon"
+    ),
+    "informal": _any_of(
+        "okay, ok, yeah, yep, nope, hey, hi, wow, kinda, gonna, wanna, gotta, stuff, guys, kids, awesome, cool, "
+        "crap, damn, lol, nonsense, rubbish, waffle, come on, frankly, sick of, crying out loud, a lot, lots of, "
+        "pretty much, dumb"
+    ),
+    "examples": _any_of(
+        "for example, for instance, e.g, such as, example*, story, stories, last year, last week, yesterday, "
+        "hundred*, thousand*, million*, billion*, percent*, per cent, pounds, dollars, euros"
+    ),
+    "balance": _any_of(
+        "however, although, though, whereas, on the one hand, on the other hand, on one hand, both, either, "
+        "neither, balance*, compromise*, middle, halfway, trade-off*, tradeoff*, pros, cons, at the same time, "
+        "nevertheless, nonetheless, while some, two sides, each side, yet"
+    ),
+    "warmth": _any_of(
+        "please, thank*, sorry, grateful*, gratitude, appreciat*, understand*, welcome*, kindly, kindness, friend*, "
+        "dear, warm*, heart*, love*, lovely, hug, bless, hope, care, caring, glad, happy, together, respect*, "
+        "sympath*, empath*"
+    ),
+}
+
+
+def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray:
+    """Return the value of each of ``TRAITS`` for each response, ``(n_responses, n_traits)``.
+
+    Args:
+        prompts: prompt of each response, ``(n_responses,)``.
+        responses: texts, ``(n_responses,)``.
+
+    Returns:
+        The values. Sentiment is NaN if the package vaderSentiment is not installed; a log message says so once.
+
+    Example:
+        >>> values = trait_values(["Tea?"] * 2, ["Perhaps. It may depend on you.", "No! Never."])
+        >>> [bool(more) for more in values[0] > values[1]]
+        ... # doctest: +ELLIPSIS
+        [True, True, False, False, False, True, True, False, ...]
+    """
+    surface = dict(zip(NAMES, surface_features(responses).astype(np.float64).T, strict=True))
+    counted = [_count(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+    if not counted:
+        return np.empty((0, len(KEYS)))
+    columns = {key: np.array([values[key] for values in counted]) for key in counted[0]}
+    sentence_length = surface["words per sentence"] * 20
+    columns |= {
+        "length": surface["log words"],
+        "sentence_length": sentence_length,
+        "structure": np.log1p(np.expm1(surface["log list items"]) + columns["headings"]),
+        "questions": surface["question marks"],
+        "first_person": surface["first person"],
+        "readability": 206.835 - 1.015 * sentence_length - 84.6 * columns["syllables"],
+    }
+    return np.stack([columns[key] for key in KEYS], axis=1)
+
+
+def content_words(text: str) -> frozenset[str]:
+    """Return the distinct words of four letters or more, in lower case.
+
+    Example:
+        >>> sorted(content_words("The trees, the TREES and 2024!"))
+        ['trees']
+    """
+    return frozenset(_CONTENT_WORD.findall(text.lower()))
+
+
+def _count(prompt: str, response: str) -> dict[str, float]:
+    """Return the traits that are not surface features, and headings and syllables per word."""
+    words = [word.lower() for word in _WORD.findall(response)]
+    n = max(len(words), 1)
+    rate = {name: len(pattern.findall(response)) / n for name, pattern in _COUNTED.items()}
+    commands = sum(first.lower() in _COMMANDS for first in _FIRST_WORD.findall(response))
+    own = content_words(response)
+    return {
+        "second_person": rate["second_person"],
+        "hedging": rate["hedging"],
+        "certainty": rate["certainty"],
+        "directives": rate["directives"] + commands / n,
+        "sentiment": vader.polarity_scores(response)["compound"] if (vader := _vader()) else math.nan,
+        "formality": rate["formal"]
+        - rate["informal"]
+        - (len(_CONTRACTION.findall(response)) + response.count("!")) / n,
+        "concreteness": sum(map(bool, _NUMBER.findall(response))) / n + rate["examples"],
+        "balance": rate["balance"],
+        "warmth": rate["warmth"],
+        "syllables": sum(_syllables(word) for word in words) / n,
+        "echo": len(own & content_words(prompt)) / max(len(own), 1),
+        "headings": float(len(_HEADING.findall(response))),
+    }
+
+
+def _syllables(word: str) -> int:
+    """Return the number of groups of vowels, without a silent e at the end.
+
+    Example:
+        >>> [_syllables(word) for word in ("tea", "bridge", "committee", "nobody")]
+        [1, 1, 3, 3]
+    """
+    groups = len(_VOWELS.findall(word))
+    silent = word.endswith("e") and not word.endswith(("le", "ee")) and groups > 1
+    return max(groups - silent, 1)
+
+
+@cache
+def _vader() -> Any:
+    """Return the sentiment analyzer; None if its package is not installed."""
+    try:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+    except ImportError:
+        logger.warning(
+            "member cards leave out the tone of responses: the package vaderSentiment is not installed (run  "
+            "pip install 'pluralign[report]')."
+        )
+        return None
+
+    class LinearTimeAnalyzer(SentimentIntensityAnalyzer):  # type: ignore[misc]
+        """VADER with the same results in linear instead of quadratic time.
+
+        For each word with a sentiment, two checks of VADER lower-case the whole text and then use at most three words
+        before and two after. They get only these words here.
+        """
+
+        def _negation_check(self, valence: float, words: list[str], back: int, i: int) -> Any:
+            first = max(i - 3, 0)
+            return super()._negation_check(valence, words[first : i + 1], back, i - first)
+
+        def _special_idioms_check(self, valence: float, words: list[str], i: int) -> Any:
+            first = max(i - 3, 0)
+            return super()._special_idioms_check(valence, words[first : i + 3], i - first)
+
+    return LinearTimeAnalyzer()
+
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+SIGNIFICANCE = 0.05
+"""Probability of any false claim on all cards of an ensemble together, for traits and for words."""
+MIN_LEAN = 0.1
+"""Smaller relative leans move less than one vote in twenty and are not claimed."""
+PREFERS = "prefers "
+CARES_LESS = "cares less about "
+PREFERS_PHRASES = "prefers phrases like "
+LIKES_WORD = "likes mentions of "
+DISLIKES_WORD = "dislikes mentions of "
+
+
+@dataclass(frozen=True)
+class Lean:
+    """How the votes of one member move with one trait or word, at equal length."""
+
+    trait: str
+    """Key of the trait, or the word."""
+    own: float
+    """Lean of the member: it chooses the response with more of the trait with probability (1 + own)/2."""
+    relative: float
+    """``own`` minus ``ensemble``."""
+    standard_error: float
+    """Standard error of ``relative``, clustered by prompt."""
+    z: float
+    """Score statistic of ``relative``: standard normal for a member with the lean of the ensemble."""
+    ensemble: float
+    """Lean of the weighted votes of all members."""
+    people: float
+    """Lean of people's votes."""
+    pairs: int
+    """Number of pairs whose responses differ in the trait."""
+    claim: str
+    """Claim for a card, such as "prefers longer answers"; empty if the lean is small or not significant."""
+
+
+def sample_prompts(held_out: HeldOutVotes, max_characters: int) -> HeldOutVotes:
+    """Return the votes on a random sample of prompts whose texts have at most ``max_characters``.
+
+    Whole prompts are drawn, at least one, and the same votes give the same sample. The prompt counts once per response.
+
+    Example:
+        >>> from pluralign import town_hall
+        >>> votes = town_hall(400).preferences
+        >>> held_out = HeldOutVotes(votes, np.zeros((len(votes.responses), 1)))
+        >>> len(votes.prompts), len(sample_prompts(held_out, 100_000).preferences.prompts)
+        (50, 22)
+    """
+    votes, items = held_out.preferences, held_out.preferences.items()
+    prompts = np.array([len(Prompt(prompt).text) for prompt in votes.prompts])
+    responses = np.array([len(text) for text in votes.responses])
+    sizes = np.bincount(items.prompt_index, prompts[items.prompt_index] + responses[items.response_index])
+    if sizes.sum() <= max_characters:
+        return held_out
+    order = np.random.default_rng(11).permutation(len(sizes))
+    n = max(int(np.searchsorted(np.cumsum(sizes[order]), max_characters, side="right")), 1)
+    return held_out[np.isin(votes.prompt_index, order[:n])]
+
+
+# --- contrasts between the two responses of a pair --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A trait or word, and the pairs whose responses differ in it."""
+
+    name: str
+    prefers_more: str
+    """Claim for a member that prefers more of it."""
+    prefers_less: str
+    """Claim for a member that prefers less of it."""
+    cares_less: tuple[str, str]
+    """Claims for a member that cares less than the ensemble about more of it, and about less of it."""
+    rows: IntArray
+    """Indices of the pairs."""
+    x: FloatArray
+    """1 if response a has more of it, −1 if response b has, ``(n_rows,)``."""
+    adjust_for_length: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Contrasts:
+    """The traits in which the responses of a set of pairs differ."""
+
+    traits: list[Contrast]
+    """One per trait, in the order of ``TRAITS``."""
+    length: FloatArray
+    """Sign and size of the difference in length, the controls of the regression, ``(n_pairs, 2)``."""
+    trait_correlation: FloatArray
+    """Correlation of the signs of every two traits, ``(n_traits, n_traits)``."""
+
+
+def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
+    """Compare the two responses of each pair in every trait."""
+    votes, items = held_out.preferences, held_out.preferences.items()
+    prompts = [Prompt(prompt).text for prompt in votes.prompts]
+    responses = [str(votes.responses[r]) for r in items.response_index]
+    values = trait_values([prompts[p] for p in items.prompt_index], responses)
+    difference = values[items.a] - values[items.b]
+    signs = np.nan_to_num(np.sign(difference))  # an unmeasured trait does not differ in any pair
+    length = difference[:, KEYS.index("length")]
+    norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
+    return Contrasts(
+        traits=_trait_contrasts(signs),
+        length=np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1),
+        trait_correlation=(signs.T @ signs) / np.outer(norm, norm),
+    )
+
+
+def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
+    contrasts = []
+    for trait, x in zip(TRAITS, signs.T, strict=True):
+        rows = np.flatnonzero(x)
+        cares_less = (CARES_LESS + trait.more, CARES_LESS + trait.less)
+        contrast = Contrast(
+            trait.key, PREFERS + trait.more, PREFERS + trait.less, cares_less, rows, x[rows], trait.key != "length"
+        )
+        contrasts.append(contrast)
+    return contrasts
+
+
+# --- regressions ------------------------------------------------------------------------------------------------------
+
+
+def measure_leans(
+    contrasts: list[Contrast], length: FloatArray, held_out: HeldOutVotes, weights: FloatArray
+) -> list[list[Lean]]:
+    """Return the lean of each member on each contrast.
+
+    Args:
+        contrasts: traits. The significance level is corrected for their number times the number of members.
+        length: the controls, ``Contrasts.length``.
+        held_out: the votes that ``contrasts`` were found in.
+        weights: weights of the members, ``(k,)``.
+
+    Returns:
+        One list per member. Leans on contrasts with fewer than ``ENOUGH_CLUSTERS`` prompts are NaN.
+    """
+    k, y = len(weights), signed_votes(held_out, weights)
+    leans: list[list[Lean]] = [[] for _ in range(k)]
+    threshold = float(stats.norm.isf(SIGNIFICANCE / (2 * max(len(contrasts), 1) * k)))
+    for contrast in contrasts:
+        fitted = fit_contrast(contrast, y, length, held_out.preferences.prompt_index)
+        for j in range(k):
+            leans[j].append(lean_of(contrast, fitted, j, threshold))
+    return leans
+
+
+def signed_votes(held_out: HeldOutVotes, weights: FloatArray) -> FloatArray:
+    """Return 2 vote − 1, ``(n_pairs, 2 k + 2)``: members, members relative to the ensemble, people, the ensemble."""
+    members = 2.0 * held_out.votes - 1.0
+    ensemble = members @ weights
+    return np.column_stack([members, members - ensemble[:, None], 2.0 * held_out.preferences.prob_a - 1.0, ensemble])
+
+
+def fit_contrast(contrast: Contrast, y: FloatArray, length: FloatArray, prompt_index: IndexArray) -> "AdjustedMean":
+    """Return the leans of the columns of ``signed_votes`` on a contrast; NaN for fewer than 20 prompts."""
+    rows = contrast.rows
+    clusters = np.unique(prompt_index[rows], return_inverse=True)[1]
+    if int(clusters.max(initial=-1)) + 1 < ENOUGH_CLUSTERS:
+        return AdjustedMean(*np.full((3, y.shape[1]), np.nan))
+    controls = length[rows] if contrast.adjust_for_length else np.empty((len(rows), 0))
+    return adjusted_mean(y[rows], contrast.x, controls, clusters)
+
+
+def lean_of(contrast: Contrast, fitted: "AdjustedMean", j: int, threshold: float) -> Lean:
+    """Return the lean of member j with its claim, if its score statistic exceeds the threshold.
+
+    Args:
+        contrast: the contrast.
+        fitted: the leans of all columns of ``signed_votes``, from ``fit_contrast``.
+        j: the member.
+        threshold: of |z|, corrected for the number of tests.
+    """
+    lean, z, k = fitted.mean, fitted.z, len(fitted.mean) // 2 - 1
+    clear = (np.abs(z) > threshold) & (np.abs(lean) >= MIN_LEAN)
+    own, relative, ensemble = float(lean[j]), float(lean[k + j]), float(lean[-1])
+    prefers = own * relative > 0 and bool(clear[j] or ensemble * relative >= 0)
+    preference = contrast.prefers_more if relative > 0 else contrast.prefers_less
+    claim = preference if prefers else contrast.cares_less[relative > 0]
+    return Lean(
+        trait=contrast.name,
+        own=own,
+        relative=relative,
+        standard_error=float(fitted.standard_error[k + j]),
+        z=float(z[k + j]),
+        ensemble=ensemble,
+        people=float(lean[-2]),
+        pairs=len(contrast.rows),
+        claim=claim if clear[k + j] else "",
+    )
+
+
+class AdjustedMean(NamedTuple):
+    """One coefficient per column of y, each array ``(m,)``; NaN if x is a linear combination of the controls."""
+
+    mean: FloatArray
+    standard_error: FloatArray
+    """Clustered."""
+    z: FloatArray
+    """Score statistic: standard normal if x has no effect."""
+
+
+def adjusted_mean(y: FloatArray, x: FloatArray, controls: FloatArray, clusters: IntArray) -> AdjustedMean:
+    """Return the coefficient of x in the regression of each column of y on x and the controls.
+
+    By the Frisch–Waugh–Lovell theorem the coefficient is b = Σ x̃ y / Σ x̃², where x̃ is x minus its regression on the
+    controls. With residuals e, its standard error clustered over G clusters g is √(G/(G−1) Σ_g (Σ_{i∈g} x̃ e)²) / Σ x̃².
+    That is too small for few clusters, so z uses the residuals of the regression on the controls alone, which are the
+    residuals under the null hypothesis. Without controls and with x = ±1, b is the mean of x y. There is no intercept,
+    because exchanging the responses of a pair changes every sign.
+
+    Args:
+        y: ``(n, m)``.
+        x: ``(n,)``.
+        controls: ``(n, c)``.
+        clusters: index of the cluster of each row, from 0, ``(n,)``.
+
+    Example:
+        >>> y, x = np.array([[1.0], [1.0], [-1.0], [1.0]]), np.array([1.0, 1.0, -1.0, -1.0])
+        >>> fitted = adjusted_mean(y, x, np.empty((4, 0)), np.arange(4))
+        >>> float(fitted.mean[0]), float(fitted.standard_error[0])
+        (0.5, 0.5)
+
+    Reference: Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 73 (1986).
+    """
+    n_clusters = int(clusters.max()) + 1
+    without = np.linalg.lstsq(controls, np.column_stack([x, y]), rcond=None)[0] if controls.size else None
+    left, rest = (x, y) if without is None else (x - controls @ without[:, 0], y - controls @ without[:, 1:])
+    scale = float(left @ left)
+    if scale < 1e-9 * len(x) or n_clusters < 2:
+        return AdjustedMean(*np.full((3, y.shape[1]), np.nan))
+    mean = left @ rest / scale
+    spread, spread_without = (
+        np.sqrt(n_clusters / (n_clusters - 1) * (_sums(left[:, None] * residual, clusters) ** 2).sum(axis=0))
+        for residual in (rest - np.outer(left, mean), rest)
+    )
+    return AdjustedMean(mean, spread / scale, mean * scale / np.maximum(spread_without, 1e-12))
+
+
+def _sums(values: FloatArray, clusters: IntArray) -> FloatArray:
+    sums = np.zeros((int(clusters.max()) + 1, values.shape[1]))
+    np.add.at(sums, clusters, values)
+    return sums

@@ -1,0 +1,131 @@
+"""Everything that a report shows of one ensemble, measured on held-out votes.
+
+This module decides what belongs in a report. ``publishing.report`` lays it out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pluralign.core.errors import UsageError
+from pluralign.core.json_values import to_json
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.measuring.cards import Descriptions, Profile, member_profiles, unnamed_reason, with_descriptions
+from pluralign.measuring.certificate import Certificate, certify
+from pluralign.measuring.diversity import (
+    CaseStudy,
+    Diversity,
+    case_studies,
+    held_out_candidates,
+    measure_diversity,
+    score_candidates,
+)
+from pluralign.measuring.evaluate import MajorityShare, majority_shares
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.measuring.individuals import Representation
+from pluralign.theory.best_of_n import BestOfN, best_of_n
+from pluralign.votes.candidates import Candidates
+from pluralign.votes.summary import Inspection, inspect
+
+CASES = 4
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """The results that a report shows."""
+
+    record: FitRecord
+    """The record of the fit, with the figures on these votes as its ``evaluation``. On other votes than those of the
+    fit it has no ``cross_validation``."""
+    votes: Inspection
+    majorities: Mapping[str, MajorityShare]
+    """Majority shares, observed and predicted, by how people split."""
+    groups: Mapping[str, Sequence[Group]]
+    worst_group: WorstGroup | None
+    diversity: Diversity | None
+    """None if no prompt has enough responses to rank."""
+    best_of_n: BestOfN | None
+    profiles: list[Profile]
+    certificate: Certificate
+    cases: list[CaseStudy]
+    representation: Representation | None = None
+    """How well individual raters are represented, if it was measured."""
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Figures on these votes. Raises UsageError if the ensemble was fitted without held-out votes."""
+        if self.record.evaluation is None:
+            raise UsageError("the ensemble has no held-out figures: name votes with --data, or fit again.")
+        return self.record.evaluation
+
+    @property
+    def main(self) -> Evaluation:
+        """The figures that count: those of the cross-validation if there was one."""
+        return self.record.cross_validation or self.evaluation
+
+    @property
+    def unnamed(self) -> str:
+        """Why some members have no name; empty if all have one."""
+        return unnamed_reason(self.profiles, self.votes.prompts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the data with the keys of the command line's JSON; the record of the fit is under ``facts``."""
+        others = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "record"}
+        return {"facts": self.record.to_json(), **to_json(others)}
+
+
+def collect_report_data(
+    ensemble: RewardEnsemble,
+    held_out: HeldOutVotes,
+    evaluation: Evaluation | None = None,
+    *,
+    candidates: Sequence[Candidates] | None = None,
+    cases: int = CASES,
+    containing: str = "",
+    groupings: Sequence[str] = DEFAULT_GROUPINGS,
+    representation: Representation | None = None,
+    descriptions: Descriptions | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ReportData:
+    """Measure everything that a report shows.
+
+    Args:
+        ensemble: the ensemble to report on.
+        held_out: held-out votes with the rewards of its members.
+        evaluation: figures on these votes (default: those that ``fit`` recorded on its held-out votes).
+        candidates: responses to rank for diversity and case studies (default: the responses of the held-out prompts).
+        cases: number of case studies.
+        containing: restrict case studies to prompts with this text.
+        groupings: how to group pairs: ``length``, ``topic`` or columns of the votes.
+        representation: how well individual raters are represented, from ``load_representation``.
+        descriptions: of the members by a language model, from ``load_descriptions``.
+        seed: random seed of the topic clusters.
+        progress: called while candidates are encoded.
+    """
+    record = ensemble.record
+    if evaluation is not None:
+        record = replace(record, evaluation=evaluation, cross_validation=None)
+    if candidates is None:
+        candidates, rewards = held_out_candidates(held_out)
+    else:
+        rewards = score_candidates(ensemble, candidates, progress)
+    people, share = held_out.preferences, held_out.prob_hat(ensemble)
+    groups, worst = judge_groups(share, people, groupings, seed=seed)
+    ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
+    return ReportData(
+        record=record,
+        votes=inspect(people),
+        majorities=majority_shares(share, people.prob_a, people.n_votes, seed=seed),
+        groups=groups,
+        worst_group=worst,
+        diversity=measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if ranked else None,
+        best_of_n=best_of_n(rewards),
+        profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
+        certificate=certify(ensemble, held_out),
+        cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
+        representation=representation,
+    )

@@ -1,0 +1,333 @@
+"""``rankings``: read a weighted tournament with named alternatives, and decompose it into rankings.
+
+This module decides the two file formats of pairwise votes or shares. The mathematics is in ``theory.rankings`` and
+``theory.rankings``.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pluralign.core.arrays import FloatArray, Mask
+from pluralign.core.errors import DataError
+from pluralign.core.json_values import to_json
+from pluralign.core.text import shortened
+from pluralign.core.types import Progress
+from pluralign.theory.calibration import brier
+from pluralign.theory.rankings import (
+    MAX_ALTERNATIVES,
+    Decomposition,
+    ViolatedInequality,
+    decompose,
+    sample_rankings,
+    sampling_error,
+    tournament_of,
+)
+
+EMPTY_MARKS = {"-", "–", "—", "nan", "na", "n/a"}
+LAYOUT = "write {alternatives: [names], pairs: [[i, j, votes_i, votes_j]]} or a CSV matrix of shares"
+
+
+@dataclass(frozen=True, eq=False)
+class Tournament:
+    """The share of people who prefer each of m alternatives to each other one."""
+
+    alternatives: tuple[str, ...]
+    shares: FloatArray
+    """``(m, m)``: entry (i, j) is the share preferring i to j; NaN for unknown pairs and on the diagonal."""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class NamedCertificate(ViolatedInequality):
+    """A violated inequality, and a sentence about it with the names of the alternatives."""
+
+    in_words: str
+
+
+@dataclass(frozen=True)
+class RankingSample:
+    """Rankings of equal weight drawn from an ensemble (Theorem 2)."""
+
+    k: int
+    rankings: list[list[int]]
+    error: float
+    """Calibration error of the sample to the ensemble, over the known pairs."""
+    expected_error: float
+    bound: float
+    """1/(4k), an upper bound on the expected error."""
+
+
+@dataclass(frozen=True)
+class RankingResult:
+    """The result of ``pluralign rankings``; ``theory.rankings.Decomposition`` explains the figures."""
+
+    alternatives: list[str]
+    pairs: int
+    """Number of known pairs."""
+    realizable: bool | None
+    """None if not decided."""
+    exact: bool
+    distance: float
+    distance_at_least: float
+    residual: float
+    rankings: list[list[int]]
+    """Indices of alternatives, best first; in order of decreasing weight."""
+    weights: list[float]
+    size_at_most: int
+    """Upper bound on the number of rankings needed (Carathéodory)."""
+    nearest: list[list[float]]
+    certificate: NamedCertificate | None
+    """Proof that no mixture of rankings gives the shares, if ``realizable`` is False."""
+    sample: RankingSample | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result with the keys of the command line's JSON; there is a ``sample`` only if one was drawn."""
+        parts = (part.name for part in fields(self) if part.name != "sample" or self.sample)
+        return {name: to_json(getattr(self, name)) for name in parts}
+
+
+def load_tournament(source: str | os.PathLike[str]) -> Tournament:
+    """Read a tournament from a file, or from standard input if ``source`` is ``-``.
+
+    JSON: ``{"alternatives": [names], "pairs": [[i, j, votes_i, votes_j], …]}``, where i and j are indices of the list
+    of names, from 0. Each pair occurs at most once. CSV: a matrix whose cell (i, j) is the share preferring i to j,
+    with or without a line and a column of names. The diagonal is ignored, and cells may be empty.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "drinks.json"
+        >>> _ = path.write_text('{"alternatives": ["tea", "coffee"], "pairs": [[0, 1, 3, 1]]}')
+        >>> load_tournament(path).shares
+        array([[ nan, 0.75],
+               [0.25,  nan]])
+    """
+    if str(source) == "-":
+        name, data = "standard input", sys.stdin.buffer.read()
+    else:
+        name = str(source)
+        if not Path(source).is_file():
+            raise DataError("there is no such file", file=name, remedy="check the path")
+        data = Path(source).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError("the file is not UTF-8 text", file=name, remedy=LAYOUT) from None
+    if not text.strip():
+        raise DataError("the file is empty", file=name, remedy=LAYOUT)
+    return _from_json(text, name) if text.lstrip()[0] in "{[" else _from_csv(text, name)
+
+
+def rankings(
+    tournament: Tournament, k: int | None = None, seed: int = 0, progress: Progress | None = None
+) -> RankingResult:
+    """Find the mixture of rankings nearest to a tournament, and decide whether it gives the shares exactly.
+
+    Args:
+        tournament: shares and names.
+        k: also draw k rankings of equal weight from the mixture (Theorem 2).
+        seed: random seed of that draw, and of the local search, which is used for many alternatives.
+        progress: called with the number of rounds.
+
+    Example:
+        >>> result = rankings(Tournament(("tea", "coffee"), np.array([[np.nan, 0.75], [0.25, np.nan]])))
+        >>> result.realizable, result.rankings, [round(weight, 6) for weight in result.weights]
+        (True, [[0, 1], [1, 0]], [0.75, 0.25])
+    """
+    decomposition = decompose(tournament.shares, seed=seed, progress=progress)
+    known = np.triu(~np.isnan(tournament.shares), 1)
+    proof = decomposition.certificate
+    return RankingResult(
+        alternatives=list(tournament.alternatives),
+        pairs=int(known.sum()),
+        realizable=decomposition.realizable,
+        exact=decomposition.exact,
+        distance=decomposition.distance,
+        distance_at_least=decomposition.distance_at_least,
+        residual=decomposition.residual,
+        rankings=[list(ranking) for ranking in decomposition.rankings],
+        weights=decomposition.weights.tolist(),
+        size_at_most=int(known.sum()) + 1,
+        nearest=decomposition.nearest.tolist(),
+        certificate=_named(proof, tournament.alternatives) if proof else None,
+        sample=None if k is None else _sample(decomposition, known, k, seed),
+    )
+
+
+def _named(certificate: ViolatedInequality, names: Sequence[str]) -> NamedCertificate:
+    return NamedCertificate(**vars(certificate), in_words=in_words(certificate, names))
+
+
+def _sample(decomposition: Decomposition, known: Mask, k: int, seed: int) -> RankingSample:
+    drawn, nearest = sample_rankings(decomposition.rankings, decomposition.weights, k, seed), decomposition.nearest
+    return RankingSample(
+        k=k,
+        rankings=[list(ranking) for ranking in drawn],
+        error=brier(tournament_of(drawn, np.full(k, 1 / k))[known], nearest[known]),
+        expected_error=sampling_error(np.where(known | known.T, nearest, np.nan), k),
+        bound=1 / (4 * k),
+    )
+
+
+def in_words(certificate: ViolatedInequality, names: Sequence[str]) -> str:
+    """Return a sentence that explains why a tournament is not realizable.
+
+    Example:
+        >>> print(in_words(ViolatedInequality(((0, 1), (1, 2), (2, 0)), (1.0, 1.0, 1.0), 2.0, 2.5, "cycle"), "ABC"))
+        No ranking satisfies all of “A over B”, “B over C” and “C over A”, so their shares sum to at most 2; here 2.5.
+    """
+    count = len(certificate.pairs)
+    terms = [
+        ("" if coefficient == 1 else f"{coefficient:.6g} × ") + f"“{names[i]} over {names[j]}”"
+        for (i, j), coefficient in zip(certificate.pairs, certificate.coefficients, strict=True)
+    ]
+    listed = f"{', '.join(terms[:-1])} and {terms[-1]}"
+    limit = f"sum to at most {certificate.bound:.10g}; here {certificate.value:.10g}."
+    if certificate.kind == "cycle":
+        return f"No ranking satisfies all of {listed}, so their shares {limit}"
+    if set(certificate.coefficients) == {1.0}:
+        return f"No ranking satisfies more than {certificate.bound:.10g} of {listed}, so these {count} shares {limit}"
+    return f"For every ranking the shares {listed} {limit}"
+
+
+def _from_json(text: str, name: str) -> Tournament:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise DataError(f"the file is not valid JSON{reason}", file=name, remedy=LAYOUT) from None
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(key), list) for key in ("alternatives", "pairs")
+    ):
+        raise DataError("it must be a JSON object with the lists alternatives and pairs", file=name, remedy=LAYOUT)
+    alternatives = _checked_names(content["alternatives"], name)
+    shares = np.full((len(alternatives), len(alternatives)), np.nan)
+    for number, entry in enumerate(content["pairs"], 1):
+        try:
+            i, j, share = _read_pair(entry, len(alternatives))
+            if not math.isnan(shares[i, j]):
+                raise ValueError(f"alternatives {i} and {j} occur twice; sum the votes in one entry")
+        except ValueError as error:
+            problem, _, remedy = str(error).partition("; ")
+            raise DataError(f"entry {number} of pairs: {problem}", file=name, remedy=remedy) from None
+        shares[i, j], shares[j, i] = share, 1.0 - share
+    return _checked_tournament(alternatives, shares, name)
+
+
+def _read_pair(entry: Any, m: int) -> tuple[int, int, float]:
+    if not isinstance(entry, list) or len(entry) != 4:
+        raise ValueError("it must be a list of four numbers; write [i, j, votes_i, votes_j]")
+    if any(isinstance(part, bool) or not isinstance(part, int | float) for part in entry):
+        raise ValueError("it has a value that is not a number; write [i, j, votes_i, votes_j]")
+    i, j, votes_i, votes_j = entry
+    for index in (i, j):
+        if not isinstance(index, int) or not 0 <= index < m:
+            raise ValueError(f"there is no alternative {index}; use indices from 0 to {m - 1}")
+    if i == j:
+        raise ValueError(f"alternative {i} is compared with itself; remove the entry")
+    for votes in (votes_i, votes_j):
+        if not 0 <= votes < 2**53:
+            raise ValueError(
+                f"{_short(votes)} is not a number of votes; give the number of votes on each side, 0 or more"
+            )
+    if not votes_i + votes_j > 0:
+        raise ValueError("it has no votes; remove the entry")
+    return i, j, votes_i / (votes_i + votes_j)
+
+
+def _from_csv(text: str, name: str) -> Tournament:
+    try:
+        rows = [[_cell_text(cell) for cell in row] for row in csv.reader(io.StringIO(text, newline=""), strict=True)]
+    except csv.Error:
+        raise DataError("the file is neither JSON nor CSV", file=name, remedy=LAYOUT) from None
+    rows = [row for row in rows if row not in ([], [""])]
+    if not rows:
+        raise DataError("no two alternatives are compared", file=name, remedy="give at least one share")
+    column_names: list[str] | None = None
+    if any(_is_text(cell) for cell in rows[0][1:]) or len(rows) == len(rows[0]) + 1:
+        column_names, *rows = rows
+    row_names: list[str] | None = None
+    if rows and (any(_is_text(row[0]) for row in rows) or all(len(row) == len(rows) + 1 for row in rows)):
+        row_names, rows = [row[0] for row in rows], [row[1:] for row in rows]
+        if column_names and len(column_names) == len(rows) + 1:
+            column_names = column_names[1:]
+    m = len(rows)
+    for number, row in enumerate(rows, 1):
+        if len(row) != m:
+            problem = f"the row has {len(row)} shares, but there are {m} rows of shares"
+            raise DataError(problem, file=name, row=number, remedy="write a square matrix")
+    if column_names is not None and row_names is not None and column_names != row_names:
+        raise DataError("the names above and beside the matrix differ", file=name, remedy="use the same names")
+    alternatives = _checked_names(column_names or row_names or [str(index) for index in range(m)], name)
+    if len(alternatives) != m:
+        problem = f"there are {len(alternatives)} names, but {m} rows of shares"
+        raise DataError(problem, file=name, remedy="name every alternative once")
+    shares = np.full((m, m), np.nan)
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row):
+            if i != j and cell:
+                shares[i, j] = _read_share(cell, alternatives[j], name, i + 1)
+    for i, j in np.argwhere(np.abs(shares + shares.T - 1.0) > 1e-6):
+        problem = (
+            f"the shares {shares[i, j]:g} of {_short(alternatives[i])} over {_short(alternatives[j])} "
+            f"and {shares[j, i]:g} of the opposite do not sum to 1"
+        )
+        raise DataError(problem, file=name, row=int(i) + 1, remedy="correct them, or leave one of the two cells empty")
+    return _checked_tournament(alternatives, np.where(np.isnan(shares), 1.0 - shares.T, shares), name)
+
+
+def _cell_text(cell: str) -> str:
+    return "" if (text := cell.strip()).lower() in EMPTY_MARKS else text
+
+
+def _is_text(cell: str) -> bool:
+    try:
+        float(cell or "0")
+    except ValueError:
+        return True
+    return False
+
+
+def _read_share(cell: str, column: str, name: str, row: int) -> float:
+    remedy = "give shares as numbers from 0 to 1, or leave the cell empty"
+    if _is_text(cell):
+        raise DataError(f"{_short(cell)} under {_short(column)} is not a number", file=name, row=row, remedy=remedy)
+    if not 0 <= (share := float(cell)) <= 1:
+        raise DataError(f"the share {cell} under {_short(column)} is not in [0, 1]", file=name, row=row, remedy=remedy)
+    return share
+
+
+def _checked_names(names: list[Any], file: str) -> tuple[str, ...]:
+    if not 2 <= len(names) <= MAX_ALTERNATIVES:
+        remedy = "add alternatives" if len(names) < 2 else "remove alternatives"
+        raise DataError(
+            f"the number of alternatives must be 2 to {MAX_ALTERNATIVES}, not {len(names)}", file=file, remedy=remedy
+        )
+    if any(isinstance(name, bool) or not isinstance(name, str | int) or not str(name).strip() for name in names):
+        raise DataError("an alternative has no name", file=file, remedy="give each alternative a name")
+    words = tuple(str(name) for name in names)
+    for name in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise DataError(f"the name {name!r} has an unpaired surrogate", file=file, remedy="write names in UTF-8")
+        if words.count(name) > 1:
+            raise DataError(f"two alternatives are named {_short(name)}", file=file, remedy="give them different names")
+    return words
+
+
+def _checked_tournament(alternatives: tuple[str, ...], shares: FloatArray, name: str) -> Tournament:
+    if np.isnan(shares).all():
+        raise DataError("no two alternatives are compared", file=name, remedy="give at least one pair")
+    return Tournament(alternatives, shares, name)
+
+
+def _short(value: Any) -> str:
+    return repr(shortened(value, 40)) if isinstance(value, str) else str(value)[:40]

@@ -1,0 +1,237 @@
+"""Predictors compared on the same votes: rows of a table, and verdicts in words."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from pluralign.ensemble.headline import Standing, standing
+from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, VoicesEvidence
+from pluralign.measuring.evaluate import FullEvaluation
+from pluralign.measuring.individuals import MIN_RATERS, Representation, RepresentationRow
+from pluralign.theory.intervals import Interval
+
+READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)", "prob": "as given"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row of the comparison: a way to predict the shares."""
+
+    name: str
+    k: int
+    brier: float
+    brier_corrected: float
+    log_loss: float
+    absolute_error: float
+    """NaN in records of version 0.1."""
+    worst: float | None
+    """Largest disagreement of a member. None if it has no votes."""
+    interval: Interval | None
+    """95 % interval of its corrected Brier score. Only for the evaluated predictor, with enough prompts."""
+    difference: Interval | None
+    """Brier score of the evaluated predictor − its own. None for the predictor itself, and with few prompts."""
+    judged: bool
+    """Whether this is the reading of the main figures."""
+
+
+def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]:
+    """Return every prediction that was measured on the same votes, best first.
+
+    The floor is left out where these votes cannot measure it (``floor_is_compared``).
+
+    Args:
+        evaluation: the figures.
+        k: number of members, for a cross-validation, which lists none (default: the number of members listed).
+    """
+    full = evaluation if isinstance(evaluation, FullEvaluation) else None
+    kind = full.subject.kind if full else "ensemble"
+    name = "ensemble" if full is None or kind == "ensemble" else PurePath(full.subject.name).name
+    worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
+    rows = [
+        Prediction(
+            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
+            None if math.isnan(own.interval.low) else own.interval, None, level == evaluation.level,
+        )
+        for level, own in evaluation.levels.items()
+    ]  # fmt: skip
+    others = [
+        (BASELINE_NAMES.get(key, key), other)
+        for key, other in evaluation.baselines.items()
+        if key != "floor" or floor_is_compared(evaluation)
+    ]
+    for rival in full.against if full else []:
+        label = PurePath(rival.name).name
+        others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
+    rows += [
+        Prediction(
+            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.absolute_error,
+            other.worst_disagreement, None, None if math.isnan(other.difference.low) else other.difference, False,
+        )
+        for label, other in others
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.brier)
+
+
+def floor_is_compared(evaluation: Evaluation) -> bool:
+    """Return whether the floor is a rival on these votes. With 2–3 votes per pair it is 0 by definition."""
+    floor = evaluation.baselines.get("floor")
+    return floor is not None and not math.isnan(floor.brier_corrected)
+
+
+def _row_name(kind: str, name: str, reading: str) -> str:
+    return f"{name}: {'σ(Δr)' if reading == 'policy' and kind != 'ensemble' else READING_NAMES[reading]}"
+
+
+def undecided_sentence(undecided: float) -> str:
+    """Return the undecided share in words that need no knowledge of the paper; empty for 0.
+
+    Example:
+        >>> undecided_sentence(0.331)
+        'Undecided share: 33 %. No member explains these votes; they are predicted to split evenly.'
+    """
+    if not undecided:
+        return ""
+    share = f"{100 * undecided:.{0 if undecided >= 0.01 else 1}f} %"
+    return f"Undecided share: {share}. No member explains these votes; they are predicted to split evenly."
+
+
+KINDS: dict[Standing, str] = {"ahead": "good", "level": "level", "behind": "behind", "unknown": "level"}
+"""How the page marks a verdict."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an ensemble compares with a rival, in one sentence."""
+
+    kind: str
+    """``good``, ``level`` (no significant difference) or ``behind``."""
+    text: str
+
+
+def verdicts(evaluation: Evaluation) -> Iterator[Verdict]:
+    """Yield how an ensemble compares with its baselines, in sentences that need no knowledge of the paper.
+
+    Constant ½ is mentioned only if the ensemble is not significantly better. The evidence of distinct voices is last.
+    """
+    words = {
+        "floor": {
+            "ahead": "Better than a perfect single deterministic reward (the floor)",
+            "behind": "Worse than a perfect single deterministic reward (the floor)",
+            "level": "Not significantly different from a perfect single deterministic reward (the floor)",
+        },
+        "soft_bt": {
+            "ahead": "Better than one reward model read as a probability (soft BT)",
+            "behind": "Worse than one reward model read as a probability (soft BT)",
+            "level": "Not significantly different from one reward model read as a probability (soft BT)",
+        },
+        "constant_half": {
+            "behind": "Worse than always predicting ½",
+            "level": "Not significantly better than always predicting ½",
+        },
+    }
+    for rival, sentences in words.items():
+        found = evaluation.baselines.get(rival)
+        if found is None or math.isnan(found.difference.low):
+            continue
+        gap, where = found.difference, standing(found.difference)
+        if where in sentences:
+            scores = f"Brier score {evaluation.test.brier:.4f} against {found.brier:.4f}"
+            text = f"{sentences[where]}: {scores}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %)."
+            if rival == "soft_bt" and where == "behind":
+                text += " A single reward gives one answer for everyone; the members give an answer each."
+            yield Verdict(KINDS[where], text.replace("-0.", "−0."))
+    if evaluation.voices is not None:
+        yield Verdict("good" if evaluation.voices.evidence else "level", voices_sentence(evaluation.voices))
+
+
+def voices_sentence(voices: VoicesEvidence) -> str:
+    """Return the evidence of distinct voices in words.
+
+    Example:
+        >>> gap = Interval(-0.002, -0.003, 0.001, 0.0004)
+        >>> voices_sentence(VoicesEvidence(None, "soft_bt", "vote", gap, {"vote": gap}, None, 0.975, "6 prompts"))
+        'Evidence of distinct voices: undefined (6 prompts).'
+    """
+    start = "Evidence of distinct voices:"
+    if voices.evidence is None:
+        return f"{start} undefined ({voices.reason})."
+    single = f"the best single reward ({BASELINE_NAMES[voices.best_single]})"
+    better = "predicts these votes better than" if voices.evidence else "is not significantly better than"
+    answer = "yes" if voices.evidence else "not with these features"
+    text = (
+        f"{start} {answer}. The ensemble ({READING_NAMES[voices.reading]}) {better} {single}: Brier difference "
+        f"{_ends(voices.difference)} ({100 * voices.confidence:g} %)."
+    )
+    return text + (f" EM mixture against the same reward: {_ends(voices.mixture)}." if voices.mixture else "")
+
+
+def _ends(gap: Interval) -> str:
+    return f"{gap.mean:+z.4f} [{gap.low:+z.4f}, {gap.high:+z.4f}]".replace("-", "−")
+
+
+# --- The measure of representation in sentences: whether choices help, the comparison with soft BT, and caveats.
+
+
+_GAIN = {"ahead": "improve", "level": "do not significantly change", "behind": "worsen"}
+_AGAINST = {
+    "ahead": "Better than one soft BT reward",
+    "level": "Not significantly different from one soft BT reward",
+    "behind": "Worse than one soft BT reward",
+}
+
+
+def main_row(found: Representation) -> RepresentationRow | None:
+    """Return the row that the verdicts are about: the most choices, with enough raters for an interval.
+
+    The row that uses all choices counts only if there is no other.
+    """
+    rows = [row for row in found.rows if row.raters >= MIN_RATERS and row.choices != 0]
+    fixed = [row for row in rows if row.choices is not None]
+    return fixed[-1] if fixed else rows[-1] if rows else None
+
+
+def representation_verdicts(found: Representation) -> Iterator[Verdict]:
+    """Yield whether a person's own choices improve the predictions, and how they compare with one soft BT reward.
+
+    Log loss decides, because it also measures how certain a prediction is.
+    """
+    row = main_row(found)
+    if row is None or math.isnan(row.log_loss_gain.low):
+        yield Verdict("level", f"Fewer than {MIN_RATERS} raters have enough votes, so no interval is given.")
+        return
+    ours, soft_bt, before = (row.predictors[name] for name in ("posterior", "soft_bt", "prior"))
+    gain, gap = row.log_loss_gain, ours.log_loss_difference
+    amount = "all choices of" if row.choices is None else f"{row.choices} choices by"
+    subject = f"{amount[0].upper()}{amount[1:]} a rater"
+    text = (
+        f"{subject} {_GAIN[standing(gain)]} the predictions of the rater's other votes: log loss "
+        f"{before.log_loss.mean:.4f} without and {ours.log_loss.mean:.4f} with them, difference {gain.low:+z.4f} to "
+        f"{gain.high:+z.4f} (95 %); accuracy {before.accuracy.mean:.1%} and {ours.accuracy.mean:.1%}."
+    )
+    yield Verdict(KINDS[standing(gain)], text.replace("-0.", "−0."))
+    text = (
+        f"{_AGAINST[standing(gap)]} after these choices: log loss {ours.log_loss.mean:.4f} against "
+        f"{soft_bt.log_loss.mean:.4f}, difference {gap.low:+z.4f} to {gap.high:+z.4f} (95 %); accuracy "
+        f"{ours.accuracy.mean:.1%} against {soft_bt.accuracy.mean:.1%}."
+    )
+    yield Verdict(KINDS[standing(gap)], text.replace("-0.", "−0."))
+
+
+def representation_notes(found: Representation) -> Iterator[str]:
+    """Yield what was measured, and the caveats."""
+    yield (
+        f"{found.raters:,} of {found.all_raters:,} raters have enough votes. Each rater counts once. "
+        "Intervals are over raters."
+    )
+    if found.held_out:
+        yield (
+            f"Predicted votes are on {found.prompts:,} held-out prompts. Choices are on other prompts, which may be "
+            "training prompts."
+        )
+    else:
+        yield "The ensemble may have been trained on these prompts; then its scores are too good."
+    if any(row.raters < MIN_RATERS for row in found.rows):
+        yield f"Rows with fewer than {MIN_RATERS} raters have no interval."
+    if found.without_rater:
+        yield f"{found.without_rater:,} votes have no rater and were left out."

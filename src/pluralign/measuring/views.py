@@ -1,0 +1,479 @@
+"""Views that a member favours: phrases whose responses it prefers, or rejects, where the other members do not.
+
+Responses to the same prompt are compared, so words that both share cancel. The held-out prompts are split into two
+halves. Each half proposes views, and only the other half tests them: effect sizes and intervals come from prompts that
+did not choose the phrases. There are two kinds of views:
+
+- a *phrase*: the member prefers (or rejects) responses that have it;
+- a *position*: within a topic, the member prefers responses with some phrases over responses with others. The phrases
+  are tested together, so they may be too rare to be tested one by one.
+
+This module decides which views are proposed and which survive. A view survives if the relative lean (``leans``) has the
+proposed sign on the other half, is significant at 5 % in a one-sided test by prompt with a Bonferroni correction over
+all proposals for all members (phrases and positions each), and moves at least one vote in twenty.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse, stats
+
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
+from pluralign.core.random_streams import VIEW_HALVES, random_stream
+from pluralign.core.text import shortened
+from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.measuring.groups import ALL_PROMPTS, FUNCTION_WORDS, topics
+from pluralign.measuring.leans import (
+    DISLIKES_WORD,
+    LIKES_WORD,
+    PREFERS,
+    SIGNIFICANCE,
+    Contrast,
+    Lean,
+    fit_contrast,
+    lean_of,
+    signed_votes,
+)
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
+from pluralign.votes.prompts import Prompt
+
+# --- Phrases of responses: one to three words that can name a view
+
+
+MAX_WORDS = 3
+MIN_LETTERS = 3
+"""Of the first and the last word; a phrase of one word has at least one letter more."""
+MAX_PHRASES = 20_000
+"""Only the most frequent phrases are read."""
+EXCERPT_LENGTH = 180
+
+_BREAK = re.compile(r"[.!?;:,()\[\]{}\"“”„«»\n\r\t…–—*#|/<>]+")
+_TOKEN = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
+_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
+_NOT_A_VIEW = FUNCTION_WORDS | frozenset(re.findall(r"\S+", """
+    able actually almost already although always another anybody anyone anything away back been came come comes done
+    else enough even ever everybody everyone everything far going gone got however i'd i'll i'm i've instead isn't it's
+    keep know less lot made maybe mean means met nobody nor nothing often once ones perhaps put quite rather really say
+    says see seem seems set since somebody someone something soon still sure take than that's themselves therefore thing
+    things though thus today together told took turn upon whole won won't wouldn't you're can't cannot don't doesn't
+    didn't aren't shouldn't let's there's they're we'd we'll we're we've what's who's
+"""))  # fmt: skip
+
+
+def phrases_of(text: str) -> frozenset[str]:
+    """Return the distinct phrases of a text, in lower case.
+
+    Example:
+        >>> sorted(phrases_of("Clean air matters. Law and order, too!"))
+        ['air matters', 'clean', 'clean air', 'clean air matters', 'law and order', 'matters', 'order']
+    """
+    found = set()
+    for part in _BREAK.split(text.lower().replace("’", "'")):
+        tokens = _TOKEN.findall(part)
+        content = [len(t) >= MIN_LETTERS and t not in _NOT_A_VIEW and not any(map(str.isdigit, t)) for t in tokens]
+        for first, is_content in enumerate(content):
+            if not is_content:
+                continue
+            for last in range(first, min(first + MAX_WORDS, len(tokens))):
+                if content[last] and (last > first or len(tokens[first]) > MIN_LETTERS):
+                    found.add(" ".join(tokens[first : last + 1]))
+    return frozenset(found)
+
+
+@dataclass(frozen=True, eq=False)
+class PhraseTable:
+    """Which pairs differ in which phrases."""
+
+    phrases: list[str]
+    """The most frequent first, ``(n_phrases,)``."""
+    difference: Any
+    """1 where only response a has the phrase, −1 where only b has it: a sparse matrix, ``(n_pairs, n_phrases)``."""
+
+
+def phrase_table(texts: Sequence[str], a: IndexArray, b: IndexArray, *, min_texts: int) -> PhraseTable:
+    """Return the phrases of texts, and the pairs that differ in each.
+
+    Args:
+        texts: the responses, ``(n_texts,)``.
+        a: index of response a of each pair, ``(n_pairs,)``.
+        b: index of response b of each pair, ``(n_pairs,)``.
+        min_texts: phrases of fewer texts are left out.
+
+    Example:
+        >>> table = phrase_table(["Clean air.", "Lower taxes."], np.array([0, 1]), np.array([1, 0]), min_texts=1)
+        >>> table.phrases[0], table.difference.toarray()[:, 0]
+        ('clean', array([ 1., -1.]))
+    """
+    of_texts = [phrases_of(text) for text in texts]
+    counts = Counter(phrase for of_text in of_texts for phrase in of_text)
+    frequent = sorted((phrase for phrase, count in counts.items() if count >= min_texts), key=lambda p: (-counts[p], p))
+    phrases = frequent[:MAX_PHRASES]
+    column = {phrase: index for index, phrase in enumerate(phrases)}
+    columns = [sorted(column[phrase] for phrase in of_text if phrase in column) for of_text in of_texts]
+    starts = np.cumsum([0, *map(len, columns)])
+    entries = np.array([index for of_text in columns for index in of_text], dtype=np.int64)
+    present = sparse.csr_array((np.ones(len(entries)), entries, starts), shape=(len(texts), len(phrases)))
+    difference = sparse.csc_array(present[a] - present[b])
+    difference.eliminate_zeros()
+    return PhraseTable(phrases, difference)
+
+
+def excerpt(text: str, phrases: Sequence[str]) -> str:
+    """Return the first sentence of a text that has one of the phrases, shortened around it; empty if none has.
+
+    Example:
+        >>> excerpt("I agree. We need clean air in town! Thanks.", ["clean air"])
+        'We need clean air in town!'
+    """
+    pattern = re.compile("|".join(_pattern(phrase) for phrase in phrases), re.IGNORECASE)
+    for sentence in _SENTENCE.findall(text):
+        if found := pattern.search(sentence):
+            sentence, before = sentence.strip(), len(sentence) - len(sentence.lstrip())
+            start = max(found.start() - before - EXCERPT_LENGTH // 2, 0)
+            if start and len(sentence) > EXCERPT_LENGTH:
+                return "…" + shortened(sentence[start:], EXCERPT_LENGTH - 1)
+            return shortened(sentence, EXCERPT_LENGTH)
+    return ""
+
+
+def _pattern(phrase: str) -> str:
+    words = (re.escape(word).replace("'", "['’]") for word in phrase.split())
+    return r"(?<![^\W_])" + r"\s+".join(words) + r"(?![^\W_])"
+
+
+PHRASES_PROPOSED = 12
+"""Phrases that one half proposes for a member. More proposals need clearer evidence each."""
+MIN_Z = 2.0
+"""A half proposes phrases whose score statistic exceeds this."""
+POSITION_PHRASES = 5
+"""Phrases on each side of a position."""
+MIN_PROMPTS = 5
+"""Prompts of the proposing half that must differ in a phrase of a position."""
+PROMPTS_A_TOPIC = 3 * ENOUGH_CLUSTERS
+"""Prompts per topic: enough that each half can test a position."""
+QUOTES = 2
+PROMPT_LENGTH = 300
+"""Maximum length of the prompt beside a quote."""
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A sentence of a held-out response that has a phrase of a view."""
+
+    prompt: str
+    text: str
+    """The sentence, shortened."""
+    preferred: bool
+    """Whether the member prefers the response to the other one of the pair, or rejects it."""
+    weight_with_it: float
+    """Share of the ensemble's weight that votes like the member on this pair."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A claim that a member prefers responses with some phrases to responses with others."""
+
+    topic: str
+    """Words of the topic that it is about; empty for all prompts."""
+    prefers: tuple[str, ...]
+    """Phrases of the responses that it prefers, the clearest first."""
+    rejects: tuple[str, ...]
+    """Phrases of the responses that it rejects, the clearest first."""
+    lean: Lean
+    """On the half of the prompts that tested it. It chooses the preferred side with probability (1 + |own|)/2."""
+    low: float
+    """Lower end of the 95 % interval of the relative lean."""
+    high: float
+    prompts: int
+    """Number of prompts that it was tested on."""
+    quotes: tuple[Quote, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The claim in words, such as "Prefers “peace”, “side” to “taxes”"; topics are named first."""
+        liked, disliked = (", ".join(f"“{phrase}”" for phrase in side) for side in (self.prefers, self.rejects))
+        claim = f"prefers {liked}" if liked else f"rejects {disliked}"
+        if liked and disliked:
+            claim += f" to {disliked}"
+        return f"On {self.topic}: {claim}" if self.topic else claim[0].upper() + claim[1:]
+
+    @property
+    def evidence(self) -> str:
+        """The shares of pairs in which the member, all members and people choose the preferred side, in words."""
+        sign = 1.0 if self.prefers else -1.0
+        own, everyone, people = (
+            f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}"
+            for value in (self.lean.own, self.lean.ensemble, self.lean.people)
+        )
+        low, high = sorted((50 * sign * self.low, 50 * sign * self.high))
+        return (
+            f"{own} of {self.lean.pairs:,} pairs at equal length; all members {everyone}, people {people}; difference "
+            f"from all members {50 * sign * self.lean.relative:+.0f} points, 95 % interval {low:+.0f} to {high:+.0f}"
+        )
+
+
+@dataclass(frozen=True)
+class Views:
+    """The views of one member that survived, and the number of proposals."""
+
+    phrases: tuple[View, ...] = ()
+    """Views of one phrase, the clearest first."""
+    positions: tuple[View, ...] = ()
+    """Views of several phrases: over all prompts, then by topic."""
+    proposed: int = 0
+    """Number of views that were tested, both kinds."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """The votes, and the phrases in which their responses differ."""
+
+    held_out: HeldOutVotes
+    weights: FloatArray
+    y: FloatArray
+    """``signed_votes``, ``(n_pairs, 2 k + 2)``."""
+    length: FloatArray
+    table: PhraseTable
+
+    @property
+    def prompt_index(self) -> IndexArray:
+        return self.held_out.preferences.prompt_index
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """A view to test: signs of phrases by column, on the pairs of the testing half at ``rows``."""
+
+    member: int
+    topic: str
+    signs: dict[int, float]
+    rows: IntArray
+
+
+def find_views(held_out: HeldOutVotes, weights: FloatArray, length: FloatArray) -> list[Views]:
+    """Return the views of each member that survive on prompts that did not propose them.
+
+    Args:
+        held_out: held-out votes with the rewards of the members.
+        weights: of the members, ``(k,)``.
+        length: controls for length, ``Contrasts.length``.
+    """
+    votes, k = held_out.preferences, len(weights)
+    half = split_prompts(len(votes.prompts))[votes.prompt_index]
+    if k < 2 or min(_n_prompts(held_out, half == side) for side in (0, 1)) < ENOUGH_CLUSTERS:
+        return [Views()] * k
+    items = votes.items()
+    texts = [str(votes.responses[r]) for r in items.response_index]
+    table = phrase_table(texts, items.a, items.b, min_texts=2 * MIN_PROMPTS)
+    y = signed_votes(held_out, weights)
+    topic = topics(votes.prompts.tolist(), prompts_a_topic=PROMPTS_A_TOPIC)[votes.prompt_index]
+    data = _Data(held_out, weights, y, length, table)
+    singles: list[_Proposal] = []
+    groups: list[_Proposal] = []
+    for side in (0, 1):
+        proposing, testing = half == side, half != side
+        singles += _propose_phrases(data, proposing, testing)
+        groups += _propose_positions(data, proposing, testing, "")
+        for name in dict.fromkeys(topic.tolist()):
+            if name != ALL_PROMPTS:
+                groups += _propose_positions(data, proposing & (topic == name), testing & (topic == name), name)
+    phrases, positions = _survivors(singles, data), _survivors(groups, data)
+    return [
+        Views(
+            tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
+            tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
+            sum(one.member == j for one in (*singles, *groups)),
+        )
+        for j in range(k)
+    ]
+
+
+def telling_phrases(
+    held_out: HeldOutVotes, weights: FloatArray, length: FloatArray
+) -> list[tuple[list[str], list[str]]]:
+    """Return the phrases that each member prefers and rejects most clearly on these votes, without a test.
+
+    They serve as material for a description that is checked on other prompts. Arguments as in ``find_views``.
+    """
+    votes, items = held_out.preferences, held_out.preferences.items()
+    texts = [str(votes.responses[r]) for r in items.response_index]
+    table = phrase_table(texts, items.a, items.b, min_texts=MIN_PROMPTS)
+    data = _Data(held_out, weights, signed_votes(held_out, weights), length, table)
+    scores = _score_phrases(data, np.ones(len(votes), dtype=bool))
+
+    def clearest(z: FloatArray, own: FloatArray) -> list[str]:
+        clear = (scores.prompts >= MIN_PROMPTS) & (z > MIN_Z) & (own > 0)
+        return [table.phrases[column] for column in _distinct(z, clear, table.phrases, PHRASES_PROPOSED)]
+
+    return [(clearest(z, own), clearest(-z, -own)) for z, own in zip(scores.z, scores.own, strict=True)]
+
+
+def split_prompts(n_prompts: int) -> IntArray:
+    """Return the half, 0 or 1, of each prompt, ``(n_prompts,)``. The same number gives the same halves."""
+    order = random_stream(0, VIEW_HALVES).permutation(n_prompts)
+    half = np.zeros(n_prompts, dtype=np.int64)
+    half[order[n_prompts // 2 :]] = 1
+    return half
+
+
+def _n_prompts(held_out: HeldOutVotes, rows: Mask) -> int:
+    return len(np.unique(held_out.preferences.prompt_index[rows]))
+
+
+# --- proposals --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Scores:
+    """How the relative votes of members move with every phrase, on some pairs."""
+
+    z: FloatArray
+    """Score statistic clustered by prompt, ``(k, n_phrases)``."""
+    own: FloatArray
+    """Mean signed vote of the member, ``(k, n_phrases)``."""
+    prompts: IntArray
+    """Number of prompts that differ in the phrase, ``(n_phrases,)``."""
+
+
+def _score_phrases(data: _Data, pairs: Mask) -> _Scores:
+    """Score all phrases at once. Length is controlled for over all pairs, not phrase by phrase as in the test."""
+    difference, y, length = sparse.csr_array(data.table.difference)[pairs], data.y[pairs], data.length[pairs]
+    k = y.shape[1] // 2 - 1
+    rest = y - length @ np.linalg.lstsq(length, y, rcond=None)[0]
+    by_prompt = _prompt_sums(data, pairs)
+    count = np.maximum(np.asarray(abs(difference).sum(axis=0)).ravel(), 1.0)
+    z, own = np.zeros((k, difference.shape[1])), np.zeros((k, difference.shape[1]))
+    for j in range(k):
+        sums = by_prompt @ (sparse.diags_array(rest[:, k + j]) @ difference)
+        total, square = np.asarray(sums.sum(axis=0)).ravel(), np.asarray((sums * sums).sum(axis=0)).ravel()
+        z[j] = total / np.maximum(np.sqrt(square), 1e-12)
+        own[j] = (difference.T @ rest[:, j]) / count
+    return _Scores(z, own, _prompts_of_phrases(data, pairs))
+
+
+def _prompt_sums(data: _Data, pairs: Mask) -> Any:
+    """Return the matrix that sums over the pairs of each prompt, ``(n_prompts, n_chosen_pairs)``."""
+    clusters = np.unique(data.prompt_index[pairs], return_inverse=True)[1]
+    shape = (int(clusters.max(initial=-1)) + 1, len(clusters))
+    return sparse.csr_array((np.ones(len(clusters)), (clusters, np.arange(len(clusters)))), shape=shape)
+
+
+def _prompts_of_phrases(data: _Data, pairs: Mask) -> IntArray:
+    """Return the number of prompts that differ in each phrase, ``(n_phrases,)``."""
+    differs = _prompt_sums(data, pairs) @ abs(sparse.csr_array(data.table.difference)[pairs])
+    return np.asarray((differs > 0).sum(axis=0), dtype=np.int64).ravel()
+
+
+def _propose_phrases(data: _Data, proposing: Mask, testing: Mask) -> Iterator[_Proposal]:
+    scores = _score_phrases(data, proposing)
+    # How often a phrase occurs does not depend on votes, so the testing half may be asked for it.
+    usable = (_prompts_of_phrases(data, testing) >= ENOUGH_CLUSTERS) & (scores.prompts >= 2 * MIN_PROMPTS)
+    rows = np.flatnonzero(testing)
+    for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
+        clear = usable & (np.abs(z) > MIN_Z) & (z * own > 0)
+        for column in _distinct(np.abs(z), clear, data.table.phrases, PHRASES_PROPOSED):
+            yield _Proposal(j, "", {column: float(np.sign(z[column]))}, rows)
+
+
+def _propose_positions(data: _Data, proposing: Mask, testing: Mask, topic: str) -> Iterator[_Proposal]:
+    if len(np.unique(data.prompt_index[testing])) < ENOUGH_CLUSTERS or not proposing.any():
+        return
+    scores = _score_phrases(data, proposing)
+    for j, (z, own) in enumerate(zip(scores.z, scores.own, strict=True)):
+        signs = {}
+        for sign in (1.0, -1.0):
+            clear = (scores.prompts >= MIN_PROMPTS) & (sign * z > MIN_Z) & (sign * own > 0)
+            for column in _distinct(np.abs(z), clear, data.table.phrases, POSITION_PHRASES):
+                signs[column] = sign
+        if len(set(signs.values())) == 2:
+            yield _Proposal(j, topic, signs, np.flatnonzero(testing))
+
+
+def _distinct(clarity: FloatArray, allowed: Mask, phrases: Sequence[str], count: int) -> list[int]:
+    """Return the clearest phrases, without one that is a part of a clearer one or has a clearer one as a part."""
+    chosen: list[int] = []
+    for column in np.argsort(-np.where(allowed, clarity, -np.inf), kind="stable").tolist():
+        if len(chosen) == count or not allowed[column]:
+            break
+        own = f" {phrases[column]} "
+        if not any(own in f" {phrases[other]} " or f" {phrases[other]} " in own for other in chosen):
+            chosen.append(column)
+    return chosen
+
+
+# --- tests ------------------------------------------------------------------------------------------------------------
+
+
+def _survivors(proposals: Sequence[_Proposal], data: _Data) -> list[list[View]]:
+    """Return the proposals that survive, by member; a phrase, or the position on a topic, at most once per member."""
+    threshold = float(stats.norm.isf(SIGNIFICANCE / max(len(proposals), 1)))
+    survivors: list[dict[object, View]] = [{} for _ in data.weights]
+    for one in proposals:
+        contrast = _contrast(one, data.table)
+        fitted = fit_contrast(contrast, data.y, data.length, data.prompt_index)
+        lean = lean_of(contrast, fitted, one.member, threshold)
+        if lean.claim:
+            key = one.topic if len(one.signs) > 1 else next(iter(one.signs))
+            survivors[one.member].setdefault(key, _view(one, contrast, lean, data))
+    return [list(of_member.values()) for of_member in survivors]
+
+
+def _contrast(one: _Proposal, table: PhraseTable) -> Contrast:
+    """Return the pairs of the testing half whose responses differ in the phrases; only the proposed sign is claimed."""
+    columns = list(one.signs)
+    signed = sparse.csc_array(table.difference)[:, columns] @ np.array(list(one.signs.values()))
+    x = np.sign(signed[one.rows])
+    rows = one.rows[x != 0]
+    (first, sign), *others = one.signs.items()
+    if others:
+        return Contrast(one.topic or ALL_PROMPTS, f"{PREFERS}these phrases", "", ("", ""), rows, x[x != 0])
+    # The sign of the phrase stays in ``x``: ``own`` is the lean towards responses that have it.
+    phrase = table.phrases[first]
+    claims = (f"{LIKES_WORD}“{phrase}”", "") if sign > 0 else ("", f"{DISLIKES_WORD}“{phrase}”")
+    return Contrast(phrase, *claims, ("", ""), rows, sign * x[x != 0])
+
+
+def _view(one: _Proposal, contrast: Contrast, lean: Lean, data: _Data) -> View:
+    prefers, rejects = (tuple(data.table.phrases[c] for c, s in one.signs.items() if s == sign) for sign in (1.0, -1.0))
+    margin = float(stats.norm.isf(SIGNIFICANCE / 2)) * lean.standard_error
+    return View(
+        topic=one.topic,
+        prefers=prefers,
+        rejects=rejects,
+        lean=lean,
+        low=lean.relative - margin,
+        high=lean.relative + margin,
+        prompts=len(np.unique(data.prompt_index[contrast.rows])),
+        quotes=tuple(_quotes(data, one.member, contrast, prefers, rejects)),
+    )
+
+
+def _quotes(data: _Data, j: int, contrast: Contrast, prefers: Sequence[str], rejects: Sequence[str]) -> Iterator[Quote]:
+    """Yield sentences of the testing half on which the member votes as claimed and most of the others do not."""
+    held_out, rows = data.held_out, contrast.rows
+    votes = held_out.preferences
+    difference, share_a = held_out.difference[rows, j], held_out.votes[rows] @ data.weights
+    with_it = np.where(difference > 0, share_a, 1.0 - share_a)
+    claimed = contrast.x * (1.0 if prefers else -1.0)  # the side that the member should prefer
+    clarity = np.where(claimed * difference > 0, np.abs(difference) * (1.0 - 2.0 * with_it), 0.0)
+    shown: set[int] = set()
+    for row in np.argsort(-clarity, kind="stable").tolist():
+        if len(shown) == QUOTES or not clarity[row] > 0:
+            return
+        pair = rows[row]
+        prompt = int(votes.prompt_index[pair])
+        response = votes.a_index[pair] if contrast.x[row] > 0 else votes.b_index[pair]
+        sentence = excerpt(str(votes.responses[response]), prefers or rejects)
+        if sentence and prompt not in shown:
+            shown.add(prompt)
+            asked = shortened(Prompt(votes.prompts[prompt]).text, PROMPT_LENGTH)
+            yield Quote(asked, sentence, bool(prefers), float(with_it[row]))
+
+
+def reward_scale(held_out: HeldOutVotes, j: int) -> float:
+    """Return the root mean square of a member's reward differences; 1 if all are 0."""
+    return float(np.sqrt((held_out.difference[:, j] ** 2).mean())) or 1.0

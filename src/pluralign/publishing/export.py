@@ -1,0 +1,634 @@
+"""What all exports share: their result, their index file, names of members, warnings, and where they may be written."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.resources import files
+from pathlib import Path, PurePath
+from typing import Any, Literal, get_args
+
+import numpy as np
+from safetensors import safe_open
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import DataError, UsageError, did_you_mean
+from pluralign.core.files import atomic_folder
+from pluralign.core.hub import HUB_ID, check_upload, upload_model
+from pluralign.core.json_values import without_nan
+from pluralign.core.text import counted
+from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.folder import ENSEMBLE_FILE
+from pluralign.ensemble.headline import main_evaluation, standing
+from pluralign.ensemble.held_out import has_held_out, load_held_out
+from pluralign.ensemble.record import FitRecord
+from pluralign.measuring.cards import member_name, member_profiles
+from pluralign.publishing.card import Kind, ModelCard, without_path
+from pluralign.publishing.standalone.reward_model import RewardModel
+from pluralign.text.classifier import (
+    UNDECIDED_KEY,
+    WEIGHTS_KEY,
+    Reads,
+    added_chat_template,
+    classifier_head,
+    classifier_tokens,
+    reads_of,
+)
+from pluralign.text.encoders import HashingEncoder
+from pluralign.text.features import BUNDLED, ENCODER_FOLDER, TextFeatures
+from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
+from pluralign.text.loading import MINILM_HUB_ID, copy_model, hub_source, quiet_transformers
+from pluralign.text.transformer import ModelEncoder, is_sentence_encoder
+from pluralign.theory.intervals import ENOUGH_CLUSTERS
+from pluralign.votes.prompts import Item, Message, Prompt
+
+INDEX_FILE = "pluralign.json"
+"""Index of an export: its members, their weights, the undecided share, and the version that wrote it."""
+KNOWN_BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "minilm": MINILM_HUB_ID}
+"""Hub ids of models that have a short name in this library."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """The result of an export."""
+
+    folder: str
+    models: list[str]
+    """Folders for ``from_pretrained``: one, or one per member."""
+    members: list[int]
+    """Indices of the exported members."""
+    names: list[str]
+    weights: list[float]
+    """Weights of the exported members in the ensemble; they sum to 1 if all are exported."""
+    undecided: float
+    """Share of votes that no member explains."""
+    base: str
+    hub: str | None
+    """URL on the hub, if the export was pushed."""
+    warnings: list[str] = field(default_factory=list)
+    """Reasons not to rely on the ensemble, as sentences."""
+
+
+def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
+    """Return the name of each member on its card, or its number if there are no held-out votes."""
+    if not has_held_out(folder):
+        return numbered_names(ensemble)
+    return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
+
+
+def numbered_names(ensemble: RewardEnsemble) -> list[str]:
+    """Return the names of members that are known by their numbers only."""
+    return [member_name(j) for j in range(ensemble.k)]
+
+
+def base_id(base: str) -> str | None:
+    """Return the hub id of a base model, or None for a local folder: local paths are not published.
+
+    Example:
+        >>> base_id("smollm2"), base_id("my-org/model"), base_id("/home/me/models/mine")
+        ('HuggingFaceTB/SmolLM2-135M-Instruct', 'my-org/model', None)
+    """
+    if base in KNOWN_BASES:
+        return KNOWN_BASES[base]
+    if found := hub_source(Path(base)):
+        return found[0]
+    return base if HUB_ID.fullmatch(base) and not Path(base).exists() else None
+
+
+def export_warnings(record: FitRecord) -> list[str]:
+    """Return reasons not to rely on an ensemble, as sentences: no figures, few prompts, or no better than ½."""
+    evaluation = main_evaluation(record)
+    if evaluation is None:
+        return ["The calibration of this ensemble is unknown: there are no figures on held-out votes."]
+    if evaluation.prompts < ENOUGH_CLUSTERS:
+        few = counted(evaluation.prompts, "held-out prompt")
+        return [
+            f"The calibration of this ensemble is uncertain: {few}, and a verdict needs at least {ENOUGH_CLUSTERS}."
+        ]
+    half = evaluation.baselines.get("constant_half")
+    if half is None or standing(half.difference) == "ahead":
+        return []
+    worse = "worse than" if standing(half.difference) == "behind" else "not significantly better than"
+    scores = f"Brier score {evaluation.test.brier:.4f} against {half.brier:.4f}"
+    return [f"On held-out votes this ensemble is {worse} predicting ½ for every pair ({scores})."]
+
+
+def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
+    """Raise UsageError unless ``output`` can hold an export of the ensemble in ``folder``."""
+    inside, outside = folder.resolve(), output.resolve()
+    if inside == outside or inside in outside.parents or outside in inside.parents:
+        raise UsageError(
+            f"{output} must be outside the ensemble's folder {folder}, and not contain it; name another folder."
+        )
+    if output.is_dir() and any(output.iterdir()):
+        if not overwrite:
+            raise UsageError(
+                f"{output} is not empty; name another folder, or replace an earlier export with --overwrite."
+            )
+        if not (output / INDEX_FILE).is_file():
+            raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
+    elif output.exists() and not output.is_dir():
+        raise UsageError(f"{output} is a file; name a folder.")
+
+
+def index_of(
+    card: ModelCard, groups: Mapping[str, Sequence[int]], more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the index of an export.
+
+    Args:
+        card: base, names and figures.
+        groups: the members in each subfolder.
+        more: further keys.
+    """
+    rows = [asdict(card.member_row(j)) | {"folder": part} for part, chosen in groups.items() for j in chosen]
+    return {
+        "format": "pluralign-export",
+        "pluralign": __version__,
+        "base": card.base,
+        "undecided": card.ensemble.undecided,
+        "members": rows,
+        **(more or {}),
+    }
+
+
+def write_index(place: Path, index: Mapping[str, Any]) -> None:
+    """Write the index of an export into its folder."""
+    (place / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+# --- Ensembles on frozen features as folders that work without this package.
+
+
+SCRIPT = "reward_model.py"
+COPIED = ("pooling", "surface")
+"""Modules of ``text`` whose code becomes part of the script."""
+TOLERANCE = 1e-3
+"""Largest difference of a reward, relative to its size, between the script and the ensemble. In bfloat16 the order of
+additions alone moves rewards by more than this; there it is ``HALF_TOLERANCE``."""
+HALF_TOLERANCE = 0.05
+PROBES: tuple[Item, ...] = (
+    ("Should the bus be free?", "Yes, please: for everyone, on every line."),
+    ("Should the bus be free?", "No.\n- Too costly\n- Who pays?"),
+    ((Message("user", "Tea?"), Message("assistant", "No."), Message("user", "Why?")), "I might, perhaps, like it."),
+    ("Tell me a story. " * 400, "Once upon a time there was a bus."),
+)
+"""Texts on which the script is compared with the ensemble: a plain one, a list, a chat, and one that is truncated."""
+
+
+class NotExpressibleError(UsageError):
+    """The script cannot compute the rewards of an ensemble."""
+
+
+def encoder_name(features: TextFeatures) -> str:
+    """Return the name of an encoder for publication: a hub id, a short name, or the last part of a path."""
+    return features.hub_id or base_id(features.encoder) or PurePath(features.encoder).name
+
+
+def save_frozen(ensemble: RewardEnsemble, features: TextFeatures, place: Path, *, with_encoder: bool) -> TextFeatures:
+    """Save an ensemble on frozen features for publication, and return its features as they are saved.
+
+    Args:
+        ensemble: the ensemble.
+        features: its features.
+        place: an empty folder.
+        with_encoder: whether to copy the encoder. Otherwise it is named by its hub id and revision.
+    """
+    encoder = features.load_checked()
+    features = features if features.hub_id else replace(features.with_identity(), identity=features.identity)
+    if with_encoder and isinstance(encoder, ModelEncoder):
+        copy_model(encoder.folder, place / ENCODER_FOLDER)
+        copied = replace(features, encoder=str(place / ENCODER_FOLDER)).load()
+        features = replace(features, encoder=ENCODER_FOLDER, identity=copied.identity if copied else "", own=False)
+    elif features.hub_id and features.encoder not in BUNDLED:
+        features = replace(features, encoder=features.hub_id)
+    replace(ensemble, features=features, record=published_record(ensemble.record)).save(place)
+    return features
+
+
+def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
+    """Write ``reward_model.py`` and the index beside a saved ensemble, after comparing its rewards.
+
+    Args:
+        card: the ensemble, its names and its base.
+        place: the folder.
+        saved: the features, as ``save_frozen`` returned them.
+
+    Raises:
+        NotExpressibleError: the script does not compute the rewards of this ensemble.
+    """
+    ensemble, encoder = card.ensemble, replace(saved, encoder=_found(saved, place)).load_checked()
+    expected = ensemble.rewards(PROBES)
+    reader, (prompt, response) = describe_reader(saved, encoder), PROBES[0]
+    more = {
+        "arrays": json.loads((place / ENSEMBLE_FILE).read_text(encoding="utf-8"))["arrays"]["file"],
+        "reader": reader,
+        "check": {"prompt": prompt, "response": response, "rewards": expected[0].tolist()},
+    }
+    index = index_of(card, {".": range(ensemble.k)}, more)
+    local = reader | ({"hub_id": str(encoder.folder), "revision": ""} if isinstance(encoder, ModelEncoder) else {})
+    model = RewardModel(place, {**index, "reader": local}, ensemble.members.arrays())
+    try:
+        rewards = model.rewards([(Prompt(asked).json, text) for asked, text in PROBES])
+    except ValueError:  # raised by the script for its stored text
+        raise _not_expressible(card.base, "its rewards differ") from None
+    difference = float(np.max(np.abs(rewards - expected) / (1 + np.abs(expected))))
+    half = isinstance(encoder, ModelEncoder) and encoder.half
+    if difference > (HALF_TOLERANCE if half else TOLERANCE):
+        raise _not_expressible(card.base, f"its rewards differ by {difference:.2g}")
+    write_index(place, index)
+    (place / SCRIPT).write_text(script_text(), encoding="utf-8")
+
+
+def _found(saved: TextFeatures, place: Path) -> str:
+    return str(place / ENCODER_FOLDER) if saved.encoder == ENCODER_FOLDER else saved.encoder
+
+
+def published_record(record: FitRecord) -> FitRecord:
+    """Return the record of a fit without local paths."""
+    return FitRecord.from_json(without_path(record.to_json()))
+
+
+def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
+    """Return what the script must know to compute the features of a text."""
+    reader: dict[str, Any] = {"kind": "none", "surface": features.surface}
+    if isinstance(encoder, HashingEncoder):
+        return reader | {"kind": "hashing", "dimension": encoder.dimension}
+    if not isinstance(encoder, ModelEncoder):
+        return reader
+    pooling, unit_length = (encoder.pooling, False) if encoder.layers else own_pooling(encoder.folder)
+    return reader | {
+        "kind": "transformer",
+        "hub_id": features.hub_id,
+        "revision": features.revision,
+        "layers": list(encoder.layers),
+        "keep_layers": encoder.kept_layers,
+        "pooling": pooling,
+        "unit_length": unit_length,
+        "max_length": encoder.max_tokens(),
+        "chat": encoder.reads_chats(),
+        "dtype": "bfloat16" if encoder.half else "float32",
+    }
+
+
+def own_pooling(folder: Path) -> tuple[str, bool]:
+    """Return the pooling of a model's own vector, and whether the vector is scaled to length 1."""
+    if not is_sentence_encoder(folder):
+        return "mean", False
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise _not_expressible(folder.name, f"its modules are {', '.join(kinds)}")
+    config = json.loads((folder / modules[1]["path"] / "config.json").read_text(encoding="utf-8"))
+    flags = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    names = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "last"}
+    modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+    mode = names.get(flags[0]) if len(flags) == 1 else modes.get(str(config.get("pooling_mode")))
+    if mode is None:
+        raise _not_expressible(folder.name, f"its pooling is {' '.join(flags) or config.get('pooling_mode')}")
+    return mode, "Normalize" in kinds
+
+
+def script_text() -> str:
+    """Return the text of the script: the module of the package with the code that it imports from the package."""
+    text = _source("publishing/standalone/reward_model.py")
+    for name in COPIED:
+        source = _source(f"text/{name}.py")
+        _, _, code = source.partition('"""\n\n')  # without the docstring of the module
+        imported = f"from pluralign.text.{name} import "
+        start = text.index(imported)
+        end = text.index("\n", start)
+        text = f"{text[:start]}# {name} features\n{code.strip()}\n\n{text[end + 1 :]}"
+    return text
+
+
+def _source(name: str) -> str:
+    return files("pluralign").joinpath(name).read_text(encoding="utf-8")
+
+
+def _not_expressible(encoder: str, reason: str) -> NotExpressibleError:
+    return NotExpressibleError(
+        f"the encoder {encoder} needs sentence-transformers ({reason}), so its ensemble cannot be exported: "
+        "use RewardEnsemble.push_to_hub, or fit with other --layers."
+    )
+
+
+# --- ``export``: write an ensemble, or one of its members, as a folder that works without this package.
+
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+CROSS_ENCODER_FILES: dict[str, Any] = {
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
+    "sentence_bert_config.json": {
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    },
+    "config_sentence_transformers.json": {
+        "model_type": "CrossEncoder",
+        "activation_fn": "torch.nn.modules.linear.Identity",
+    },
+}
+"""Files of a pair model for ``CrossEncoder`` of sentence-transformers: pairs of texts, no chat template, raw scores."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def export(
+    folder: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    member: int | None = None,
+    separate: bool = False,
+    dtype: Precision = "float32",
+    overwrite: bool = False,
+    push_to_hub: str | None = None,
+    public: bool = False,
+    commands: Sequence[Sequence[str]] = (),
+) -> Export:
+    """Write an ensemble as a folder that works without Pluralign.
+
+    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one
+    model with one output per member. Its configuration holds their weights, their names and the undecided share. The
+    members of a stagewise ensemble are separate models and cannot be exported so.
+
+    An ensemble on frozen features becomes a folder with its arrays, its encoder, and ``reward_model.py``, which
+    computes its rewards with torch and transformers.
+
+    Args:
+        folder: folder of the ensemble, written by ``fit``.
+        output: the folder to write.
+        member: export only this member, as a model with one output.
+        separate: export each member as a model with one output, in the folders ``member-J``.
+        dtype: data type of the weights. float32 reproduces the ensemble's rewards; half precision is half as large.
+        overwrite: replace an earlier export.
+        push_to_hub: upload the export to this repository on the Hugging Face hub.
+        public: make a newly created repository public.
+        commands: the commands that reproduce the export, each as a list of words, for the model card.
+    """
+    folder, output = Path(folder), Path(output)
+    ensemble = RewardEnsemble.load(folder)
+    features = ensemble.features
+    if member is not None and not 0 <= member < ensemble.k:
+        raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
+    if member is not None and separate:
+        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
+    if dtype not in get_args(Precision):
+        raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
+    if isinstance(features, TextFeatures):
+        if member is not None or separate or dtype != "float32":
+            raise UsageError(
+                "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
+                "reward_model.py returns one column of rewards per member."
+            )
+        base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
+    else:
+        _check_tuned(features, folder, one_model=member is None and not separate)
+        base, known = base_id(features.base) or PurePath(features.base).name, base_id(features.base)
+    refuse_place(folder, output, overwrite)
+    if push_to_hub:
+        check_upload(push_to_hub)
+    members = list(range(ensemble.k)) if member is None else [member]
+    names = member_names(folder, ensemble)
+    card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
+    groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
+    with atomic_folder(output) as partial:
+        if isinstance(features, TextFeatures):
+            write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
+            (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
+        else:
+            kind: Kind = "ensemble" if member is None and not separate else "member"
+            _write_models(card, features, partial, groups, kind, dtype)
+            if separate:
+                (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
+    return Export(
+        folder=str(output),
+        models=[str(output / place) for place in groups],
+        members=members,
+        names=[names[j] for j in members],
+        weights=ensemble.weights[members].tolist(),
+        undecided=ensemble.undecided,
+        base=base,
+        hub=upload_model(output, push_to_hub, private=not public) if push_to_hub else None,
+        warnings=export_warnings(ensemble.record),
+    )
+
+
+def _check_tuned(features: FinetunedFeatures, folder: Path, *, one_model: bool) -> None:
+    """Raise an error if the members are to be one model but are several, or if a model was changed."""
+    if features.method == "stagewise" and one_model:
+        raise UsageError(
+            "the members of a stagewise ensemble are separate models and cannot be exported as one: "
+            "export one with --member J, or each in its own folder with --all."
+        )
+    if features.with_current_hashes().identity != features.identity:
+        remedy = "copy the folder again, or fit again"
+        raise DataError("a fine-tuned model was changed: its hash differs", file=str(folder), remedy=remedy)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _write_models(
+    card: ModelCard,
+    features: FinetunedFeatures,
+    partial: Path,
+    groups: dict[str, list[int]],
+    kind: Kind,
+    dtype: Precision,
+) -> None:
+    """Write the models, their cards and the index."""
+    for place, chosen in groups.items():
+        model, tokenizer = _model_of(features, card.ensemble.members.head()[:, chosen])
+        reads = reads_of(tokenizer)
+        _describe(model.config, card.ensemble, card.names, chosen, kind, reads)
+        _save(model, tokenizer, partial / place, dtype, features.max_length)
+        limit = int(tokenizer.model_max_length)
+        text = card.text(kind, chosen, reads, place, ends_in_padding(model, tokenizer), limit)
+        (partial / place / "README.md").write_text(text, encoding="utf-8")
+    write_index(partial, index_of(card, groups))
+
+
+def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
+    """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
+    places, outputs = model_folders(features), features.outputs
+    if features.method == "stagewise":
+        (own,) = np.flatnonzero(theta[:, 0])
+        places, theta, outputs = [places[own]], theta[own : own + 1], 1
+    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
+    if features.lora:
+        refuse_without_head(places[0], classifier_head(model)[0])
+        model = model.merge_and_unload()
+    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
+    return model, tokenizer
+
+
+def _describe(
+    config: Any, ensemble: RewardEnsemble, names: Sequence[str], chosen: Sequence[int], kind: Kind, reads: Reads
+) -> None:
+    """Describe the outputs of a model in its configuration."""
+    labels = [names[j] for j in chosen]
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+    # Rewards are not probabilities. This setting keeps vLLM and pipelines from applying a softmax, and scorers of pairs
+    # of texts (vLLM's /score, CrossEncoder of sentence-transformers) from applying a sigmoid.
+    config.problem_type = "regression"
+    if reads == "pair":
+        config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    config.pluralign, config.pluralign_names = __version__, labels
+    if kind == "ensemble":
+        setattr(config, WEIGHTS_KEY, ensemble.weights[list(chosen)].tolist())
+        setattr(config, UNDECIDED_KEY, ensemble.undecided)
+        config.pluralign_temperature = ensemble.temperature
+    else:
+        config.pluralign_member, config.pluralign_member_weight = chosen[0], float(ensemble.weights[chosen[0]])
+
+
+def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length: int) -> None:
+    import torch
+
+    place.mkdir(exist_ok=True)
+    size, free = sum(part.numel() for part in model.parameters()) * BYTES[dtype], shutil.disk_usage(place).free
+    if size > free:
+        raise UsageError(f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free.")
+    # Long inputs are truncated at the beginning of the prompt, as in the fit of the ensemble.
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    tokenizer.init_kwargs |= {"truncation_side": "left", "padding_side": "right"}  # otherwise they are not saved
+    tokenizer.model_max_length = min(int(tokenizer.model_max_length), max_length)
+    if reads_of(tokenizer) != "chat":  # TRL renders messages with a template, and ends plain texts with an end token
+        tokenizer.chat_template = added_chat_template(tokenizer)
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token or tokenizer.pad_token
+    if reads_of(tokenizer) == "pair":
+        for name, content in CROSS_ENCODER_FILES.items():
+            (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    with quiet_transformers():
+        model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
+        tokenizer.save_pretrained(place)
+    for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
+        path.chmod((place / "config.json").stat().st_mode)
+
+
+def ends_in_padding(model: Any, tokenizer: Any) -> bool:
+    """Return whether a decoder's inputs end in its padding token, so that it reads the token before.
+
+    This happens if the token at the end of a turn is also the padding token. vLLM has no padding: it reads the last
+    token.
+    """
+    last = classifier_tokens(tokenizer, ("Tea?", "Yes."), tokenizer.model_max_length)["input_ids"][-1]
+    return bool(reads_of(tokenizer) != "pair" and last == model.config.get_text_config().pad_token_id)
+
+
+def refuse_without_head(adapter: Path, head: str) -> None:
+    """Raise DataError if an adapter was saved without its head.
+
+    Merging such an adapter gives a random head: the base model has none, so transformers initializes one at random, and
+    peft does not replace it if ``modules_to_save`` did not name it.
+    """
+    weights = adapter / "adapter_model.safetensors"
+    name = head.removesuffix(".modules_to_save.default")
+    with safe_open(weights, framework="numpy") as file:
+        if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
+            remedy = "fit again; its rewards cannot be recovered"
+            raise DataError(f"the adapter was saved without its head, {name}", file=str(weights), remedy=remedy)
+
+
+def keep_outputs(model: Any, theta: FloatArray) -> None:
+    """Change the head of a sequence classifier so that it returns θᵀ·outputs; one-hot columns select outputs.
+
+    Args:
+        model: changed in place: its head becomes W' = θᵀ W, b' = θᵀ b.
+        theta: ``(outputs, k)``.
+    """
+    _, head = classifier_head(model)
+    bias = None if head.bias is None else theta.T @ head.bias.detach().double().cpu().numpy()
+    replace_head(model, head.weight.detach().double().cpu().numpy().T @ theta, bias)
+
+
+def replace_head(model: Any, theta: FloatArray, bias: FloatArray | None = None) -> None:
+    """Change the head of a sequence classifier so that it returns θᵀ·states.
+
+    Args:
+        model: changed in place.
+        theta: ``(hidden, k)``.
+        bias: of a head that has one, ``(k,)``; zeros by default.
+    """
+    import torch
+
+    name, head = classifier_head(model)
+    kept = torch.nn.Linear(len(theta), theta.shape[1], bias=head.bias is not None, device=head.weight.device)
+    with torch.no_grad():
+        kept.weight.copy_(torch.as_tensor(np.ascontiguousarray(theta.T)))
+        if kept.bias is not None:
+            kept.bias.copy_(torch.as_tensor(np.zeros(theta.shape[1]) if bias is None else bias))
+    model.set_submodule(name, kept)
+    model.num_labels = model.config.num_labels = theta.shape[1]
+
+
+# --- ``RewardEnsemble.push_to_hub``: upload an ensemble that ``RewardEnsemble.from_pretrained`` loads again.
+
+
+def push_ensemble(
+    ensemble: RewardEnsemble, name: str, *, private: bool = True, names: Sequence[str] | None = None
+) -> str:
+    """Upload an ensemble with a model card, and return the URL: see ``RewardEnsemble.push_to_hub``."""
+    check_upload(name)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / PurePath(name).name
+        place.mkdir()
+        write_shared(ensemble, place, name, names)
+        return upload_model(place, name, private=private, kept=False)
+
+
+def write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequence[str] | None = None) -> None:
+    """Write the files of an upload into an empty folder.
+
+    Args:
+        ensemble: the ensemble.
+        place: the folder.
+        hub_id: the repository, for the model card.
+        names: names of the members (default: their numbers).
+    """
+    names = numbered_names(ensemble) if names is None else list(names)
+    if len(names) != ensemble.k:
+        raise UsageError(f"names must have one entry per member, {ensemble.k}, not {len(names)}.")
+    features, members = ensemble.features, range(ensemble.k)
+    if isinstance(features, TextFeatures):
+        source = features if features.hub_id else features.with_identity()
+        card = ModelCard(ensemble, names, encoder_name(source), source.hub_id or None, place.name, hub_id)
+        saved, script = save_frozen(ensemble, features, place, with_encoder=not source.hub_id), True
+        try:
+            write_script(card, place, saved)
+        except NotExpressibleError:  # then the folder needs this package
+            script = False
+        text = card.text("frozen", members, script=script)
+    else:
+        base = base_id(features.base)
+        if features.lora and base is None:
+            raise UsageError(
+                f"the LoRA adapters need the base model {features.base}, which is not on the hub: fit with a hub id, "
+                "or use pluralign export --push-to-hub, which merges them."
+            )
+        card = ModelCard(ensemble, names, base or PurePath(features.base).name, base, place.name, hub_id)
+        save_tuned(ensemble, features, place)
+        text = card.text("tuned", members)
+    (place / "README.md").write_text(text, encoding="utf-8")
+
+
+def save_tuned(ensemble: RewardEnsemble, features: FinetunedFeatures, place: Path) -> None:
+    """Save a fine-tuned ensemble for publication: the base is named by its hub id, without local paths."""
+    features.save(place)
+    name = features.base if features.base in KNOWN_BASES else base_id(features.base) or PurePath(features.base).name
+    for path in place.rglob("README.md"):  # written by peft, with local paths
+        path.unlink()
+    for path in place.rglob("adapter_config.json"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = base_id(name) or name
+        path.unlink()  # it may be a hard link to the file of the ensemble
+        path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    published = replace(features, base=name, folder=place).with_current_hashes()
+    replace(ensemble, features=published, record=published_record(ensemble.record)).save(place)

@@ -1,0 +1,331 @@
+"""Routes that answer prompts: OpenAI's chat completions, the three modes, and steering by choices."""
+
+import html
+import importlib.resources
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+from pluralign.answering.answer import Mode
+from pluralign.core.json_values import to_json
+from pluralign.server import chat as openai_chat
+from pluralign.server.candidates import SamplingOverrides
+from pluralign.server.chat import find_model, name_ignored
+from pluralign.server.errors import ApiError, FiniteJSONResponse
+from pluralign.server.limits import Limits, check_count
+from pluralign.server.page import PageData
+from pluralign.server.schemas import (
+    AnswerRequest,
+    AnswerResponse,
+    ApiVersion,
+    ChatCompletion,
+    ChatRequest,
+    CohereMeta,
+    CohereRequest,
+    CohereResponse,
+    CompareRequest,
+    CompareResponse,
+    Document,
+    ExplainResponse,
+    Health,
+    Model,
+    ModelList,
+    Pair,
+    RankedDocument,
+    RankedText,
+    RerankRequest,
+    RewardRequest,
+    RewardResponse,
+    ScoreRequest,
+    ScoreResponse,
+    SteeringResponse,
+    SteerRequest,
+)
+from pluralign.server.service import Service
+from pluralign.votes.prompts import Prompt
+
+
+def answer_routes(service: Service) -> APIRouter:
+    """Return the routes that answer prompts."""
+    router = APIRouter()
+    k, generator = service.ensemble.k, service.candidates.generator
+    generator_name = generator.name if generator else None
+
+    @router.get("/v1/models", tags=["answers"])
+    async def models() -> ModelList:
+        """OpenAI's list of models: the modes of the ensemble, and every member."""
+        return ModelList(data=[Model(id=model) for model in openai_chat.model_ids(service.name, k)])
+
+    @router.get("/v1/models/{model:path}", tags=["answers"])
+    async def model(model: str) -> Model:
+        """OpenAI's description of one model; 404 if there is no such model."""
+        openai_chat.find_model(model, service.name, k)
+        return Model(id=model)
+
+    @router.post("/v1/chat/completions", tags=["answers"], response_model=ChatCompletion)
+    async def chat_completions(body: ChatRequest, response: Response) -> ChatCompletion | StreamingResponse:
+        """OpenAI's chat completion, optionally streamed. The field ``pluralign`` has the members and their weights."""
+        ignored = name_ignored(body, response.headers)
+        target = openai_chat.find_model(body.model, service.name, k)
+        draws = body.draws or 1
+        if draws > 1 and target.voice != "distributional":
+            message = f"n must be 1 for {body.model}; several draws require {service.name}:distributional."
+            raise ApiError(400, message, code="invalid", param="n")
+        check_count(draws, service.limits.candidates, "draws", "n")
+        prompt = service.prompt(body.messages, single_as_text=not service.candidates.only_chats)
+        seed = service.seed_for(body.seed)
+        answers, _ = await service.answer(
+            prompt,
+            target.mode,
+            candidates=body.candidates,
+            seed=seed,
+            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_completion_tokens or body.max_tokens),
+            draws=draws,
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            member=target.member,
+        )
+        texts = [openai_chat.message_text(answer, target, service.names) for answer in answers]
+        wrote = None if body.candidates else generator_name
+        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
+        prompt_text = Prompt(prompt).text
+        if not body.stream:
+            return openai_chat.completion(body.model, prompt_text, texts, details)
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        events = openai_chat.stream(body.model, prompt_text, texts, details, include_usage=include_usage)
+        return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
+
+    @router.post("/v1/answer", tags=["answers"])
+    async def answer(body: AnswerRequest, response: Response) -> AnswerResponse:
+        """A slate and a consensus, one chosen member, or a random draw by weight, with the candidates."""
+        ignored = name_ignored(body, response.headers)
+        seed = service.seed_for(body.seed)
+        answers, texts = await service.answer(
+            service.prompt(body.prompt),
+            body.mode,
+            candidates=body.candidates,
+            n_candidates=body.n_candidates,
+            seed=seed,
+            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_tokens),
+            choices=body.choices,
+            rule=body.rule,
+            level=body.level,
+            slate_size=body.slate_size,
+            cover=body.cover,
+            member=body.member,
+            like=body.like,
+        )
+        wrote = None if body.candidates else generator_name
+        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
+        return AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
+
+    @router.post("/v1/steer", tags=["answers"])
+    async def steer(body: SteerRequest, response: Response) -> SteeringResponse:
+        """What a user's choices say: the most likely member, the posterior, and the probability of no member."""
+        name_ignored(body, response.headers)
+        return await service.steer(body.choices)
+
+    return router
+
+
+async def _async(events: Iterable[str]) -> AsyncIterator[str]:
+    """Yield events in the event loop; Starlette would move a plain iterator to a thread."""
+    for event in events:
+        yield event
+
+
+# --- Routes about the server itself: the data of the page, health, and metrics.
+
+
+@dataclass(frozen=True)
+class EnsembleResponse(PageData):
+    """Everything that the page shows: the ensemble's data, and the abilities of this server.
+
+    Numbers that are undefined are null.
+    """
+
+    can_generate: bool
+    generator: str | None
+    policies: list[int]
+    """Members whose own policy writes their answers."""
+    modes: list[Mode]
+    models: list[str]
+    limits: Limits
+
+
+def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIRouter:
+    """Return the routes about the server itself.
+
+    Args:
+        ensemble: the data of the page; converted to JSON once.
+        metrics: returns the current metrics in Prometheus's text format.
+    """
+    router = APIRouter()
+    content = FiniteJSONResponse(to_json(ensemble)).body
+
+    @router.get("/v1/ensemble", tags=["answers"], response_model=EnsembleResponse)
+    async def ensemble_data() -> Response:
+        """Everything that the page shows: figures, member cards, examples, modes and limits."""
+        return Response(content, media_type="application/json")
+
+    @router.get("/health", tags=["server"])
+    @router.get("/healthz", tags=["server"])
+    async def healthz() -> Health:
+        """Whether the server answers: ``{status: "ok"}``."""
+        return Health()
+
+    @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
+    async def metrics_text() -> Response:
+        """Counters and histograms for Prometheus."""
+        return PlainTextResponse(metrics())
+
+    return router
+
+
+# --- Routes for people: the files of the page, and a list of all routes without scripts.
+
+
+MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+NO_PAGE = b"This installation has no page. The API works: see /docs."
+
+
+@dataclass(frozen=True)
+class Page:
+    """A file that is served as it is."""
+
+    media_type: str
+    content: bytes
+
+
+def read_pages(openapi: Mapping[str, Any]) -> dict[str, Page]:
+    """Return the files of the page and the list of routes, by path.
+
+    Args:
+        openapi: the description of the API, for the list of routes.
+    """
+    folder = importlib.resources.files("pluralign") / "server" / "static"
+    files = {file.name: file.read_bytes() for file in folder.iterdir()} if folder.is_dir() else {}
+    pages = {"/": Page("text/plain", NO_PAGE), "/docs": Page("text/html", list_routes(openapi).encode())}
+    for name, content in files.items():
+        if media_type := MEDIA_TYPES.get(name.rpartition(".")[2]):
+            pages["/" if name == "index.html" else f"/{name}"] = Page(media_type, content)
+    return pages
+
+
+def page_routes(pages: Mapping[str, Page]) -> APIRouter:
+    """Return a route per page."""
+    router = APIRouter(include_in_schema=False)
+    for path, page in pages.items():
+        router.add_api_route(path, _send(page))
+    return router
+
+
+def _send(page: Page) -> Callable[[], Awaitable[Response]]:
+    async def send() -> Response:
+        return Response(page.content, media_type=page.media_type)
+
+    return send
+
+
+def list_routes(openapi: Mapping[str, Any]) -> str:
+    """Return an HTML page without scripts that lists the routes; ``/openapi.json`` has all details."""
+    models = openapi.get("components", {}).get("schemas", {})
+    rows = []
+    for path, methods in openapi["paths"].items():
+        for method, route in methods.items():
+            body = route.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            model = models.get(body.get("$ref", "").rpartition("/")[2], {})
+            examples = "".join(f"<pre>{html.escape(json.dumps(one))}</pre>" for one in model.get("examples", []))
+            text = re.sub(r"``(.+?)``", r"<code>\1</code>", html.escape(route.get("description", "")))
+            rows.append(f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{text}</p>{examples}")
+    title = html.escape(openapi["info"]["title"])
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body><main>'
+        f'<h1>{title}</h1><p>Complete description: <a href="openapi.json">openapi.json</a>.</p>{"".join(rows)}'
+        "</main></body></html>"
+    )
+
+
+# --- Routes that score, compare and rank texts, in our own format and in those of TEI, Cohere and OpenRLHF.
+
+
+Member: TypeAlias = Annotated[int | None, Query(ge=0, description="Number of one member; the whole ensemble if absent")]
+
+
+def score_routes(service: Service) -> APIRouter:
+    """Return the routes that score, compare and rank texts."""
+    router = APIRouter()
+
+    @router.post("/v1/compare", tags=["scores"])
+    async def compare(body: CompareRequest, response: Response) -> CompareResponse:
+        """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
+        name_ignored(body, response.headers)
+        return CompareResponse(results=await service.compare(body.pairs))
+
+    @router.post("/v1/score", tags=["scores"])
+    async def score(body: ScoreRequest, response: Response) -> ScoreResponse:
+        """Rewards of every member: ``{results: [{rewards: [k numbers]}]}``, one result per text."""
+        name_ignored(body, response.headers)
+        return ScoreResponse(results=await service.score_texts(body.texts))
+
+    @router.post("/v1/explain", tags=["scores"])
+    async def explain(body: Pair, response: Response) -> ExplainResponse:
+        """Each member's vote on a pair, with reasons.
+
+        ``{votes, prob_hat, prob_policy, rewards, members, undecided}``
+        """
+        name_ignored(body, response.headers)
+        return await service.explain(body)
+
+    @router.post("/rerank", tags=["rerank"], response_model_exclude_unset=True)
+    async def rerank(body: RerankRequest, response: Response, member: Member = None) -> list[RankedText]:
+        """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
+
+        Scores are weighted pairwise support (Borda); raw scores are rewards.
+        """
+        name_ignored(body, response.headers)
+        scores = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
+        ranked = [RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
+        if body.return_text:
+            return [one.model_copy(update={"text": body.texts[one.index]}) for one in ranked]
+        return ranked
+
+    @router.post("/v1/rerank", tags=["rerank"], response_model_exclude_unset=True)
+    @router.post("/v2/rerank", tags=["rerank"], response_model_exclude_unset=True)
+    async def cohere_rerank(body: CohereRequest, response: Response) -> CohereResponse:
+        """Cohere's rerank: ``{results: [{index, relevance_score}]}``, best first. A model id can name one member."""
+        name_ignored(body, response.headers)
+        texts = [document if isinstance(document, str) else document.text for document in body.documents]
+        target = find_model(body.model or service.name, service.name, service.ensemble.k)
+        scores = await service.rank(body.query, texts, target.member, raw=False)
+        results = [
+            RankedDocument(index=i, relevance_score=float(scores[i]))
+            for i in (-scores).argsort(kind="stable").tolist()[: body.top_n]
+        ]
+        if body.return_documents:
+            results = [one.model_copy(update={"document": Document(text=texts[one.index])}) for one in results]
+        meta = CohereMeta(api_version=ApiVersion(version="2"))
+        return CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
+
+    @router.post("/get_reward", tags=["rewards"])
+    async def get_reward(body: RewardRequest, response: Response, member: Member = None) -> RewardResponse:
+        """OpenRLHF's remote reward model: ``{rewards, scores, extra_logs}``, one number per query.
+
+        With ``?member=3`` the rewards of that member, otherwise the weighted mean. ``extra_logs`` has every member's.
+        """
+        name_ignored(body, response.headers)
+        prompts = body.prompts or [""] * len(body.query)
+        if len(prompts) != len(body.query):
+            message = f"query has {len(body.query)} texts and prompts has {len(prompts)}; send one prompt per query."
+            raise ApiError(422, message, code="invalid", param="prompts")
+        weights, rewards = service.weights(member), await service.decoded_rewards(prompts, body.query)
+        mean = (rewards @ weights).tolist()
+        logs = {f"member_{j}": rewards[:, j].tolist() for j in range(service.ensemble.k)}
+        return RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
+
+    return router

@@ -1,0 +1,362 @@
+"""Fine-tuned backbones as features: the states before a model's head, or the outputs. Members are linear in them.
+
+Decided here: the files on disk, that changed files are rejected, and how many models are in memory. A joint ensemble is
+one model that reads each text once. Its features are the states that the head reads, so its members are another head,
+and an export is a plain classifier. (Earlier versions wrote joint ensembles whose features are the outputs.) A
+stagewise ensemble is one model with one output per member. As LoRA adapters, its members share one base in memory.
+``training.finetune`` trains the models.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from safetensors import safe_open
+
+from pluralign.core.arrays import FloatArray, Vectors
+from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.files import file_sha256, link_folder
+from pluralign.core.json_values import from_json
+from pluralign.core.types import Method, Progress
+from pluralign.text.classifier import TRUNCATION, classifier_head, classifier_rewards, remove_head, use_float32_head
+from pluralign.text.encoders import encode
+from pluralign.text.loading import minilm_folder, model_folder, not_loadable, quiet_transformers, smollm2_folder
+from pluralign.text.options import ChosenPrecision
+from pluralign.text.precision import check_cpu_bfloat16
+from pluralign.text.transformer import layer_shape, read_config
+from pluralign.votes.items import ItemsLike, as_items
+from pluralign.votes.prompts import Item
+
+BACKBONE_FOLDER = "backbone"
+KIND = "backbone"
+"""Kind of these features in an ensemble's JSON."""
+KEEP_BYTES = 8_000_000_000
+"""Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
+Reads: TypeAlias = Literal["outputs", "states"]
+
+
+@dataclass(frozen=True)
+class FinetunedFeatures:
+    """One or several fine-tuned models, whose states or outputs are the features."""
+
+    base: str
+    """Name of the base model, as it was given."""
+    method: Method
+    """``joint``: one model with all outputs. ``stagewise``: one model per output."""
+    lora: bool
+    outputs: int
+    """Number of outputs of the head of a joint model, or number of stagewise models."""
+    max_length: int
+    """Maximum number of tokens per text; longer texts lose the beginning of the prompt."""
+    identity: tuple[str, ...] = ()
+    """Hash of each model's files. Other files in their place are rejected."""
+    revision: str = ""
+    """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
+    precision: ChosenPrecision = "float32"
+    """Precision of the models' bodies when they read texts. Heads are always in float32."""
+    reads: Reads = "outputs"
+    """The features: the ``outputs``, or the ``states`` of one model that its head reads."""
+    models: str = BACKBONE_FOLDER
+    """Name of the folder of the models."""
+    folder: Path = field(default=Path(), compare=False)
+    """The folder of the ensemble, which holds the folder of the models."""
+
+    surface: ClassVar[bool] = False
+    """An export is a plain classifier, so no surface features stand beside the states."""
+    n_layers: ClassVar[int] = 1
+
+    def __call__(self, items: ItemsLike, progress: Progress | None = None) -> Vectors:
+        """Return the features, ``(n_items, outputs)`` or ``(n_items, hidden)``.
+
+        Texts that were read before come from the vector cache.
+        """
+        parts, texts = self.parts(), as_items(items)
+
+        def report(position: int) -> Progress | None:
+            if progress is None:
+                return None
+            return lambda done, total: progress(position * total + done, len(parts) * total)
+
+        return np.hstack(
+            [encode(texts, part, surface=False, progress=report(position)) for position, part in enumerate(parts)]
+        )
+
+    def parts(self) -> list["Backbone"]:
+        """Return the models as encoders. Each is loaded when it first encodes a text that is not cached."""
+        models = _models_of(self)
+        return [
+            Backbone(place, hashed, models) for place, hashed in zip(model_folders(self), self.identity, strict=True)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return these features as an ensemble's JSON holds them."""
+        absent = ["folder", *([] if self.revision else ["revision"]), *(["reads"] if self.reads == "outputs" else [])]
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}
+        return {"kind": KIND, **own, "identity": list(self.identity)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], folder: Path) -> "FinetunedFeatures":
+        """Return the features in an ensemble's JSON.
+
+        Args:
+            values: the JSON object, as ``to_json`` returns it.
+            folder: the folder of the ensemble, which holds the models.
+
+        Raises:
+            TypeError, ValueError: the JSON does not describe such features.
+        """
+        read = from_json(cls, {name: value for name, value in values.items() if name != "folder"})
+        if Path(read.models).name != read.models or len(read.identity) != len(model_folders(read)):
+            raise ValueError("these features name no models")
+        return replace(read, folder=folder)
+
+    def with_current_hashes(self) -> "FinetunedFeatures":
+        """Return these features with the hashes of their current files."""
+        return replace(self, identity=tuple(model_identity(place, self) for place in model_folders(self)))
+
+    def first(self, k: int) -> "FinetunedFeatures":
+        """Return the features of the first k models of a stagewise ensemble."""
+        return replace(self, outputs=k, identity=self.identity[:k])
+
+    def save(self, folder: Path) -> "FinetunedFeatures":
+        """Put the models into another ensemble's folder, all of them or none, and return the features there.
+
+        Files are hard-linked if possible. Other models in the folder stay: they are of an ensemble that is still saved.
+        """
+        if self.folder.resolve() == folder.resolve():
+            return self
+        own = hashlib.sha256("".join(self.identity).encode()).hexdigest()[:16]
+        for name in (BACKBONE_FOLDER, f"{BACKBONE_FOLDER}-{own}"):
+            saved = replace(self, folder=folder, models=name)
+            if not (folder / name).exists():
+                break
+            if saved.with_current_hashes().identity == self.identity:
+                return saved
+        kept = {place.relative_to(self.folder / self.models).as_posix() for place in model_folders(self)}
+        link_folder(self.folder / self.models, folder / saved.models, kept)
+        return saved
+
+
+def model_folders(features: FinetunedFeatures) -> list[Path]:
+    """Return the folder of each model."""
+    place = features.folder / features.models
+    if features.method == "joint":
+        return [place]
+    return [place / f"member-{j}" for j in range(features.outputs)]
+
+
+def backbone_folder(name: str, revision: str = "") -> Path:
+    """Return the folder of a base model: ``smollm2`` or ``minilm`` from their wheels, a local folder, or a hub id.
+
+    Args:
+        name: of the model.
+        revision: branch, tag or commit of a hub id; the default branch if empty.
+    """
+    if name == "smollm2":
+        return smollm2_folder()
+    if name == "minilm":
+        return minilm_folder()
+    remedy = "check the name and the network, or give a local folder, smollm2 or minilm"
+    return model_folder(name, remedy, revision or None)
+
+
+# --- models in memory -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """One fine-tuned model as an encoder."""
+
+    folder: Path
+    sha256: str
+    """Hash of the model's files."""
+    models: "_Models"
+
+    @property
+    def identity(self) -> str:
+        """Everything that the features depend on: the files, the precision, and how long texts are shortened."""
+        features = self.models.features
+        states = " states" if features.reads == "states" else ""
+        return f"{self.sha256} {features.precision} {TRUNCATION}{states}"
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        """Return the outputs or the states of the model, ``(n_items, outputs)`` or ``(n_items, hidden)``."""
+        model, tokenizer = self.models.get(self.folder, self.sha256)
+        limit = self.models.features.max_length
+        return np.asarray(classifier_rewards(model, tokenizer, items, limit), dtype=np.float32)
+
+
+class _Models:
+    """The models of one ensemble in memory: one base with all adapters, or as many whole models as fit."""
+
+    def __init__(self, features: FinetunedFeatures) -> None:
+        self.features = features
+        self.loaded: dict[Path, tuple[Any, Any]] = {}
+
+    def get(self, folder: Path, identity: str) -> tuple[Any, Any]:
+        """Return a model, ready for use, and its tokenizer."""
+        outputs = self.features.outputs if self.features.method == "joint" else 1
+        if folder not in self.loaded:
+            _check_files(folder, identity, self.features)
+            if self.features.lora and self.loaded:
+                model, tokenizer = next(iter(self.loaded.values()))
+                model.load_adapter(folder, adapter_name=folder.name)
+                self.loaded[folder] = model, tokenizer
+            else:
+                if not self._all_fit():
+                    self.loaded.clear()
+                base, revision, precision = self.features.base, self.features.revision, self.features.precision
+                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
+                if self.features.reads == "states":
+                    remove_head(self.loaded[folder][0])
+        model, tokenizer = self.loaded[folder]
+        if self.features.lora:
+            model.set_adapter(folder.name)
+        return model.eval(), tokenizer
+
+    def _all_fit(self) -> bool:
+        weights = (path for place in model_folders(self.features) for path in place.glob("*.safetensors"))
+        return sum(path.stat().st_size for path in weights) <= KEEP_BYTES
+
+
+_latest: list[_Models] = []
+
+
+def _models_of(features: FinetunedFeatures) -> _Models:
+    """Return the models of an ensemble, and release those of any other ensemble."""
+    if not _latest or (_latest[0].features, _latest[0].features.folder) != (features, features.folder):
+        _latest[:] = [_Models(features)]
+    return _latest[0]
+
+
+def forget_models() -> None:
+    """Release all models."""
+    _latest.clear()
+
+
+def load_finetuned(
+    folder: Path,
+    base: str,
+    outputs: int,
+    adapter: str = "default",
+    revision: str = "",
+    precision: ChosenPrecision = "float32",
+) -> tuple[Any, Any]:
+    """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
+
+    Args:
+        folder: a whole transformers folder, or a peft adapter with the head among its ``modules_to_save``.
+        base: the model under an adapter.
+        outputs: number of outputs of the head.
+        adapter: name of the adapter in memory.
+        revision: commit of the base, if it came from the hub.
+        precision: of the body; the head is in float32.
+
+    Raises:
+        UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "finetune", "a fine-tuned ensemble") from None
+    adapted = (folder / "adapter_config.json").is_file()
+    source = backbone_folder(base, revision) if adapted else folder
+    load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
+    dtype, device = getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
+    if precision == "bfloat16" and device == "cpu":
+        check_cpu_bfloat16(layer_shape(read_config(source)))
+    try:
+        with quiet_transformers():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+            config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
+            config.get_text_config().pad_token_id = tokenizer.pad_token_id
+            model: Any = load(source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted)
+            if precision == "bfloat16":
+                use_float32_head(model)
+                if not adapted:
+                    _read_head(model, folder)
+            if adapted:
+                model = _with_adapter(model, folder, adapter)
+    # What transformers and peft raise for unsuitable folders.
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
+    tokenizer.truncation_side = "left"
+    return model.to(device).eval(), tokenizer
+
+
+def _read_head(model: Any, folder: Path) -> None:
+    """Read the head again from the files of a whole model: loading in bfloat16 has rounded it."""
+    import torch
+
+    name, head = classifier_head(model)
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for part in {f"{name}.{kind}" for kind, _ in head.named_parameters()} & set(file.keys()):
+                with torch.no_grad():
+                    head.get_parameter(part.rpartition(".")[2]).copy_(file.get_tensor(part))
+
+
+def head_weights(features: FinetunedFeatures) -> FloatArray:
+    """Return the weights of the trained head of a joint model, ``(outputs, hidden)``. Loads no other weights."""
+    import torch
+    import transformers
+
+    (folder,) = model_folders(features)
+    source = backbone_folder(features.base, features.revision) if features.lora else folder
+    with quiet_transformers(), torch.device("meta"):
+        config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
+        classifier: Any = transformers.AutoModelForSequenceClassification
+        name, _ = classifier_head(classifier.from_config(config))
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                if f".{key}".endswith(f".{name}.weight"):
+                    return np.asarray(file.get_tensor(key).double().numpy())
+    raise DataError("the model was saved without its head", file=str(folder), remedy="fit again")
+
+
+def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise MissingExtraError("peft", "finetune", "a LoRA ensemble") from None
+    return peft.PeftModel.from_pretrained(model, folder, adapter_name=adapter)
+
+
+# --- hashes and files -------------------------------------------------------------------------------------------------
+
+
+def _check_files(folder: Path, identity: str, features: FinetunedFeatures) -> None:
+    remedy = "copy the folder again, or fit again"
+    if not (folder / ("adapter_config.json" if features.lora else "config.json")).is_file():
+        raise DataError("there is no fine-tuned model in it", file=str(folder), remedy=remedy)
+    if model_identity(folder, features) != identity:
+        changed = "the adapter or its base model" if features.lora else "the model"
+        raise DataError(f"{changed} is not what was saved: its hash differs", file=str(folder), remedy=remedy)
+
+
+def model_identity(folder: Path, features: FinetunedFeatures) -> str:
+    """Return a hash of everything that a model's outputs depend on. A base model under an adapter is hashed quickly."""
+    digest = hashlib.sha256(f"tuned {features.max_length}".encode())
+    for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):
+        digest.update(f"{path.name} {file_sha256(path)}".encode())
+    if features.lora:
+        digest.update(_base_hash(backbone_folder(features.base, features.revision)).encode())
+    return digest.hexdigest()
+
+
+def _base_hash(folder: Path) -> str:
+    """Hash a base model without reading gigabytes: its configuration, and names, shapes and sizes of its weights."""
+    digest = hashlib.sha256()
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    digest.update(json.dumps(config, sort_keys=True).encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as stream:
+            header = stream.read(int.from_bytes(stream.read(8), "little"))
+        digest.update(f"{path.name} {path.stat().st_size} ".encode() + header)
+    return digest.hexdigest()

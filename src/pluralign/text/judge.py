@@ -1,0 +1,173 @@
+"""A language model as judge: which of two responses would a described person prefer?
+
+Every pair is asked in both orders, because language models favour a position. The answer is the probability of the
+first response: from the log-probabilities of the letters A and B where the model gives them, else from its text. Calls
+and tokens are counted.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pluralign.core.arrays import FloatArray
+from pluralign.core.errors import DataError
+from pluralign.core.text import shortened
+from pluralign.core.types import Progress
+from pluralign.text.causal import Choice, Completion, LocalModel
+from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.text.remote import ServerModel
+from pluralign.votes.prompts import Prompt, PromptLike
+
+LETTERS = ("A", "B")
+MAX_CHARACTERS = 2_000
+"""Longer prompts and responses are shortened before the judge reads them."""
+MAX_FAILURES = 0.1
+"""Share of questions without an answer that a run tolerates; they count as ½."""
+
+INSTRUCTION = """{person}
+
+Question:
+{prompt}
+
+Response A:
+{a}
+
+Response B:
+{b}
+
+Which response would this person prefer? Answer with one letter: A or B."""
+PERSON = "Read this description of a person: {description}"
+ANYBODY = "A person reads two responses to a question."
+
+
+class JudgeModel(Protocol):
+    """A language model that samples texts and chooses between two letters."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        ...
+
+    def prepare(self) -> None:
+        """Load the model or reach its server."""
+        ...
+
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses."""
+        ...
+
+    def choose(self, prompt: PromptLike, letters: Sequence[str]) -> Choice:
+        """Return the probability of the first of two letters. Raises DataError if the prompt cannot be answered."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A pair of responses, and the person whose preference is asked for."""
+
+    description: str
+    """Of the person; empty for any person."""
+    prompt: str
+    response_a: str
+    response_b: str
+
+    def text(self, *, swapped: bool = False) -> str:
+        """Return the question for the model; ``swapped`` shows response b first."""
+        a, b = (self.response_b, self.response_a) if swapped else (self.response_a, self.response_b)
+        person = PERSON.format(description=self.description) if self.description else ANYBODY
+        prompt, a, b = (shortened(part, MAX_CHARACTERS) for part in (Prompt(self.prompt).text, a, b))
+        return INSTRUCTION.format(person=person, prompt=prompt, a=a, b=b)
+
+
+@dataclass(frozen=True)
+class JudgeUsage:
+    """What a judge's answers cost."""
+
+    model: str
+    calls: int = 0
+    """Questions asked; two per pair and person."""
+    unanswered: int = 0
+    """Questions that failed or were answered with neither letter."""
+    tokens_in: int = 0
+    """Tokens read; 0 if the server does not count them."""
+    tokens_out: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "JudgeUsage") -> "JudgeUsage":
+        counts = (
+            getattr(self, name) + getattr(other, name)
+            for name in ("calls", "unanswered", "tokens_in", "tokens_out", "seconds")
+        )
+        return JudgeUsage(self.model, *counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Answers to questions, and what they cost."""
+
+    prob_a: FloatArray
+    """Probability of response a, the mean of both orders, ``(n_questions,)``; ½ without an answer."""
+    usage: JudgeUsage
+
+
+def find_judge(model: str, remote: RemoteOptions | None = None) -> JudgeModel:
+    """Return a judge: a model on a server if ``remote`` has a base URL, else in this process."""
+    return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
+
+
+def judge_pairs(
+    model: JudgeModel, questions: Sequence[Question], *, concurrency: int = 1, progress: Progress | None = None
+) -> Judged:
+    """Ask a model which response each described person would prefer, in both orders.
+
+    Args:
+        model: the judge.
+        questions: pairs with descriptions.
+        concurrency: number of questions asked at the same time, each in a thread; for a server.
+        progress: called with the number of calls done and the total.
+
+    Raises:
+        DataError: more than a tenth of the calls failed; the first failure is raised.
+    """
+    started, prompts = (
+        time.perf_counter(),
+        [one.text(swapped=swapped) for one in questions for swapped in (False, True)],
+    )
+    failures: list[DataError] = []
+
+    def ask(prompt: str) -> Choice:
+        try:
+            return model.choose(prompt, LETTERS)
+        except DataError as error:
+            failures.append(error)
+            if len(failures) > MAX_FAILURES * len(prompts):
+                raise
+            return Choice(float("nan"))
+
+    answers: list[Choice] = []
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            for answer in pool.map(ask, prompts) if concurrency > 1 else map(ask, prompts):
+                answers.append(answer)
+                if progress:
+                    progress(len(answers), len(prompts))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    prob = np.array([answer.prob for answer in answers], dtype=np.float64).reshape(-1, 2)
+    prob[:, 1] = 1.0 - prob[:, 1]  # of response a, which was shown second
+    known = ~np.isnan(prob)
+    mean = np.where(known, prob, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    usage = JudgeUsage(
+        model.name,
+        len(answers),
+        int((~known).sum()),
+        sum(answer.tokens_in for answer in answers),
+        sum(answer.tokens_out for answer in answers),
+        time.perf_counter() - started,
+    )
+    return Judged(np.where(known.any(axis=1), mean, 0.5), usage)

@@ -1,0 +1,345 @@
+"""Language models behind a server of OpenAI's chat completions API: vLLM, Ollama, llama.cpp or a hosted model.
+
+Decided here: the request, the errors that are retried with other parameters, and the sentence for each failure. A
+failure of one prompt is a ``DataError`` and costs only that prompt. A failure that every prompt would meet is a
+``UsageError`` and ends the run. The ``openai`` client retries requests, with random, doubling waits, and obeys a
+server's Retry-After. The API key is sent to the server and appears nowhere else.
+"""
+
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from pluralign.core.text import one_line
+from pluralign.text.causal import Choice, Completion
+from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.votes.prompts import Prompt, PromptLike
+
+RETRIES = 5
+"""How often the client repeats a request that timed out, lost its connection, or met a busy (429) or failing (5xx)
+server."""
+CONNECT_SECONDS = 10.0
+REACH_SECONDS = 30.0
+"""Timeout for the list of models, which shows that the server is reachable."""
+MAX_CHOICES = 100
+"""Maximum number of responses per request. If a server returns fewer, later requests ask for that number."""
+MAX_BYTES = 2**25
+"""Maximum size of a reply: 100 responses of 80,000 characters each."""
+SEEDS = 2**31
+"""Seeds are below this number, which every server accepts."""
+CHOICE_TOKENS = 8
+"""Maximum length of an answer that is one letter; some models write a word or a space before it."""
+TOP_LOG_PROBS = 5
+NO_KEY = "none"
+"""Sent instead of an API key. The client requires a key; servers without authentication ignore it."""
+
+_TOO_LONG = re.compile(r"context.{0,10}(length|window|size)|(prompt|input|request|message)s? (is|are) too (long|large)")
+_ABOUT_N = re.compile(r"(?<!\\)\bn\b|multiple|only one")
+_ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
+
+
+class ServerModel:
+    """A model behind a server. Several threads may sample from it at the same time."""
+
+    def __init__(self, model: str, options: RemoteOptions) -> None:
+        self.model, self.options = model, options
+        self._client: Any = None
+        self._lock = threading.Lock()
+        # Learned from the server's replies.
+        self._max_choices = MAX_CHOICES
+        self._takes_seed = True
+        self._takes_temperature = True
+        self._gives_log_probs = True
+        self._length_parameter = "max_tokens"
+
+    @property
+    def name(self) -> str:
+        """The model and its server. A candidates file resumes only with the same name."""
+        return f"{self.model} at {self.options.base_url}"
+
+    def prepare(self) -> None:
+        """Reach the server. Raises UsageError if it does not answer or rejects the API key."""
+        self._models()
+
+    def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with the temperature for this model, if none was given."""
+        return options.with_defaults(small=False)
+
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses; their texts may be empty.
+
+        Raises:
+            DataError: the server does not answer this prompt.
+            UsageError: the server would not answer any prompt.
+        """
+        completions: list[Completion] = []
+        while len(completions) < n:
+            requested = min(n - len(completions), self._max_choices)
+            choices = self._request(prompt, requested, options, (seed + len(completions)) % SEEDS)
+            if len(choices) < requested:
+                self._max_choices = min(len(choices), self._max_choices)
+            completions += choices[:requested]
+        return completions
+
+    def choose(self, prompt: PromptLike, letters: Sequence[str]) -> Choice:
+        """Return the probability of the first of two letters: from log-probabilities, or 1 or 0 from the text.
+
+        Raises:
+            DataError: the server does not answer this prompt.
+            UsageError: the server would not answer any prompt.
+        """
+
+        def parameters() -> dict[str, Any]:
+            asked: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
+            asked[self._length_parameter] = CHOICE_TOKENS
+            if self._takes_temperature:
+                asked["temperature"] = 0
+            if self._gives_log_probs:
+                asked |= {"logprobs": True, "top_logprobs": TOP_LOG_PROBS}
+            return asked
+
+        return read_choice(self._post(parameters), letters, self._clean)
+
+    def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        body = self._post(lambda: self._parameters(prompt, min(n, self._max_choices), options, seed))
+        return read_choices(body, self._clean)
+
+    def _post(self, parameters: Callable[[], dict[str, Any]]) -> bytes:
+        """Return the body of the reply; a parameter that the server rejects is left out, and the request repeated."""
+        client, openai, sent = self._connected(), _openai(self.options), parameters()
+        try:
+            reply = client.chat.completions.with_raw_response.create(**sent)
+        except openai.APIStatusError as error:
+            if error.status_code in (400, 422) and self._drop_rejected_parameter(error.body, sent):
+                return self._post(parameters)
+            raise self._failure(error) from None
+        except openai.APITimeoutError:
+            problem = f"the server did not answer within {self.options.timeout:g} s, in any of {RETRIES + 1} attempts"
+            raise DataError(problem, remedy="use a longer --timeout, or request fewer or shorter responses") from None
+        except openai.APIConnectionError:
+            self._models()  # raises UsageError if the server is gone
+            raise DataError(
+                "the server closed the connection on every attempt", remedy="see the server's log"
+            ) from None
+        return bytes(reply.content)
+
+    def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
+        options = self.with_defaults(options)
+        parameters: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
+        parameters |= {"temperature": options.temperature, self._length_parameter: options.max_new_tokens}
+        if options.top_p != 1:
+            parameters["top_p"] = options.top_p
+        if n > 1:
+            parameters["n"] = n
+        if self._takes_seed:
+            parameters["seed"] = seed
+        return parameters
+
+    def _drop_rejected_parameter(self, body: object, parameters: Mapping[str, Any]) -> bool:
+        """Learn from an error which parameter the server rejects. Return whether to retry without it."""
+        message = json.dumps(body).lower()
+        if _TOO_LONG.search(message):
+            return False
+        if "max_tokens" in parameters and "max_completion_tokens" in message:
+            self._length_parameter = "max_completion_tokens"
+        elif "seed" in parameters and re.search(r"\bseed\b", message):
+            self._takes_seed = False
+        elif "logprobs" in parameters and "logprob" in message:
+            self._gives_log_probs = False
+        elif parameters.get("temperature") == 0 and "temperature" in message:
+            self._takes_temperature = False
+        elif "n" in parameters and _ABOUT_N.search(message):
+            self._max_choices = 1
+        else:
+            return False
+        return True
+
+    # --- errors -----------------------------------------------------------------------------------------------------
+
+    def _failure(self, error: Any) -> DataError | UsageError:
+        status, reason = error.status_code, self._reason(error.body)
+        if status == 404:
+            return self._not_found(reason)
+        if status in (401, 402) or error.code == "insufficient_quota":
+            return self._rejected_key(reason)
+        if status == 403 and not _ABOUT_CONTENT.search(reason.lower()):
+            return self._rejected_key(reason)
+        if status == 413 or (status in (400, 422) and _TOO_LONG.search(json.dumps(error.body).lower())):
+            problem = f"the prompt is too long for the model at {self.options.base_url} ({reason})"
+            return DataError(problem, remedy="shorten the prompt or lower --max-new-tokens")
+        if status == 429 or status >= 500:
+            remedy = "lower --concurrency, or try again later" if status == 429 else "see the server's log"
+            return DataError(f"the server answered {status} on every attempt ({reason})", remedy=remedy)
+        return DataError(f"the server rejects the prompt with {status} ({reason})")
+
+    def _rejected_key(self, reason: str) -> UsageError:
+        sent = f"the key in {self.options.api_key_env}" if self._key() != NO_KEY else "a request without a key"
+        return UsageError(
+            f"the server at {self.options.base_url} rejects {sent} ({reason}); "
+            "put a valid key into an environment variable and name it with --api-key-env."
+        )
+
+    def _not_found(self, reason: str) -> UsageError:
+        known = self._models()
+        if known and self.model not in known:
+            hint = self._clean(did_you_mean(self.model, known))
+            return UsageError(f"the server at {self.options.base_url} has no model {self.model!r}; {hint}.")
+        return UsageError(
+            f"the server at {self.options.base_url} has no chat completions for {self.model} ({reason}); "
+            "check --base-url: most base URLs end in /v1."
+        )
+
+    def _models(self) -> list[str]:
+        """Return the models that the server lists, or nothing if it has no list. Raises UsageError if it is down."""
+        openai = _openai(self.options)
+        client = self._connected().with_options(timeout=REACH_SECONDS, max_retries=1)
+        try:
+            listed = json.loads(client.models.with_raw_response.list().content)
+            return [str(one["id"]) for one in listed["data"]]
+        except openai.AuthenticationError as error:
+            raise self._rejected_key(self._reason(error.body)) from None
+        except openai.APIConnectionError as error:
+            reason = self._clean(str(error.__cause__ or "")) or "unknown reason"
+            raise UsageError(
+                f"no server answers at {self.options.base_url} ({reason}); start it, or check --base-url."
+            ) from None
+        except (openai.APIStatusError, ValueError, RecursionError, KeyError, TypeError):  # DataError is a ValueError
+            return []
+
+    def _reason(self, body: object) -> str:
+        """Return the server's error message on one line."""
+        message = body
+        while isinstance(message, Mapping):
+            fields = [message[name] for name in ("message", "error", "detail") if message.get(name)]
+            message = fields[0] if fields else "no reason given"
+        text = self._clean(str(message or "no reason given"))
+        return "it sent a web page" if text.startswith("<") else text
+
+    def _clean(self, text: str) -> str:
+        """Return one short line, without the API key and without control characters."""
+        key = self._key()
+        text = text.replace(key, "[key]") if key != NO_KEY else text
+        return one_line("".join(sign if sign.isprintable() else " " for sign in text))
+
+    # --- the client and its key -------------------------------------------------------------------------------------
+
+    def _connected(self) -> Any:
+        with self._lock:
+            if self._client is None:
+                openai = _openai(self.options)
+                self._client = openai.OpenAI(
+                    api_key=self._key(),
+                    base_url=self.options.base_url,
+                    timeout=openai.Timeout(self.options.timeout, connect=CONNECT_SECONDS),
+                    max_retries=RETRIES,
+                    http_client=openai.DefaultHttpxClient(
+                        event_hooks={"response": [_limit_body(self.options.timeout)]}
+                    ),
+                )
+            return self._client
+
+    def _key(self) -> str:
+        variable = self.options.api_key_env
+        key = os.environ.get(variable, "").strip()
+        if not key and variable != RemoteOptions.api_key_env:
+            raise UsageError(f"the environment variable {variable} has no key; set it, or leave --api-key-env out.")
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(f"the environment variable {variable} has characters that no key can have; correct it.")
+        return key or NO_KEY
+
+
+def read_choices(body: bytes, clean: Callable[[str], str] = str.strip) -> list[Completion]:
+    """Return the responses in a server's reply, at least one. A missing text is read as an empty one.
+
+    Args:
+        body: JSON of a chat completion.
+        clean: removes secrets and control characters from quotes in error messages.
+
+    Example:
+        >>> read_choices(b'{"choices": [{"message": {"content": "Yes, and"}, "finish_reason": "length"}]}')
+        [Completion(text='Yes, and', finish_reason='length')]
+    """
+    try:
+        reply = json.loads(body)
+    except (ValueError, RecursionError):
+        start = clean(body[:40].decode(errors="replace"))
+        remedy = "check that --base-url is the address of an API; most end in /v1"
+        raise DataError(f"the server's reply is not JSON (it begins with {start!r})", remedy=remedy) from None
+    try:
+        choices = [(choice["message"].get("content"), choice.get("finish_reason")) for choice in reply["choices"]]
+    except (KeyError, TypeError, AttributeError):
+        error = reply.get("error") if isinstance(reply, Mapping) else None
+        reason = f" ({clean(json.dumps(error, ensure_ascii=False))})" if error else ""
+        raise DataError(f"the server's reply has no choices with a message each{reason}") from None
+    if not choices:
+        raise DataError("the server's reply has an empty list of choices")
+    if not all(text is None or isinstance(text, str) for text, _ in choices):
+        raise DataError("the server's reply has a message whose content is not a text")
+    return [
+        # Half a surrogate pair cannot be encoded; it becomes a question mark.
+        Completion((text or "").encode(errors="replace").decode(), reason if isinstance(reason, str) else None)
+        for text, reason in choices
+    ]
+
+
+def read_choice(body: bytes, letters: Sequence[str], clean: Callable[[str], str] = str.strip) -> Choice:
+    """Return the probability of the first of two letters in a server's reply.
+
+    It is that of the first token among the likeliest ones, if the reply has log-probabilities of both letters or of
+    one. Else it is 1 or 0 by the first of the letters that stands alone in the text, or NaN if there is none.
+
+    Example:
+        >>> read_choice(b'{"choices": [{"message": {"content": "Response B."}}]}', ("A", "B")).prob
+        0.0
+    """
+    text = read_choices(body, clean)[0].text
+    reply = json.loads(body)
+    usage = reply.get("usage") if isinstance(reply.get("usage"), Mapping) else {}
+    read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+    try:
+        likeliest = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        mass = [
+            sum(math.exp(one["logprob"]) for one in likeliest if one["token"].strip() == letter) for letter in letters
+        ]
+        if sum(mass) > 0:
+            return Choice(mass[0] / sum(mass), read, written)
+    except (KeyError, IndexError, TypeError, AttributeError):  # the reply has no log-probabilities
+        pass
+    found = re.search(rf"\b({'|'.join(letters)})\b", text)
+    return Choice(math.nan if found is None else float(found[1] == letters[0]), read, written)
+
+
+def _openai(options: RemoteOptions) -> Any:
+    try:
+        import openai
+    except ImportError:
+        raise MissingExtraError("openai", "server", f"the server {options.base_url}") from None
+    return openai
+
+
+def _limit_body(seconds: float) -> Callable[[Any], None]:
+    """Return a response hook that limits the size of a reply's body, and the time from its first byte to its last."""
+
+    def limit(response: Any) -> None:
+        read, deadline = response.iter_bytes, time.monotonic() + seconds
+
+        def limited(chunk_size: int | None = None) -> Iterator[bytes]:
+            n_bytes = 0
+            for chunk in read(chunk_size):
+                n_bytes += len(chunk)
+                if n_bytes > MAX_BYTES:
+                    raise DataError(f"the server's reply is longer than {MAX_BYTES / 2**20:g} MB")
+                if time.monotonic() > deadline:  # the client's own timeout is per chunk
+                    remedy = "use a longer --timeout, or request fewer or shorter responses"
+                    raise DataError(f"the server did not finish its reply within {seconds:g} s", remedy=remedy)
+                yield chunk
+
+        response.iter_bytes = limited
+
+    return limit

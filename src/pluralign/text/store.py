@@ -1,0 +1,238 @@
+"""Stored features: a folder that ``pluralign encode`` wrote, with Parquet shards of keys and vectors.
+
+Decided here: the layout of the folder, and how the vectors of given texts are read without holding all of them in
+memory. ``scale`` writes the shards.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pluralign.core.arrays import Vectors
+from pluralign.core.errors import DataError
+from pluralign.core.json_values import from_json
+from pluralign.text.encoders import earlier_identity, vector_key
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import Pooling, Precision
+from pluralign.votes.prompts import Item, Prompt, text_key
+
+Keys: TypeAlias = npt.NDArray[np.bytes_]
+
+FEATURES_FILE = "features.json"
+VECTORS_FOLDER = "vectors"
+FORMAT = "pluralign-features"
+FORMAT_VERSION = 2
+"""Version 2 has other keys: in version 1 two texts with a separator of the keys in them could share one."""
+OLD_SEPARATORS = ("\x1e", "\x1f")
+"""Separators of the keys of version 1."""
+KEY_BYTES = 16
+SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
+"""Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
+
+
+@dataclass(frozen=True)
+class FeaturesFile:
+    """Contents of ``features.json``: the encoder and the shape of the stored features."""
+
+    rows: int
+    shards: int
+    dimension: int
+    encoder: str
+    pooling: Pooling
+    surface: bool
+    identity: str
+    layers: str | None = None
+    """Files of earlier versions have ``layer`` instead."""
+    layer: int | None = None
+    """Number of decoder layers, if ``layers`` is None."""
+    precision: Precision = "float32"
+    """Files of earlier versions have none; their vectors are in float32."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the job that wrote the features: see ``scale.run.Job``."""
+    format_version: int = FORMAT_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file."""
+        layers = "layer" if self.layers is None else "layers"
+        names = ("encoder", layers, "pooling", "precision", "surface", "identity")
+        return {
+            **{name: getattr(self, name) for name in ("rows", "shards", "dimension")},
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **{name: getattr(self, name) for name in names},
+            "settings": dict(self.settings),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
+        """Read the JSON object of the file. Raises TypeError if a value is missing or has the wrong type."""
+        return from_json(cls, values)
+
+
+def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
+    """Read ``features.json`` in a folder. Raises DataError if it is missing or not ours."""
+    path = Path(folder) / FEATURES_FILE
+    if not path.is_file():
+        unfinished = Path(folder).is_dir() and any(Path(folder).iterdir())
+        remedy = "run the same pluralign encode again to finish it" if unfinished else "check the path"
+        raise DataError(f"there is no {FEATURES_FILE} in it", file=str(folder), remedy=remedy)
+    unknown = DataError(
+        "it does not describe features", file=str(path), remedy="name a folder that pluralign encode wrote"
+    )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise unknown from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise unknown
+    version = values.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    try:
+        return FeaturesFile.from_json(values)
+    except TypeError:
+        raise unknown from None
+
+
+# --- keys and shards --------------------------------------------------------------------------------------------------
+
+
+def item_keys(items: Iterable[Item]) -> Keys:
+    """Return the key of each text, ``(n_items,)``: the same 16 bytes as in the vector cache."""
+    return np.frombuffer(b"".join(vector_key(text_key(*item)) for item in items), dtype=f"S{KEY_BYTES}")
+
+
+def old_keys(items: Iterable[Item], folder: Path) -> Keys:
+    """Return the keys of version 1. Raises DataError for texts whose key could be that of another text."""
+    keys = []
+    for prompt, response in items:
+        read = Prompt(prompt)
+        if any(separator in text for separator in OLD_SEPARATORS for text in (read.key, response)):
+            problem = "it was written by an older Pluralign and cannot hold texts with control characters"
+            raise DataError(problem, file=str(folder), remedy="run pluralign encode into another folder")
+        keys.append(vector_key(f"{OLD_SEPARATORS[0] if read.is_chat else ''}{read.key}{OLD_SEPARATORS[1]}{response}"))
+    return np.frombuffer(b"".join(keys), dtype=f"S{KEY_BYTES}")
+
+
+def shard_table(items: Sequence[Item], vectors: Vectors) -> pa.Table:
+    """Return the contents of one shard: one row per text, with its key and its vector.
+
+    Example:
+        >>> shard_table([("Tea?", "Yes.")], np.ones((1, 3), np.float32)).schema.types
+        [FixedSizeBinaryType(fixed_size_binary[16]), FixedSizeListType(fixed_size_list<item: float>[3])]
+    """
+    keys = pa.Array.from_buffers(pa.binary(KEY_BYTES), len(items), [None, pa.py_buffer(item_keys(items).tobytes())])
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
+    return pa.table({"key": keys, "vector": pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])})
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard.
+
+    Example:
+        >>> shard_name(7)
+        'part-00007.parquet'
+    """
+    return f"part-{number:05d}.parquet"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def stored_features(
+    folder: str | os.PathLike[str],
+    items: Sequence[Item],
+    text_features: TextFeatures,
+    scratch: Path | None = None,
+    only: slice = slice(None),
+) -> Vectors:
+    """Return the features of texts from a folder that ``pluralign encode`` wrote, ``(n_items, dimension)``.
+
+    Shards are read one by one, so only the result and one shard are in memory.
+
+    Args:
+        folder: the folder given to ``pluralign encode -o``.
+        items: the texts, in the order of the result; a text may occur twice.
+        text_features: the features must have been made with these settings.
+        scratch: a file for the result, which is then a memory map and is read from disk when it is used.
+        only: the items that this process needs. The rows of other items stay zero, and take no space on disk.
+
+    Example:
+        >>> stored_features("nowhere", [("Tea?", "Yes.")], TextFeatures("hashing"))
+        Traceback (most recent call last):
+        pluralign.core.errors.DataError: nowhere: there is no features.json in it; check the path.
+    """
+    folder = Path(folder)
+    stored = read_features_file(folder)
+    _check_same_features(folder, stored, text_features)
+    shape = len(items), stored.dimension
+    if scratch is None or not len(items):
+        features = np.zeros(shape, dtype=np.float32)
+    else:
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        features = np.memmap(scratch, dtype=np.float32, mode="w+", shape=shape)
+    first, last, _ = only.indices(len(items))
+    needed = items[first:last]
+    wanted = old_keys(needed, folder) if stored.format_version < FORMAT_VERSION else item_keys(needed)
+    order = np.argsort(wanted, kind="stable")
+    ordered = wanted[order]
+    missing = np.ones(len(wanted), dtype=bool)
+    for keys, vectors in _read_shards(folder, stored.shards):
+        left, right = np.searchsorted(ordered, keys, "left"), np.searchsorted(ordered, keys, "right")
+        count = right - left
+        # Row r of the shard belongs to order[left[r]], …, order[right[r] - 1]: concatenate these ranges.
+        places = order[np.repeat(left - np.cumsum(count) + count, count) + np.arange(count.sum())]
+        features[first + places] = np.repeat(vectors, count, axis=0)
+        missing[places] = False
+    if absent := int(missing.sum()):
+        problem = f"{absent:,} of {len(wanted):,} texts are not in it"
+        raise DataError(problem, file=str(folder), remedy="run pluralign encode on these votes")
+    return features
+
+
+def with_stored_layers(text_features: TextFeatures, folder: str | os.PathLike[str]) -> TextFeatures:
+    """Return the settings of features with the layers of those stored in a folder."""
+    stored = read_features_file(folder)
+    return replace(text_features, layers=stored.layers, layer=stored.layer)
+
+
+def _check_same_features(folder: Path, stored: FeaturesFile, text_features: TextFeatures) -> None:
+    encoder = text_features.load_checked()
+    identity = encoder.identity if encoder else ""
+    if stored.identity not in (identity, earlier_identity(encoder) if encoder else ""):
+        layers = stored.layer if stored.layers is None else stored.layers
+        settings = (stored.encoder, layers, stored.pooling)
+        theirs = " ".join(str(setting) for setting in settings if setting is not None)
+        raise DataError(
+            f"its vectors are those of {theirs} ({stored.identity or 'no encoder'}), not of {text_features.encoder} "
+            f"({identity or 'no encoder'})",
+            file=str(folder),
+            remedy="use the same encoder, layers, pooling and precision, or encode again",
+        )
+    if text_features.surface != stored.surface:
+        has = "has" if stored.surface else "lacks"
+        remedy = f"use --{'' if stored.surface else 'no-'}surface here too, or encode again"
+        raise DataError(f"it {has} surface features", file=str(folder), remedy=remedy)
+
+
+def _read_shards(folder: Path, shards: int) -> Iterator[tuple[Keys, Vectors]]:
+    """Yield the keys and vectors of each shard. Raises DataError if a shard is damaged or missing."""
+    for number in range(shards):
+        path = folder / VECTORS_FOLDER / shard_name(number)
+        try:
+            table = pq.read_table(path, columns=["key", "vector"], page_checksum_verification=True)
+            keys, vectors = table["key"].combine_chunks(), table["vector"].combine_chunks()
+        except (OSError, KeyError, pa.ArrowException) as error:
+            problem = "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read ({error})"
+            raise DataError(problem, file=str(path), remedy="copy the whole folder again, or encode again") from None
+        if len(table):
+            own = np.frombuffer(keys.buffers()[1], dtype=f"S{KEY_BYTES}")[keys.offset : keys.offset + len(keys)]
+            yield own, vectors.flatten().to_numpy().reshape(len(table), -1)

@@ -1,0 +1,358 @@
+"""A synthetic town hall: questions, answers in English, and a population with known preferences.
+
+Every response has numeric features that its text expresses. Every annotator i has a taste over the same features, and
+the reward u_i(x, y) = taste_i · features(x, y) decides each vote. So annotators are reward-inducible, as the paper
+assumes (§2), and the true share p* of any pair is counted, not estimated. Features and tastes are in ``population``,
+the wording is in ``writing``; prompts, pairs and votes are drawn here.
+
+There are no ties: tastes are drawn from a continuous distribution and no two responses to a prompt have the same
+features, so a tie has probability zero (below 1e-10 per vote after the rounding described at ``TASTE_GRID``).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from pluralign.core.arrays import FloatArray, IntArray
+from pluralign.core.errors import UsageError
+from pluralign.votes.options import Loaded
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall import names, phrases
+from pluralign.votes.town_hall.population import (
+    CAMPS,
+    FEATURES,
+    Stream,
+    check_at_least,
+    draw_population,
+    features_of,
+    random_stream,
+)
+from pluralign.votes.town_hall.writing import N_DRAWS, PROSE, Attributes, load_issues, write_prompt, write_response
+
+# Probability of each level of an attribute, in the order of ``Attributes``.
+LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
+    (0.3, 0.3, 0.22, 0.18),  # stance: for, against, compromise, undecided
+    (0.14, 0.2, 0.22, 0.22, 0.22),  # length
+    (0.25, 0.25, 0.25, 0.25),  # tone: warm, plain, formal, blunt
+    (1 / 3, 1 / 3, 1 / 3),  # hedging: firm, even, hedged
+    (0.5, 0.25, 0.25),  # structure: prose, bullets, numbered
+    (0.2, 0.2, 0.2, 0.2, 0.2),  # support: none, figures, story, fairness, cost
+    (0.6, 0.4),  # call to action
+    (0.6, 0.4),  # question back
+)
+# Answers to one question lean for or against, as samples of one writer do, so many pairs share a stance and differ in
+# manner. This share of the answers follows the leaning; the rest are drawn from LEVEL_SHARES.
+LEANING_SHARE = 0.4
+
+DEFAULT_PAIRS_PER_PROMPT = 8
+MAX_RESPONSES_PER_PROMPT = 50
+_PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
+
+
+class Candidates(TypedDict):
+    """One line of a candidates file."""
+
+    prompt: str
+    responses: list[str]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Prompts with the same number of responses each, and the features of every response. All texts are distinct."""
+
+    prompts: list[str]
+    """``(n_prompts,)``"""
+    responses: list[list[str]]
+    """``(n_prompts, n_responses)``"""
+    features: FloatArray
+    """``(n_prompts, n_responses, n_features)``; the product with ``tastes.T`` is the true rewards."""
+    attributes: IntArray
+    """``(n_prompts, n_responses, n_attributes)``: the levels of each response, see ``Attributes``."""
+
+
+@dataclass(frozen=True)
+class TownHall:
+    """Votes, and the true preferences of the population behind them."""
+
+    preferences: PreferenceSet
+    """The votes. Pairs of one prompt are adjacent, and every response text belongs to one prompt, so item i of
+    ``preferences.items()`` is ``preferences.responses[i]``."""
+    true_prob: FloatArray
+    """p*, the exact share of the population that prefers response a, ``(n_pairs,)``."""
+    tastes: FloatArray
+    """Taste of each annotator, ``(n_annotators, n_features)``."""
+    features: FloatArray
+    """Features of each response, in the order of ``preferences.responses``, ``(n_items, n_features)``."""
+    attributes: IntArray
+    """Levels of each response, ``(n_items, n_attributes)``, see ``Attributes``."""
+    camps: IntArray
+    """Camp of each annotator, ``(n_annotators,)``, an index into ``camp_names``."""
+    feature_names: tuple[str, ...] = FEATURES
+    camp_names: tuple[str, ...] = CAMPS
+
+    def annotator_rewards(self, annotators: npt.ArrayLike) -> FloatArray:
+        """Return the true rewards of the given annotators for every response, ``(n_items, n_chosen)``."""
+        chosen = np.atleast_1d(np.asarray(annotators))
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise UsageError("annotators must be one index or a list of indices.")
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < len(self.tastes):
+            raise UsageError(f"annotators must be between 0 and {len(self.tastes) - 1}, not {chosen.tolist()}.")
+        return np.asarray(self.features @ self.tastes[chosen].T)
+
+    def annotator_votes(self, annotators: npt.ArrayLike) -> FloatArray:
+        """Return the votes of the given annotators on every pair: 1 if they prefer a, else 0, ``(n_pairs, n_chosen)``.
+
+        With k annotators drawn at random and equal weights this is the ensemble of Theorem 2's proof, whose expected
+        calibration error is the mean of p*(1 - p*) / k.
+
+        Example:
+            >>> hall = town_hall(40, n_annotators=100)
+            >>> votes = hall.annotator_votes(range(100))
+            >>> bool((votes.mean(axis=1) == hall.true_prob).all())
+            True
+        """
+        rewards = self.annotator_rewards(annotators)
+        return (rewards[self.preferences.a_index] > rewards[self.preferences.b_index]).astype(np.float64)
+
+    def camp_rewards(self) -> FloatArray:
+        """Return the true reward of each camp for every response, ``(n_items, n_camps)``.
+
+        The reward of a camp is that of the mean taste of its people: R_c(x, y) = features(x, y) · mean taste_i.
+        A camp without people has NaN.
+
+        Example:
+            >>> town_hall(40).camp_rewards().shape[1]
+            6
+        """
+        people = np.bincount(self.camps, minlength=len(self.camp_names))
+        sums = np.zeros((len(self.camp_names), self.tastes.shape[1]))
+        np.add.at(sums, self.camps, self.tastes)
+        means = np.where(people[:, None] > 0, sums / np.maximum(people, 1)[:, None], np.nan)
+        return np.asarray(self.features @ means.T)
+
+
+def town_hall(
+    n_pairs: int = 2000,
+    *,
+    seed: int = 0,
+    votes_per_pair: int | tuple[int, int] = 5,
+    n_annotators: int = 1000,
+    n_responses_per_prompt: int = 6,
+    pairs_per_prompt: int | None = None,
+    population_seed: int = 0,
+) -> TownHall:
+    """Draw prompts, responses, pairs and votes from a population with known tastes.
+
+    For each vote an annotator is drawn uniformly from the population, with replacement, as Lemma 1 assumes: with n
+    votes on a pair, votes_a ~ Binomial(n, p*). The same arguments give the same texts and votes.
+
+    Args:
+        n_pairs: number of pairs, in random orientation.
+        seed: random seed of prompts, responses, pairs and votes. Another seed is another sample of the same population.
+        votes_per_pair: number of votes per pair, or (low, high) for a uniform draw from that range, both included.
+        n_annotators: number of people in the population.
+        n_responses_per_prompt: responses from which pairs are drawn; responses in no pair are dropped.
+        pairs_per_prompt: distinct pairs per prompt; by default 8, or all if there are fewer.
+        population_seed: random seed of the people.
+
+    Example:
+        >>> hall = town_hall(80, seed=1)
+        >>> len(hall.preferences), hall.preferences.n_votes[0], hall.tastes.shape
+        (80, np.int64(5), (1000, 18))
+    """
+    low, high = _range("votes_per_pair", votes_per_pair)
+    check_at_least("n_pairs", n_pairs, 1)
+    check_at_least("n_annotators", n_annotators, 1)
+    _check_responses("n_responses_per_prompt", n_responses_per_prompt)
+    all_pairs = math.comb(n_responses_per_prompt, 2)
+    if pairs_per_prompt is None:
+        pairs_per_prompt = min(DEFAULT_PAIRS_PER_PROMPT, all_pairs)
+    check_at_least("pairs_per_prompt", pairs_per_prompt, 1)
+    if pairs_per_prompt > all_pairs:
+        raise UsageError(
+            f"pairs_per_prompt must be at most {all_pairs}, the pairs among {n_responses_per_prompt} responses, "
+            f"not {pairs_per_prompt}: ask for more responses per prompt."
+        )
+    camps, tastes = draw_population(n_annotators, population_seed)
+    n_prompts = -(-n_pairs // pairs_per_prompt)
+    topics = _draw_topics(n_prompts, random_stream(seed, Stream.TOPICS))
+    attributes = _draw_attributes(n_prompts, n_responses_per_prompt, random_stream(seed, Stream.ATTRIBUTES))
+    prompt_index, items = _draw_pairs(
+        n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, random_stream(seed, Stream.PAIRS)
+    )
+    used, items = _number_by_first_appearance(items)
+    topic_of_item = used // n_responses_per_prompt
+    attributes = attributes.reshape(-1, attributes.shape[-1])[used]
+    features = features_of(topics[topic_of_item, 0], attributes)
+    prob = _share_preferring_first(features, items, tastes)
+
+    random = random_stream(seed, Stream.VOTES)
+    n_votes = random.integers(low, high + 1, size=n_pairs)
+    votes_a = random.binomial(n_votes, prob)
+    preferences = PreferenceSet.from_indices(
+        [write_prompt(*topic) for topic in topics.tolist()],
+        _write_distinct(topics[topic_of_item], attributes, random_stream(seed, Stream.WORDING)),
+        prompt_index,
+        items[:, 0],
+        items[:, 1],
+        votes_a,
+        n_votes - votes_a,
+        name="demo",
+    )
+    given = (seed, votes_per_pair, n_annotators, n_responses_per_prompt, pairs_per_prompt, population_seed)
+    if given == (0, 5, 1000, 6, DEFAULT_PAIRS_PER_PROMPT, 0):
+        preferences = replace(preferences, loaded=Loaded(f"demo:{n_pairs}"))
+    return TownHall(preferences, prob, tastes, features, attributes, camps)
+
+
+def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
+    """Draw prompts with candidate responses in the style of ``town_hall``, and their features.
+
+    The draw is independent of that of ``town_hall`` with the same seed, so common prompts are rare.
+
+    Example:
+        >>> hall, lists = town_hall(80), answers(3, 5)
+        >>> rewards = lists.features @ hall.tastes.T  # of every annotator for every response
+        >>> rewards.shape
+        (3, 5, 1000)
+    """
+    check_at_least("n_prompts", n_prompts, 1)
+    _check_responses("n_responses", n_responses)
+    topics = _draw_topics(n_prompts, random_stream(seed, Stream.CANDIDATES, Stream.TOPICS))
+    attributes = _draw_attributes(n_prompts, n_responses, random_stream(seed, Stream.CANDIDATES, Stream.ATTRIBUTES))
+    flat = attributes.reshape(-1, attributes.shape[-1])
+    repeated = np.repeat(topics, n_responses, axis=0)
+    texts = _write_distinct(repeated, flat, random_stream(seed, Stream.CANDIDATES, Stream.WORDING))
+    return Answers(
+        prompts=[write_prompt(*topic) for topic in topics.tolist()],
+        responses=[texts[start : start + n_responses] for start in range(0, len(texts), n_responses)],
+        features=features_of(repeated[:, 0], flat).reshape(n_prompts, n_responses, -1),
+        attributes=attributes,
+    )
+
+
+def candidates(n_prompts: int, n_responses: int, seed: int = 0) -> list[Candidates]:
+    """Return the texts of ``answers`` as lines of a candidates file.
+
+    Example:
+        >>> line = candidates(1, 3)[0]
+        >>> sorted(line), len(line["responses"])
+        (['prompt', 'responses'], 3)
+    """
+    drawn = answers(n_prompts, n_responses, seed=seed)
+    return [
+        Candidates(prompt=prompt, responses=responses)
+        for prompt, responses in zip(drawn.prompts, drawn.responses, strict=True)
+    ]
+
+
+def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
+    """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
+    n_places = np.array([len(names.PLACES[issue.kind]) for issue in load_issues()])
+    n_towns, n_questions = len(names.TOWNS), len(phrases.QUESTIONS)
+    n_distinct = n_towns * n_questions * n_places
+    most = len(load_issues()) * int(n_distinct.min())
+    if n_prompts > most:
+        raise UsageError(
+            f"at most {most:,} distinct prompts are possible, not {n_prompts:,}: use more pairs per prompt."
+        )
+    rounds = -(-n_prompts // len(load_issues()))
+    issue = random.permuted(np.tile(np.arange(len(load_issues())), (rounds, 1)), axis=1).ravel()[:n_prompts]
+    code = np.empty(n_prompts, dtype=np.int64)
+    for index, size in enumerate(n_distinct.tolist()):
+        rows = np.flatnonzero(issue == index)
+        code[rows] = random.choice(size, size=len(rows), replace=False)
+    code, question = np.divmod(code, n_questions)
+    place, town = np.divmod(code, n_towns)
+    return np.stack([issue, town, place, question, random.integers(0, len(names.DAYS), n_prompts)], axis=1)
+
+
+def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:
+    """Draw attribute levels, ``(n_prompts, n_responses, n_attributes)``, distinct within each prompt."""
+    stance, length, structure = (Attributes._fields.index(name) for name in ("stance", "length", "structure"))
+    sizes = [len(shares) for shares in LEVEL_SHARES]
+    leaning = random.integers(0, 2, size=n_prompts)  # 0: for, 1: against
+
+    def draw(prompt: IntArray) -> IntArray:
+        levels = np.stack([random.choice(len(p), size=len(prompt), p=p) for p in LEVEL_SHARES], axis=1)
+        leans = random.random(len(prompt)) < LEANING_SHARE
+        levels[:, stance] = np.where(leans, leaning[prompt], levels[:, stance])
+        levels[levels[:, length] == 0, structure] = PROSE  # one sentence cannot be a list
+        return levels
+
+    prompt = np.repeat(np.arange(n_prompts), n_responses)
+    levels = draw(prompt)
+    while True:
+        code = prompt * math.prod(sizes) + np.ravel_multi_index(tuple(levels.T), sizes)
+        repeated = np.ones(len(code), dtype=bool)
+        repeated[np.unique(code, return_index=True)[1]] = False
+        if not repeated.any():
+            return levels.reshape(n_prompts, n_responses, -1)
+        levels[repeated] = draw(prompt[repeated])
+
+
+def _draw_pairs(
+    n_pairs: int, n_prompts: int, n_responses: int, per_prompt: int, random: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Draw distinct pairs within each prompt, oriented at random: prompts ``(n_pairs,)`` and items ``(n_pairs, 2)``."""
+    possible = np.stack(np.triu_indices(n_responses, k=1), axis=1)
+    order = random.random((n_prompts, len(possible))).argsort(axis=1)[:, :per_prompt]
+    prompt = np.repeat(np.arange(n_prompts), per_prompt)[:n_pairs]
+    pairs = random.permuted(possible[order].reshape(-1, 2), axis=1)[:n_pairs]
+    return prompt, pairs + prompt[:, None] * n_responses
+
+
+def _number_by_first_appearance(items: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the items that pairs use, in order of first use, and the pairs renumbered in that order."""
+    used, first, position = np.unique(items.ravel(), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    return used[order], number[position].reshape(items.shape)
+
+
+def _share_preferring_first(features: FloatArray, items: IntArray, tastes: FloatArray) -> FloatArray:
+    """Return p* of each pair, ``(n_pairs,)``: the share of annotators with a higher reward for the first item."""
+    share = np.empty(len(items))
+    for start in range(0, len(items), _PAIRS_PER_BLOCK):
+        block = items[start : start + _PAIRS_PER_BLOCK]
+        difference = features[block[:, 0]] - features[block[:, 1]]
+        share[start : start + len(block)] = np.count_nonzero(difference @ tastes.T > 0, axis=1)
+    return share / len(tastes)
+
+
+def _write_distinct(topics: IntArray, attributes: IntArray, random: np.random.Generator) -> list[str]:
+    """Write a response for every row. A text that was written before is replaced by one with other words."""
+    texts: dict[str, None] = {}
+    for start in range(0, len(topics), 8192):
+        rows = slice(start, start + 8192)
+        draws = random.integers(0, 2**16, size=(len(topics[rows]), N_DRAWS), dtype=np.uint16)
+        for topic, levels, row in zip(topics[rows].tolist(), attributes[rows].tolist(), draws.tolist(), strict=True):
+            issue, town, place, *_ = topic
+            for turns in range(N_DRAWS):
+                text = write_response(issue, town, place, Attributes(*levels), row[turns:] + row[:turns])
+                if text not in texts:
+                    texts[text] = None
+                    break
+            else:
+                raise RuntimeError(f"no other wording is left for {text!r}")
+    return list(texts)
+
+
+def _range(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
+    """Return a checked range; a number n is the range (n, n)."""
+    if isinstance(value, tuple) and len(value) != 2:
+        raise UsageError(f"{name} must be a number or a (low, high) pair, not {value!r}.")
+    low, high = value if isinstance(value, tuple) else (value, value)
+    check_at_least(name, low, 1)
+    check_at_least(f"the upper end of {name}", high, low)
+    return low, high
+
+
+def _check_responses(name: str, value: int) -> None:
+    check_at_least(name, value, 2)
+    if value > MAX_RESPONSES_PER_PROMPT:
+        raise UsageError(f"{name} must be at most {MAX_RESPONSES_PER_PROMPT}, not {value}.")
