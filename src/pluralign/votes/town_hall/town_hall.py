@@ -20,7 +20,6 @@ from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.options import Loaded
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import names, phrases
 from pluralign.votes.town_hall.population import (
     CAMPS,
     FEATURES,
@@ -30,7 +29,15 @@ from pluralign.votes.town_hall.population import (
     features_of,
     random_stream,
 )
-from pluralign.votes.town_hall.writing import N_DRAWS, PROSE, Attributes, load_issues, write_prompt, write_response
+from pluralign.votes.town_hall.writing import (
+    N_DRAWS,
+    PROSE,
+    Attributes,
+    load_issues,
+    load_words,
+    write_prompt,
+    write_response,
+)
 
 # Probability of each level of an attribute, in the order of ``Attributes``.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
@@ -251,8 +258,9 @@ def candidates(n_prompts: int, n_responses: int, seed: int = 0) -> list[Candidat
 
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
-    n_places = np.array([len(names.PLACES[issue.kind]) for issue in load_issues()])
-    n_towns, n_questions = len(names.TOWNS), len(phrases.QUESTIONS)
+    words = load_words()
+    n_places = np.array([len(words.places[issue.kind].all) for issue in load_issues()])
+    n_towns, n_questions = len(words.towns), len(words.questions)
     n_distinct = n_towns * n_questions * n_places
     most = len(load_issues()) * int(n_distinct.min())
     if n_prompts > most:
@@ -267,7 +275,7 @@ def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
         code[rows] = random.choice(size, size=len(rows), replace=False)
     code, question = np.divmod(code, n_questions)
     place, town = np.divmod(code, n_towns)
-    return np.stack([issue, town, place, question, random.integers(0, len(names.DAYS), n_prompts)], axis=1)
+    return np.stack([issue, town, place, question, random.integers(0, len(words.days), n_prompts)], axis=1)
 
 
 def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:

@@ -1,23 +1,29 @@
 """The wording of prompts and responses: from attributes such as stance, length and tone to English text.
 
 Defined here: the order of the sentences and the contents of each length. Every attribute is visible in the text. The
-words are in ``issues``, ``phrases``, ``arguments`` and ``names``; ``townhall`` draws the attributes.
+words are in ``issues.toml`` and ``words.toml``; ``town_hall`` draws the attributes.
 """
 
 import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pluralign.core.json_values import from_json
-from pluralign.votes.town_hall import arguments, names, phrases
 
-# --- The questions a town decides on: 48 issues, their positions on four value axes, and the arguments about them.
+# --- The words, read from TOML files: 48 issues that a town decides on, and phrases that fit any issue.
 
+Phrases: TypeAlias = tuple[str, ...]
+PhrasesBy: TypeAlias = Mapping[str, Phrases]
+"""Phrases by the level of an attribute, such as the stance."""
+STANCES = ("for", "against", "compromise", "undecided")
+TONES = ("warm", "plain", "formal", "blunt")
+HEDGES = ("firm", "even", "hedged")
+SUPPORTS = ("none", "figures", "story", "fairness", "cost")
 
 VALUE_AXES = ("public_spending", "change", "environment", "rules")
 """Axes of a position: spend public money or save it; change or tradition; nature first or other things first; common
@@ -35,27 +41,79 @@ class Issue:
     thing: str
     """The same as a noun, "the bus lane on {place}"."""
     kind: str
-    """Kind of place it is about, a key of ``names.PLACES``."""
+    """Kind of place it is about, a key of ``Words.places``."""
     loadings: tuple[float, float, float, float]
     """Position of "for" on each of ``VALUE_AXES``, each in [-1, 1]. "Against" is the opposite position."""
     money: int
     """Cost in thousands of pounds; negative if it saves money."""
-    pros: tuple[str, ...]
+    pros: Phrases
     """Reasons for it, as clauses."""
-    cons: tuple[str, ...]
+    cons: Phrases
     """Reasons against it, as clauses."""
-    middle: tuple[str, ...]
+    middle: Phrases
     """Compromises, as verb phrases in base form."""
-    unknown: tuple[str, ...]
+    unknown: Phrases
     """Open questions, as indirect questions."""
     gains: str
     """People who gain, a plural noun phrase."""
     loses: str
     """People who lose, a plural noun phrase."""
-    story_for: tuple[str, ...]
+    story_for: Phrases
     """Short stories of a person who would benefit."""
-    story_against: tuple[str, ...]
+    story_against: Phrases
     """Short stories of a person who would suffer."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of places of one kind: each of ``names`` with each of ``kinds``."""
+
+    names: Phrases
+    kinds: Phrases
+
+    @functools.cached_property
+    def all(self) -> Phrases:
+        """Every name with every kind."""
+        return tuple(f"{name} {kind}".strip() for name in self.names for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Phrases that fit any issue, and names. ``words.toml`` documents the braces."""
+
+    questions: Phrases
+    asked_back: Phrases
+    firm_doubts: Phrases
+    links: Phrases
+    both_sides: Phrases
+    one_side: Phrases
+    days: Phrases
+    town_beginnings: Phrases
+    town_endings: Phrases
+    people: tuple[tuple[str, str, str], ...]
+    leads: PhrasesBy
+    positions: Mapping[str, PhrasesBy]
+    assurances: PhrasesBy
+    next_steps: PhrasesBy
+    openers: PhrasesBy
+    closers: PhrasesBy
+    list_titles: PhrasesBy
+    calls: PhrasesBy
+    value_tags: Mapping[str, PhrasesBy]
+    balance_tags: PhrasesBy
+    values: Mapping[str, PhrasesBy]
+    balance: PhrasesBy
+    support_frames: PhrasesBy
+    support: Mapping[str, PhrasesBy]
+    cost: Mapping[str, PhrasesBy]
+    reason_openings: PhrasesBy
+    concessions: PhrasesBy
+    places: Mapping[str, Names]
+
+    @functools.cached_property
+    def towns(self) -> Phrases:
+        """Every beginning with every ending."""
+        return tuple(beginning + ending for beginning in self.town_beginnings for ending in self.town_endings)
 
 
 @functools.cache
@@ -66,8 +124,25 @@ def load_issues() -> tuple[Issue, ...]:
         >>> load_issues()[0].thing
         'the bus lane on {place}'
     """
-    text = resources.files(__package__).joinpath("issues.toml").read_text(encoding="utf-8")
-    return tuple(from_json(Issue, row) for row in tomllib.loads(text)["issue"])
+    return tuple(from_json(Issue, row) for row in _read("issues.toml")["issue"])
+
+
+@functools.cache
+def load_words() -> Words:
+    """Return the phrases and names. The file is read once.
+
+    Example:
+        >>> load_words().towns[0]
+        'Alderbridge'
+    """
+    return from_json(Words, _read("words.toml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+# --- Texts.
 
 
 Choice = TypeVar("Choice")
@@ -104,17 +179,17 @@ class Attributes(NamedTuple):
     """Attributes of a response. Every field is an index into the levels named in its description."""
 
     stance: int
-    """for, against, compromise, undecided (``phrases.STANCES``)."""
+    """for, against, compromise, undecided (``STANCES``)."""
     length: int
     """0: one sentence; 1: a few; 2: a paragraph; 3: two paragraphs; 4: three."""
     tone: int
-    """warm, plain, formal, blunt (``phrases.TONES``)."""
+    """warm, plain, formal, blunt (``TONES``)."""
     hedging: int
-    """firm, even, hedged (``phrases.HEDGES``)."""
+    """firm, even, hedged (``HEDGES``)."""
     structure: int
     """0: prose; 1: bullets; 2: a numbered list. One sentence is always prose."""
     support: int
-    """none, figures, story, fairness, cost (``phrases.SUPPORTS``)."""
+    """none, figures, story, fairness, cost (``SUPPORTS``)."""
     call: int
     """1 if it ends in a call to action."""
     question: int
@@ -145,16 +220,16 @@ def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> 
         >>> write_prompt(0, 0, 32, 0, 0)
         'Should Alderbridge turn one lane of Mill Street into a bus lane?'
     """
-    topic = load_issues()[issue]
+    topic, words = load_issues()[issue], load_words()
     verb, doing = topic.verb.split("/")
-    text = phrases.QUESTIONS[question].format(
-        town=names.TOWNS[town],
+    text = words.questions[question].format(
+        town=words.towns[town],
         do=f"{verb} {topic.rest}",
         doing=f"{doing} {topic.rest}",
         thing=topic.thing,
-        day=names.DAYS[day],
+        day=words.days[day],
     )
-    return text.replace("{place}", names.PLACES[topic.kind][place])
+    return text.replace("{place}", load_words().places[topic.kind].all[place])
 
 
 def write_response(issue: int, town: int, place: int, attributes: Attributes, draws: Sequence[int]) -> str:
@@ -165,17 +240,17 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         >>> write_response(1, 0, 0, one_sentence_for, [1] * N_DRAWS)
         'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
-    topic = load_issues()[issue]
+    topic, words = load_issues()[issue], load_words()
     chooser = _Chooser(draws)
     pick = chooser.pick
-    stance, tone = phrases.STANCES[attributes.stance], phrases.TONES[attributes.tone]
-    hedge, support = phrases.HEDGES[attributes.hedging], phrases.SUPPORTS[attributes.support]
+    stance, tone = STANCES[attributes.stance], TONES[attributes.tone]
+    hedge, support = HEDGES[attributes.hedging], SUPPORTS[attributes.support]
     blanks = _blanks(topic, town, chooser)
 
     because, values = _values(topic, stance, N_VALUES[attributes.length], chooser)
-    position = pick(phrases.LEADS[tone]) + pick(phrases.POSITIONS[stance, hedge]) + because
+    position = pick(words.leads[tone]) + pick(words.positions[stance][hedge]) + because
     backing = _support(topic, stance, support, chooser)
-    ending = [pick(phrases.ASKED_BACK)] * attributes.question + [pick(phrases.CALLS[stance])] * attributes.call
+    ending = [pick(words.asked_back)] * attributes.question + [pick(words.calls[stance])] * attributes.call
 
     if attributes.length == 0:
         sentence = "; ".join([position, *backing])
@@ -187,7 +262,7 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         reasons = _reasons(topic, stance, hedge, n_reasons, chooser, as_list=as_list)
         first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
         if as_list:
-            title, numbered = pick(phrases.LIST_TITLES[stance]), attributes.structure == NUMBERED
+            title, numbered = pick(words.list_titles[stance]), attributes.structure == NUMBERED
             middle = _list(title, reasons, blanks, numbered=numbered)
             blocks = [_paragraph(first, blanks), middle, _paragraph(second + third, blanks)]
         elif attributes.length <= 2:
@@ -200,7 +275,7 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
     text = "\n\n".join(filter(None, blocks))
     if tone in ("warm", "blunt"):
         text = _CONTRACTIBLE.sub(lambda match: _CONTRACTIONS[match[0]], text)
-    return text.replace("{place}", names.PLACES[topic.kind][place])
+    return text.replace("{place}", load_words().places[topic.kind].all[place])
 
 
 def _sentence(clause: str, blanks: dict[str, str]) -> str:
@@ -222,14 +297,15 @@ def _list(title: str, clauses: Sequence[str], blanks: dict[str, str], *, numbere
 
 def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
     """Choose the words for the braces of one response; {place} is filled in last."""
+    words = load_words()
     verb, doing = topic.verb.split("/")
     unknown = chooser.between(0, 1)
-    who, she, her = chooser.pick(names.PEOPLE)
+    who, she, her = chooser.pick(words.people)
     thousands = abs(topic.money) * chooser.between(80, 125) / 100
     step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
     return {
         "place": "{place}",
-        "town": names.TOWNS[town],
+        "town": words.towns[town],
         "do": f"{verb} {topic.rest}",
         "doing": f"{doing} {topic.rest}",
         "thing": topic.thing,
@@ -249,26 +325,26 @@ def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
         "count": f"{chooser.between(12, 290) * 10 + chooser.between(0, 9):,}",
         "weeks": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
         "years": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "day": chooser.pick(names.DAYS),
+        "day": chooser.pick(words.days),
         # Never the town itself: between 1 and all but one steps further on in the table.
-        "other": names.TOWNS[(town + chooser.between(1, len(names.TOWNS) - 1)) % len(names.TOWNS)],
+        "other": words.towns[(town + chooser.between(1, len(words.towns) - 1)) % len(words.towns)],
     }
 
 
 def _values(topic: Issue, stance: str, n_sentences: int, chooser: _Chooser) -> tuple[str, list[str]]:
     """Return a "because" clause with each value of the position, and sentences that alternate between the values."""
-    if stance in arguments.BALANCE:
-        tags = [chooser.pick(arguments.BALANCE_TAGS[stance])]
-        sentences = chooser.several(arguments.BALANCE[stance], n_sentences)
+    words = load_words()
+    if stance in words.balance:
+        tags = [chooser.pick(words.balance_tags[stance])]
+        sentences = chooser.several(words.balance[stance], n_sentences)
     else:
-        direction = 1 if stance == "for" else -1
-        signs = {
-            axis: direction if load > 0 else -direction
+        ends = [
+            (axis, "for" if (load > 0) == (stance == "for") else "against")
             for axis, load in zip(VALUE_AXES, topic.loadings, strict=True)
             if load
-        }
-        tags = [chooser.pick(arguments.VALUE_TAGS[value]) for value in signs.items()]
-        by_value = [chooser.several(arguments.VALUES[value], n_sentences) for value in signs.items()]
+        ]
+        tags = [chooser.pick(words.value_tags[axis][end]) for axis, end in ends]
+        by_value = [chooser.several(words.values[axis][end], n_sentences) for axis, end in ends]
         sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
     return ", because " + ", and because ".join(tags), sentences
 
@@ -277,12 +353,13 @@ def _support(topic: Issue, stance: str, support: str, chooser: _Chooser) -> list
     """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
     if support == "none":
         return []
-    frame = chooser.pick(arguments.SUPPORT_FRAMES[support])
+    words = load_words()
+    frame = chooser.pick(words.support_frames[support])
     if support == "cost":
-        return [frame + chooser.pick(arguments.COST[stance, topic.money < 0])]
+        return [frame + chooser.pick(words.cost[stance]["saves" if topic.money < 0 else "costs"])]
     if support == "story" and stance in ("for", "against"):
         return [frame + chooser.pick(topic.story_for if stance == "for" else topic.story_against)]
-    return [frame + chooser.pick(arguments.SUPPORT[support, stance])]
+    return [frame + chooser.pick(words.support[support][stance])]
 
 
 def _trimmings(
@@ -293,34 +370,33 @@ def _trimmings(
     def maybe(options: Sequence[str], shortest: int) -> list[str]:
         return [chooser.pick(options)] if options and length >= shortest else []
 
-    assurances = phrases.FIRM_DOUBTS if (stance, hedge) == ("undecided", "firm") else phrases.ASSURANCES[hedge]
-    opening = maybe(phrases.OPENERS[tone], 2)
-    assurance = maybe(arguments.CONCESSIONS[stance], 4) + maybe(assurances, 1)
-    closing = maybe(phrases.NEXT_STEPS[stance], 4) + maybe(phrases.CLOSERS[tone], 1)
+    words = load_words()
+    assurances = words.firm_doubts if (stance, hedge) == ("undecided", "firm") else words.assurances[hedge]
+    opening = maybe(words.openers[tone], 2)
+    assurance = maybe(words.concessions[stance], 4) + maybe(assurances, 1)
+    closing = maybe(words.next_steps[stance], 4) + maybe(words.closers[tone], 1)
     return opening, assurance, closing
 
 
 def _reasons(topic: Issue, stance: str, hedge: str, n_reasons: int, chooser: _Chooser, *, as_list: bool) -> list[str]:
     """Return the argument as sentences: reasons of one side, or of both sides in turn."""
+    words = load_words()
     pros = [topic.pros[index] for index in chooser.pick(_ORDERS)]
     cons = [topic.cons[index] for index in chooser.pick(_ORDERS)]
-    if stance in arguments.BALANCE:
+    if stance in words.balance:
         if as_list:
             return [
-                arguments.ONE_SIDE[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2])
-                for turn in range(n_reasons)
+                words.one_side[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2]) for turn in range(n_reasons)
             ]
-        first = chooser.between(0, len(arguments.BOTH_SIDES) - 1)
+        first = chooser.between(0, len(words.both_sides) - 1)
         return [
-            arguments.BOTH_SIDES[(first + turn) % len(arguments.BOTH_SIDES)].format(pro=pros[turn], con=cons[turn])
+            words.both_sides[(first + turn) % len(words.both_sides)].format(pro=pros[turn], con=cons[turn])
             for turn in range((n_reasons + 1) // 2)
         ]
     reasons = (pros if stance == "for" else cons)[:n_reasons]
     if as_list:
         return reasons
-    opened = chooser.pick(arguments.REASON_OPENINGS[hedge]) + reasons[0]
-    start = chooser.between(0, len(arguments.LINKS) - 1)
-    linked = [
-        arguments.LINKS[(start + turn) % len(arguments.LINKS)] + reason for turn, reason in enumerate(reasons[1:])
-    ]
+    opened = chooser.pick(words.reason_openings[hedge]) + reasons[0]
+    start = chooser.between(0, len(words.links) - 1)
+    linked = [words.links[(start + turn) % len(words.links)] + reason for turn, reason in enumerate(reasons[1:])]
     return [opened, *linked]
