@@ -315,13 +315,14 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, mo
     votes.save(tmp_path / "votes.parquet")
     before = (tmp_path / "votes.parquet").read_bytes()
 
-    def half_a_file(table: Any, path: Path, **options: Any) -> None:
-        path.write_bytes(b"half")
+    def half_a_file(path: Path, content: bytes) -> None:
+        path.open("wb").write(content[: len(content) // 2])
         raise OSError("disk full")
 
-    monkeypatch.setattr(pq, "write_table", half_a_file)
-    with pytest.raises(OSError, match="disk full"):
-        many_prompts(5).save(tmp_path / "votes.parquet")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", half_a_file)
+        with pytest.raises(OSError, match="disk full"):
+            many_prompts(5).save(tmp_path / "votes.parquet")
     assert (tmp_path / "votes.parquet").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["votes.parquet"]
 

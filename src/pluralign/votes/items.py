@@ -11,9 +11,8 @@ from pluralign.votes.builder import RowError, check_prompt, check_text
 from pluralign.votes.layouts import read_comparisons
 from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_table, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
 from pluralign.votes.prompts import Item, Message, PromptLike
-from pluralign.votes.storage import distinct
 from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
 
 ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike

@@ -19,9 +19,8 @@ from pluralign.core.errors import DataError
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.columns import guess_columns, rename_options
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
 from pluralign.votes.prompts import PromptLike
-from pluralign.votes.storage import RESERVED_COLUMNS
 from pluralign.votes.values import (
     RATING_COLUMN,
     Record,

@@ -21,8 +21,7 @@ from pluralign.votes.formats import dataset_records, hub_records, read_records
 from pluralign.votes.layouts import is_layout, read_comparisons
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.storage import is_saved_set
+from pluralign.votes.preferences import PreferenceSet, is_saved_set
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
 
@@ -172,26 +171,26 @@ def open_records(
     source: Source, options: LoadOptions, progress: Progress | None = None
 ) -> tuple[Iterator[tuple[int, Record]], BadRows]:
     """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
-    records, name = _numbered(source, options, progress)
+    records, name = _numbered(source, progress)
     bad = BadRows(name, skip=options.skip_bad)
     found = records(bad)
     return (rename_columns(found, options.rename, bad, is_layout) if options.rename else found), bad
 
 
 def _numbered(
-    source: Source, options: LoadOptions, progress: Progress | None
+    source: Source, progress: Progress | None
 ) -> tuple[Callable[[BadRows], Iterator[tuple[int, Record]]], str]:
     """Return a function that yields the numbered records, and the name of the source."""
     if isinstance(source, str | os.PathLike):
         if str(source).startswith("hf:") and str(source) != "hf:":
             return lambda _: hub_records(str(source)[3:], progress), str(source)
         if str(source) == "-":
-            return lambda bad: read_records(sys.stdin.buffer, bad, progress, options=options), "standard input"
+            return lambda bad: read_records(sys.stdin.buffer, bad, progress), "standard input"
         path = _existing_file(source)
-        return lambda bad: _file_records(path, bad, progress, options), str(path)
+        return lambda bad: _file_records(path, bad, progress), str(path)
     if hasattr(source, "read"):
         name = str(getattr(source, "name", "a stream"))
-        return lambda bad: read_records(source, bad, progress, options=options), name
+        return lambda bad: read_records(source, bad, progress), name
     if is_table(source) == "datasets":
         return lambda _: dataset_records(source, progress), "the dataset"
     if is_table(source) == "pandas":
@@ -246,8 +245,6 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _file_records(
-    path: Path, bad: BadRows, progress: Progress | None, options: LoadOptions
-) -> Iterator[tuple[int, Record]]:
+def _file_records(path: Path, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     with path.open("rb") as stream:
-        yield from read_records(stream, bad, progress, options=options)
+        yield from read_records(stream, bad, progress)

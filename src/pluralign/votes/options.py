@@ -43,10 +43,6 @@ class LoadOptions:
         default_factory=dict,
         metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
     )
-    max_line_mb: int = field(default=16, metadata={"help": "Maximum length of a line of a text file, in MB."})
-    max_expansion: int = field(
-        default=200, metadata={"help": "Maximum size of gzip data after decompression, as a multiple of its size."}
-    )
 
     def __post_init__(self) -> None:
         check_choices(self, {"ties": TieRule, "repeats": Repeats, "split": SplitRule})
@@ -55,9 +51,6 @@ class LoadOptions:
         theirs = list(self.rename.values())
         if twice := [name for name in theirs if theirs.count(name) > 1]:
             raise UsageError(f"--rename must not give the column {twice[0]!r} two names.")
-        for name in ("max_line_mb", "max_expansion"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, by name."""

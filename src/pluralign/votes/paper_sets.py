@@ -56,7 +56,7 @@ class KnownSet:
         )
         files = [*filter(Path.is_file, map(root.joinpath, self.also.split())), *_find(root, self.hub, self.layouts)]
         bad, comparisons = BadRows(self.name, skip=options.skip_bad), Comparisons()
-        self.read(_rows(files, bad, progress, options), comparisons, bad)
+        self.read(_rows(files, bad, progress), comparisons, bad)
         bad.file = self.name
         return comparisons.finish(bad, options, merge=self.merge, min_votes=self.min_votes, few_votes="drop")
 
@@ -77,16 +77,14 @@ def _download(hub: str, wanted: list[str], local: str, revision: str | None = No
     return hub_folder(hub, "dataset", only=wanted, revision=revision, remedy=remedy)
 
 
-def _rows(
-    files: Sequence[Path], bad: BadRows, progress: Progress | None, options: LoadOptions
-) -> Iterator[tuple[Path, int, Record]]:
+def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[Path, int, Record]]:
     """Yield the records of all files. ``bad.file`` is the current file; progress counts the bytes of all files."""
     sizes = [path.stat().st_size for path in files]
     for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
         bad.file = str(path)
         part = _part(progress, before, size, sum(sizes)) if progress else None
         with path.open("rb") as stream:
-            for row, record in read_records(stream, bad, part, options=options):
+            for row, record in read_records(stream, bad, part):
                 yield path, row, record
 
 
@@ -356,7 +354,7 @@ def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "
     root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
     bad = BadRows("prism")
     prompts: dict[str, None] = {}
-    for _, row, record in _rows(_find(root, hub, layouts), bad, None, LoadOptions()):
+    for _, row, record in _rows(_find(root, hub, layouts), bad, None):
         with _reporting(row, bad):
             if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
                 prompts.setdefault(text)

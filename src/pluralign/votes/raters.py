@@ -24,8 +24,7 @@ from pluralign.votes.layouts import recognise
 from pluralign.votes.load import Source, exists, is_town_hall, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.storage import is_saved_set
+from pluralign.votes.preferences import PreferenceSet, is_saved_set
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 
