@@ -316,7 +316,8 @@ def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, mo
     before = (tmp_path / "votes.parquet").read_bytes()
 
     def half_a_file(path: Path, content: bytes) -> None:
-        path.open("wb").write(content[: len(content) // 2])
+        with path.open("wb") as stream:
+            stream.write(content[: len(content) // 2])
         raise OSError("disk full")
 
     with monkeypatch.context() as patched:
