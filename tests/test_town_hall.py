@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pluralign.votes.town_hall.population import FEATURES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, answers, candidates, town_hall
+from pluralign.votes.town_hall.town_hall import TownHall, answers, town_hall
 from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, load_issues, write_response
 
 
@@ -249,16 +249,13 @@ def test_every_issue_stance_and_length_can_be_written() -> None:
                 assert len(text.split()) > 10
 
 
-def test_candidates_are_lists_of_distinct_responses_in_the_same_style(hall: TownHall) -> None:
-    lines = candidates(30, 12, seed=4)
-    assert [len(line["responses"]) for line in lines] == [12] * 30
-    texts = [text for line in lines for text in line["responses"]]
-    assert len(set(texts)) == len(texts)
-    assert len({line["prompt"] for line in lines}) == 30
-    assert lines == candidates(30, 12, seed=4)
-    lists = answers(30, 12, seed=4)
-    assert [line["responses"] for line in lines] == lists.responses
-    top_choices = (lists.features @ hall.tastes.T).argmax(axis=1)
+def test_answers_are_distinct_responses_in_the_same_style(hall: TownHall) -> None:
+    drawn = answers(30, 12, seed=4)
+    assert [len(responses) for responses in drawn.responses] == [12] * 30
+    assert len({text for responses in drawn.responses for text in responses}) == 360
+    assert len(set(drawn.prompts)) == 30
+    assert drawn.responses == answers(30, 12, seed=4).responses
+    top_choices = (drawn.features @ hall.tastes.T).argmax(axis=1)
     assert np.mean([len(set(row)) for row in top_choices]) > 3, "people have different top choices"
 
 
@@ -280,9 +277,9 @@ def test_invalid_arguments_raise_a_sentence() -> None:
         with pytest.raises(ValueError, match=message):
             town_hall(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_prompts must be"):
-        candidates(0, 3)
+        answers(0, 3)
     with pytest.raises(ValueError, match="n_responses must be"):
-        candidates(3, 1)
+        answers(3, 1)
 
 
 def test_two_responses_per_prompt_give_one_pair_per_prompt() -> None:

@@ -144,7 +144,7 @@ def _decode(line: bytes) -> str:
 
 def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
     for row, line in lines:
-        try:
+        with bad.row(row):
             text = _decode(line)
             if not text.strip():
                 continue
@@ -154,12 +154,9 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
                 remedy = "write one JSON object per line"
                 raise RowError("not JSON", f"the line is not JSON ({_reason(error)})", remedy) from None
             if not isinstance(record, dict):
-                raise RowError(
-                    "not an object", f"the line holds a {type(record).__name__}", "write one object per line"
-                )
+                problem = f"the line holds a {type(record).__name__}"
+                raise RowError("not an object", problem, "write one object per line")
             yield row, record
-        except RowError as error:
-            bad.report(row, error)
 
 
 def _reason(error: Exception) -> str:
@@ -177,15 +174,14 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
     reader = csv.reader(itertools.chain([first], texts), strict=True, delimiter=delimiter)
     header: list[str] = []
     for row in itertools.count():
-        try:
+        with bad.row(row):
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                raise RowError(
-                    "not CSV", f"the row is not CSV ({error})", 'close every quote and double quotes inside: ""'
-                ) from None
+                remedy = 'close every quote and double quotes inside: ""'
+                raise RowError("not CSV", f"the row is not CSV ({error})", remedy) from None
             if not header:
                 header = [name.strip() for name in cells]
                 if len(set(header)) != len(header):
@@ -201,8 +197,6 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
             except UnicodeEncodeError:
                 raise RowError("broken UTF-8", "the row is not valid UTF-8", "save the file as UTF-8") from None
             yield row, {name: parse_cell(name, cell) for name, cell in zip(header, cells, strict=True)}
-        except RowError as error:
-            bad.report(row, error)
 
 
 def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -236,10 +230,8 @@ def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator
         yield from enumerate(records, before + 1)
         return
     for position in range(len(batch)):
-        try:
+        with bad.row(before + position + 1):
             yield before + position + 1, _row_of(batch, position)
-        except RowError as error:
-            bad.report(before + position + 1, error)
 
 
 def _row_of(batch: pa.RecordBatch, position: int) -> Record:

@@ -1,14 +1,13 @@
 """Texts to score: single responses and pairs, in the forms that people give them in Python."""
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pluralign.core.arrays import IndexArray
-from pluralign.core.errors import DataError, UsageError
+from pluralign.core.errors import UsageError
 from pluralign.votes.builder import RowError, check_prompt, check_text
-from pluralign.votes.layouts import read_comparisons
+from pluralign.votes.layouts import peeked, read_comparisons
 from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_table, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
@@ -100,19 +99,14 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
     if is_named_set(pairs):
         return pair_texts(load_preferences(pairs, options))  # type: ignore[arg-type]
     records, bad = open_records(pairs, options)  # type: ignore[arg-type]
-    first = next(records, None)
-    if first is None:
-        raise DataError("there are no pairs", file=bad.file, remedy="give at least one row")
-    records = itertools.chain([first], records)
-    if not {"response_a", "response_b"} <= first[1].keys() or "prompt" not in first[1]:
+    first, records = peeked(records, bad)
+    if not {"prompt", "response_a", "response_b"} <= first.keys():
         return pair_texts(read_comparisons(records, bad, options))
     sides: list[Item] = []
+    bad.can_skip = False
     for row, record in records:
-        try:
+        with bad.row(row):
             sides += _read_pair(record)
-        except RowError as error:
-            bad.can_skip = False
-            bad.report(row, error)
     texts, index = distinct(sides)
     return PairTexts(texts, index[0::2], index[1::2])
 

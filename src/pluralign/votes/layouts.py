@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -130,20 +130,20 @@ def _wide(record: Record, row: int, into: Comparisons) -> None:
     _add_pair(record, row, into, (*votes, ties))
 
 
-def _read_long(records: Records, into: Comparisons, bad: BadRows) -> None:
-    votes = VoteReader(bad)
+def _read_long(records: Records, into: Comparisons) -> None:
+    votes = VoteReader(into.bad)
 
     def read_row(record: Record, row: int, into: Comparisons) -> None:
         _add_pair(record, row, into, votes.read(record, row), annotator=_voter(record))
 
-    _each(read_row)(records, into, bad)
+    each(read_row)(records, into)
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
     prompt = read_prompt(record.get("prompt"))
     a = read_response(record.get("response_a"), "response_a")
     b = read_response(record.get("response_b"), "response_b")
-    into.add(row, prompt, a, b, *votes, annotator=annotator, columns=_others(record))
+    into.add(row, prompt, a, b, votes, annotator=annotator, columns=_others(record))
 
 
 def _chosen(record: Record, row: int, into: Comparisons) -> None:
@@ -160,8 +160,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     swap = _text_hash(texts[0]) > _text_hash(texts[1])
     first, second = texts[::-1] if swap else texts
-    votes, others = (int(not swap), int(swap)), _others(record, ("chosen", "rejected"))
-    into.add(row, read_prompt(prompt), first, second, *votes, annotator=_voter(record), columns=others)
+    votes, others = (int(not swap), int(swap), 0), _others(record, ("chosen", "rejected"))
+    into.add(row, read_prompt(prompt), first, second, votes, annotator=_voter(record), columns=others)
 
 
 def _text_hash(text: str) -> bytes:
@@ -237,7 +237,7 @@ class _ScoredResponse:
     record: Record
 
 
-def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows) -> None:
+def _read_one_response_per_row(records: Records, into: Comparisons) -> None:
     """Group rows by prompt; each row is one response with its raters' scores.
 
     Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
@@ -245,7 +245,7 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
     """
     rows: dict[PromptLike, list[_ScoredResponse]] = {}
     for row, record in records:
-        try:
+        with into.bad.row(row):
             prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
             if "scores" in record:
                 values = read_list(record["scores"], "scores")
@@ -253,11 +253,9 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
             else:
                 scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
             rows.setdefault(prompt, []).append(_ScoredResponse(row, answer, scores, record))
-        except RowError as error:
-            bad.report(row, error)
     for prompt, group in rows.items():
         first = group[0]
-        try:
+        with into.bad.row(first.row):
             if len(group) < 2:
                 raise RowError("a single response", "the prompt has only one response", "give at least two responses")
             lengths = [len(response.scores) for response in group if "scores" in response.record]
@@ -271,8 +269,6 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
             scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
             others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
             into.add_all_pairs(first.row, prompt, [response.answer for response in group], scores_of, columns=others)
-        except RowError as error:
-            bad.report(first.row, error)
 
 
 _VOTER = ("annotator", "rater")  # who cast a vote: finds repeated votes, and is not stored
@@ -289,6 +285,10 @@ def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name and name not in _CONSUMED and name not in also}
 
 
+Reader: TypeAlias = Callable[[Records, Comparisons], None]
+"""Reads all records of a layout."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A layout of records: how it is recognised and read."""
@@ -297,20 +297,20 @@ class Layout:
     needs: str
     """Its columns, for messages and documentation."""
     matches: Callable[[Collection[str]], bool]
-    read: Callable[[Records, Comparisons, BadRows], None]
+    read: Reader
     merge: bool = False
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
 
 
-def _each(read_row: Callable[[Record, int, Comparisons], None]) -> Callable[[Records, Comparisons, BadRows], None]:
-    def read(records: Records, into: Comparisons, bad: BadRows) -> None:
+def each(read_row: Callable[[Record, int, Comparisons], None]) -> Reader:
+    """Return a reader of records that are read one by one."""
+
+    def read(records: Records, into: Comparisons) -> None:
         for row, record in records:
-            try:
+            with into.bad.row(row):
                 read_row(record, row, into)
-            except RowError as error:
-                bad.report(row, error)
 
     return read
 
@@ -325,14 +325,14 @@ def _has_score_columns(columns: Collection[str]) -> bool:
 
 _PAIR = "prompt, response_a, response_b"
 LAYOUTS = (
-    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
-    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
-    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
+    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), each(_chosen), merge=True, min_votes=1),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), each(_wide)),
+    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), each(_wide)),
     Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _read_long, merge=True),
-    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
-    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
-    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
-    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, _each(_score_columns)),
+    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), each(_rankings)),
+    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), each(_rankings), merge=True),
+    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), each(_score_lists)),
+    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, each(_score_columns)),
     Layout(
         "one response per row",
         "prompt, response, scores (or score_RATER …)",
@@ -380,23 +380,28 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     )
 
 
-def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
-    """Return the layout, which the columns of the first record decide, and all records."""
+def peeked(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Record, Iterator[tuple[int, Record]]]:
+    """Return the first record, whose columns decide how records are read, and all records."""
     first = next(records, None)
     if first is None:
         raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
-    columns = list(first[1])
-    layout = find_layout(columns, bad.file)
-    in_chat = not isinstance(first[1].get("chosen", ""), str)
-    if "prompt" not in columns and not in_chat and (guess := guess_columns(["prompt"], columns)):
+    return first[1], itertools.chain([first], records)
+
+
+def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
+    """Return the layout of the first record, and all records."""
+    first, records = peeked(records, bad)
+    layout = find_layout(first, bad.file)
+    in_chat = not isinstance(first.get("chosen", ""), str)
+    if "prompt" not in first and not in_chat and (guess := guess_columns(["prompt"], first)):
         raise DataError("there is no column prompt", file=bad.file, row=1, remedy=f"use {rename_options(guess)}")
     logger.debug("%s has the layout %r", bad.file, layout.name)
-    return layout, itertools.chain([first], records)
+    return layout, records
 
 
 def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
     """Return the votes of all records."""
     layout, records = recognise(records, bad)
-    comparisons = Comparisons()
-    layout.read(records, comparisons, bad)
-    return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
+    comparisons = Comparisons(bad)
+    layout.read(records, comparisons)
+    return comparisons.finish(options, merge=layout.merge, min_votes=layout.min_votes)

@@ -57,7 +57,26 @@ def distinct(values: Sequence[Any]) -> tuple[list[Any], IndexArray]:
     return list(position), index
 
 
-def number_by_first_appearance(table: ObjectArray, index: npt.NDArray[Any]) -> tuple[ObjectArray, IndexArray]:
+def by_first_appearance(index: npt.NDArray[Any]) -> tuple[IntArray, IndexArray]:
+    """Return the distinct values of ``index`` in order of first appearance, and the number of each value in that order.
+
+    Args:
+        index: small integers from 0.
+
+    Example:
+        >>> by_first_appearance(np.array([7, 3, 7, 5]))
+        (array([7, 3, 5]), array([0, 1, 0, 2], dtype=int32))
+    """
+    n = len(index)
+    first_use = np.full(int(index.max()) + 1 if n else 0, n, dtype=np.int64)
+    first_use[index[::-1]] = np.arange(n)[::-1]  # the last assignment to a place wins
+    used = np.argsort(first_use, kind="stable")[: int((first_use < n).sum())]
+    number = np.empty(len(first_use), dtype=np.int32)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    return used, number[index].astype(np.int32)
+
+
+def _used(table: ObjectArray, index: npt.NDArray[Any]) -> tuple[ObjectArray, IndexArray]:
     """Keep the entries of ``table`` that ``index`` uses, in order of first use, and renumber ``index``.
 
     Raises:
@@ -67,12 +86,8 @@ def number_by_first_appearance(table: ObjectArray, index: npt.NDArray[Any]) -> t
         raise UsageError("texts given with indices must be distinct; use from_columns to have them merged.")
     if len(index) and not 0 <= index.min() <= index.max() < len(table):
         raise UsageError(f"indices must be between 0 and {len(table) - 1}.")
-    first_use = np.full(len(table), len(index), dtype=np.int64)
-    first_use[index[::-1]] = np.arange(len(index))[::-1]  # the last assignment to a place wins
-    order = np.argsort(first_use, kind="stable")[: int((first_use < len(index)).sum())]
-    number = np.empty(len(table), dtype=np.int32)
-    number[order] = np.arange(len(order), dtype=np.int32)
-    return table[order], number[index].astype(np.int32)
+    used, number = by_first_appearance(index)
+    return table[used], number
 
 
 # --- Sets of votes.
@@ -188,9 +203,9 @@ class PreferenceSet:
 
     def _numbered(self) -> "PreferenceSet":
         """Return the checked set with its texts numbered by first appearance, and without unused ones."""
-        prompts, prompt_index = number_by_first_appearance(self.prompts, self.prompt_index)
+        prompts, prompt_index = _used(self.prompts, self.prompt_index)
         both = np.stack([self.a_index, self.b_index], axis=1).ravel()
-        responses, response_index = number_by_first_appearance(self.responses, both)
+        responses, response_index = _used(self.responses, both)
         return replace(
             self,
             prompts=prompts,

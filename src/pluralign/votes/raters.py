@@ -24,7 +24,7 @@ from pluralign.votes.layouts import recognise
 from pluralign.votes.load import Source, exists, is_town_hall, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet, is_saved_set
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance, is_saved_set
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 
@@ -99,22 +99,17 @@ def load_rater_votes(
             row=1,
             remedy=ONE_ROW_PER_VOTE,
         )
-    comparisons = Comparisons()
-    layout.read(records, comparisons, bad)
-    preferences, votes = comparisons.finish_single(bad, options, min_votes=layout.min_votes)
+    comparisons = Comparisons(bad)
+    layout.read(records, comparisons)
+    preferences, pair, annotators, chose_a = comparisons.finish_single(options, min_votes=layout.min_votes)
     split = preferences.without_official_split() if options.split == "prompts" else preferences
-    known = np.array([annotator is not None for annotator in votes.annotator], dtype=bool)
-    raters = np.array([annotator for annotator in votes.annotator if annotator is not None], dtype=np.int64)
-    return _checked(
-        RaterVotes(
-            replace(split, loaded=loaded),
-            votes.pair[known].astype(np.int32),
-            by_first_appearance(raters),
-            votes.chose_a[known],
-            int((~known).sum()),
-        ),
-        column,
-    )
+    known = np.array([annotator is not None for annotator in annotators], dtype=bool)
+    if not known.any():
+        problem = f"no vote has a value in the column {column!r}"
+        raise DataError(problem, file=preferences.name, remedy="fill in the rater of each vote")
+    _, rater = by_first_appearance(np.array([annotator for annotator in annotators if annotator is not None]))
+    votes = replace(split, loaded=loaded)
+    return RaterVotes(votes, pair[known].astype(np.int32), rater, chose_a[known], int((~known).sum()))
 
 
 def _refuse_counts(source: Source) -> None:
@@ -123,13 +118,6 @@ def _refuse_counts(source: Source) -> None:
     is_file = exists(source) and Path(source).is_file()
     if is_saved_set(source) if is_file else str(source).partition(":")[0] in KNOWN_SETS:
         raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
-
-
-def _checked(votes: RaterVotes, column: str) -> RaterVotes:
-    if not len(votes):
-        problem = f"no vote has a value in the column {column!r}"
-        raise DataError(problem, file=votes.preferences.name, remedy="fill in the rater of each vote")
-    return votes
 
 
 def _numbered_raters(
@@ -144,13 +132,10 @@ def _numbered_raters(
         if not found and column not in record:
             known.update(record)
         found = found or column in record
-        try:
+        with bad.row(row):
             digest = _digest(record.get(column), column)
-        except RowError as error:
-            bad.report(row, error)
-            continue
-        rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
-        yield row, rest
+            rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
+            yield row, rest
     if known and not found:
         remedy = f"name the column with the rater's id; {did_you_mean(column, sorted(known))}"
         raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip("."))
@@ -164,19 +149,6 @@ def _digest(value: Any, column: str) -> bytes | None:
         problem = f"{column} must be a text or a number, not a {type(value).__name__}"
         raise RowError("wrong type", problem, "give one id per vote")
     return hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def by_first_appearance(labels: npt.NDArray[np.int64]) -> IndexArray:
-    """Renumber labels from 0 in the order of first appearance.
-
-    Example:
-        >>> by_first_appearance(np.array([7, 3, 7, 5]))
-        array([0, 1, 0, 2], dtype=int32)
-    """
-    _, first, position = np.unique(labels, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int32)
-    number[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    return np.asarray(number[position], dtype=np.int32)
 
 
 def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
@@ -204,6 +176,6 @@ def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
     return RaterVotes(
         counts,
         np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes),
-        by_first_appearance(np.concatenate(people)),
+        by_first_appearance(np.concatenate(people))[1],
         np.repeat(chose_a, sizes),
     )
