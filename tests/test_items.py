@@ -130,7 +130,7 @@ def test_pairs_of_votes_are_read_as_rows_or_as_their_layout(ensemble: "RewardEns
     ranked = {"prompt": "Tea?", "responses": ["Yes.", "No.", "Perhaps not."], "ranking": [0, 1, 2]}
     assert len(ensemble.prob_hat([ranked])) == 3
     assert len(ensemble.prob_hat("demo:40")) == 40
-    with pytest.raises(DataError, match="there are no pairs"):
+    with pytest.raises(DataError, match="no rows"):
         ensemble.prob_hat([])
     assert len(ensemble.prob_hat(town_hall(40))) == 40
 

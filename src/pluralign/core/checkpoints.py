@@ -206,21 +206,12 @@ class Checkpoints:
     def _step(
         self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
     ) -> Any:
-        if file not in self._done:
-            self._done[file] = self._read_or_compute(file, compute, encode, decode)
-        return self._done[file]
-
-    def _read_or_compute(
-        self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
-    ) -> Any:
-        if self.path is None:
-            return compute()
-        path = self.path / file
-        stored = self.processes.agreed(lambda: _read_step(path))
-        if stored is not None:
-            return decode(stored)
-        value = compute()
-        if self.processes.first:
+        if file in self._done:
+            return self._done[file]
+        path = None if self.path is None else self.path / file
+        stored = None if path is None else self.processes.agreed(lambda: _read_step(path))
+        value = self._done[file] = compute() if stored is None else decode(stored)
+        if path is not None and stored is None and self.processes.first:
             data = encode(value)
             with atomic_write(path) as partial:
                 partial.write_bytes(hashlib.sha256(data).digest() + data)
@@ -352,19 +343,9 @@ class JsonLines:
         if not self.path.is_file():
             return
         with self.path.open("r+b") as stream:
-            complete = size = stream.seek(0, os.SEEK_END)
-            while complete:
-                start = max(0, complete - _BLOCK)
-                stream.seek(start)
-                line_break = stream.read(complete - start).rfind(b"\n")
-                complete = start if line_break < 0 else start + line_break + 1
-                if line_break >= 0:
-                    break
-            if complete < size:
+            complete = sum(len(line) for line in stream if line.endswith(b"\n"))
+            if complete < self.path.stat().st_size:
                 stream.truncate(complete)
-
-
-_BLOCK = 1 << 16
 
 
 def _line(row: Any) -> bytes:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pluralign.core.types import Progress
 from pluralign.votes.builder import RowError, check_prompt, check_text
 from pluralign.votes.layouts import is_layout, peeked, read_comparisons
-from pluralign.votes.load import VotesLike, is_named_set, load_preferences, open_records
+from pluralign.votes.load import VotesLike, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -59,7 +59,7 @@ def load_candidates(source: CandidatesLike, progress: Progress | None = None) ->
         return list(source)
     if isinstance(held := getattr(source, "preferences", source), PreferenceSet):
         return candidates_of(held)
-    if is_named_set(source):
+    if kind_of(source) != "records":
         return candidates_of(load_preferences(source, progress=progress))  # type: ignore[arg-type]
     records, bad = open_records(source, LoadOptions(), progress)  # type: ignore[arg-type]
     bad.can_skip = False

@@ -8,7 +8,7 @@ from pluralign.core.arrays import IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.builder import RowError, check_prompt, check_text
 from pluralign.votes.layouts import peeked, read_comparisons
-from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_table, load_preferences, open_records
+from pluralign.votes.load import DataFrameLike, VotesLike, is_table, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
 from pluralign.votes.prompts import Item, Message, PromptLike
@@ -96,7 +96,7 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
         items = held.items()
         return PairTexts(texts_of(held), items.a, items.b)
     options = LoadOptions(min_votes=1)
-    if is_named_set(pairs):
+    if kind_of(pairs) != "records":
         return pair_texts(load_preferences(pairs, options))  # type: ignore[arg-type]
     records, bad = open_records(pairs, options)  # type: ignore[arg-type]
     first, records = peeked(records, bad)

@@ -5,10 +5,8 @@ Ids become integers while the file is read. The ids themselves are never kept, s
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,9 @@ from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.layouts import recognise
-from pluralign.votes.load import Source, exists, is_town_hall, load_town_hall, open_records
+from pluralign.votes.load import Source, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
-from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet, by_first_appearance, is_saved_set
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 
@@ -83,13 +80,15 @@ def load_rater_votes(
     options = with_changes(options or LoadOptions(), changes)
     if options.ties == "fixed":
         raise UsageError("--ties fixed is a rule for vote counts, not for single votes; use drop or half with raters.")
-    loaded = Loaded(str(source), options.changed(), column) if isinstance(source, str | os.PathLike) else None
-    if is_town_hall(source):
+    loaded = Loaded.of(source, options, column)
+    kind = kind_of(source)
+    if kind == "demo":
         if column != "rater":
             raise UsageError(f"the rater column of demo is 'rater', not {column!r}.")
         drawn = town_hall_votes(load_town_hall(source))
         return replace(drawn, preferences=replace(drawn.preferences, loaded=loaded))
-    _refuse_counts(source)
+    if kind != "records":
+        raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
     records, bad = open_records(source, options, progress)
     layout, records = recognise(_numbered_raters(records, column, bad), bad)
     if not layout.merge:
@@ -110,14 +109,6 @@ def load_rater_votes(
     _, rater = by_first_appearance(np.array([annotator for annotator in annotators if annotator is not None]))
     votes = replace(split, loaded=loaded)
     return RaterVotes(votes, pair[known].astype(np.int32), rater, chose_a[known], int((~known).sum()))
-
-
-def _refuse_counts(source: Source) -> None:
-    if not isinstance(source, str | os.PathLike):
-        return
-    is_file = exists(source) and Path(source).is_file()
-    if is_saved_set(source) if is_file else str(source).partition(":")[0] in KNOWN_SETS:
-        raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
 
 
 def _numbered_raters(
