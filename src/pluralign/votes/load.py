@@ -46,11 +46,11 @@ class HasPreferences(Protocol):
         """The votes."""
 
 
-Source: TypeAlias = (
+VoteSource: TypeAlias = (
     str | os.PathLike[str] | IO[bytes] | Iterable[Record] | Mapping[str, Iterable[Record]] | DataFrameLike
 )
 """A source of ``load_preferences``. The mapping is a ``datasets.DatasetDict``."""
-VotesLike: TypeAlias = PreferenceSet | HasPreferences | Source
+VotesLike: TypeAlias = PreferenceSet | HasPreferences | VoteSource
 """Votes as Python functions take them: ``as_preferences`` turns them into a ``PreferenceSet``."""
 
 
@@ -76,7 +76,7 @@ def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> Pref
 
 @show_options(LoadOptions)
 def load_preferences(
-    source: Source, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
+    source: VoteSource, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> PreferenceSet:
     """Load votes from any supported source.
 
@@ -98,7 +98,7 @@ def load_preferences(
     return votes.without_official_split() if options.split == "prompts" else votes
 
 
-def _load(source: Source, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
+def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
     kind = kind_of(source)
     if kind == "demo":
         return load_town_hall(source).preferences
@@ -153,7 +153,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def load_town_hall(source: Source) -> TownHall:
+def load_town_hall(source: VoteSource) -> TownHall:
     """Return the town hall that ``demo`` or ``demo:PAIRS`` names."""
     size = str(source).partition(":")[2]
     if size and not re.fullmatch("[0-9]{1,9}", size):
@@ -162,7 +162,7 @@ def load_town_hall(source: Source) -> TownHall:
 
 
 def open_records(
-    source: Source, options: LoadOptions, progress: Progress | None = None
+    source: VoteSource, options: LoadOptions, progress: Progress | None = None
 ) -> tuple[Iterator[tuple[int, Record]], BadRows]:
     """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
     bad = BadRows("the records", skip=options.skip_bad)
@@ -170,7 +170,7 @@ def open_records(
     return (rename_columns(records, options.rename, bad, is_layout) if options.rename else records), bad
 
 
-def _records(source: Source, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+def _records(source: VoteSource, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     """Return the numbered records, and put the name of the source into ``bad``."""
     if isinstance(source, str | os.PathLike):
         bad.file = str(source)

@@ -46,11 +46,7 @@ class KnownSet:
         """Read the set from a folder, or from the hub if ``folder`` is empty."""
         if options.rename:
             raise UsageError(f"--rename does not apply to {self.name}: its columns are known.")
-        wanted = f"{self.also} {self.layouts[0]}".split()
-        root = (
-            Path(folder).expanduser() if folder else _download(self.hub, wanted, f"{self.name}:FOLDER", self.revision)
-        )
-        files = [*filter(Path.is_file, map(root.joinpath, self.also.split())), *_find(root, self.hub, self.layouts)]
+        files = _files(self, folder, f"{self.name}:FOLDER")
         bad = BadRows(self.name, skip=options.skip_bad, harmless=["identical responses"])
         comparisons = Comparisons(bad)
         self.read(_rows(files, bad, progress), comparisons)
@@ -58,20 +54,24 @@ class KnownSet:
         return comparisons.finish(options, merge=self.merge, min_votes=self.min_votes, drop_few=True)
 
 
-def _find(root: Path, hub: str, layouts: tuple[str, ...]) -> list[Path]:
-    for layout in layouts:
+def _files(known: KnownSet, folder: str, local: str) -> list[Path]:
+    """Return the files of a set in a folder, or downloaded from the hub if ``folder`` is empty.
+
+    ``local`` is what users write to read a folder.
+    """
+    root = Path(folder).expanduser()
+    if not folder:
+        wanted = f"{known.also} {known.layouts[0]}".split()
+        remedy = f"check the network, or copy its files ({', '.join(wanted)}) into a folder and use {local}"
+        root = hub_folder(known.hub, "dataset", only=wanted, revision=known.revision, remedy=remedy)
+    for layout in known.layouts:
         files = [sorted(root.glob(pattern)) for pattern in layout.split()]
         if all(files):
-            return list(itertools.chain(*files))
-    expected = ", or ".join(layout.replace(" ", " with ") for layout in layouts)
+            return [*filter(Path.is_file, map(root.joinpath, known.also.split())), *itertools.chain(*files)]
+    expected = ", or ".join(layout.replace(" ", " with ") for layout in known.layouts)
     problem = f"the folder must hold {expected}" if root.is_dir() else "there is no such folder"
-    remedy = f"copy the files of the dataset {hub} from the hub, with their names"
+    remedy = f"copy the files of the dataset {known.hub} from the hub, with their names"
     raise DataError(problem, file=str(root), remedy=remedy)
-
-
-def _download(hub: str, wanted: list[str], local: str, revision: str | None = None) -> Path:
-    remedy = f"check the network, or copy its files ({', '.join(wanted)}) into a folder and use {local}"
-    return hub_folder(hub, "dataset", only=wanted, revision=revision, remedy=remedy)
 
 
 def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -313,6 +313,11 @@ KNOWN_SETS: Mapping[str, Callable[[str, LoadOptions, Progress | None], Preferenc
 """The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
 
 
+_PRISM = KnownSet(
+    "prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"), lambda *_: None
+)
+
+
 def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "controversy guided")) -> list[str]:
     """Return the distinct opening prompts of PRISM's conversations, stripped, in file order.
 
@@ -321,11 +326,9 @@ def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "
         kinds: kinds of conversations. The paper uses ``values guided`` and ``controversy guided``; the third kind is
             ``unguided``.
     """
-    hub, layouts = "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl")
-    root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
     bad = BadRows("prism")
     prompts: dict[str, None] = {}
-    for row, record in _rows(_find(root, hub, layouts), bad, None):
+    for row, record in _rows(_files(_PRISM, folder, "prism_prompts('FOLDER')"), bad, None):
         with bad.row(row):
             if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
                 prompts.setdefault(text)

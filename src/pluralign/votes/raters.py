@@ -19,7 +19,7 @@ from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.layouts import recognise
-from pluralign.votes.load import Source, kind_of, load_town_hall, open_records
+from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.preferences import PreferenceSet, by_first_appearance
 from pluralign.votes.town_hall.town_hall import TownHall
@@ -59,7 +59,12 @@ class RaterVotes:
 
 @show_options(LoadOptions)
 def load_rater_votes(
-    source: Source, column: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
+    source: VoteSource,
+    column: str,
+    options: LoadOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
 ) -> RaterVotes:
     """Load votes with one row per vote, and the rater of each vote.
 

@@ -110,6 +110,13 @@ class Words:
     concessions: PhrasesBy
     places: Mapping[str, Names]
 
+    contractions: Mapping[str, str]
+
+    @functools.cached_property
+    def contractible(self) -> re.Pattern[str]:
+        """Matches what is contracted, only before another word: "more than I am." is not."""
+        return re.compile(r"\b(" + "|".join(self.contractions) + r")(?= [a-z])")
+
     @functools.cached_property
     def towns(self) -> Phrases:
         """Every beginning with every ending."""
@@ -145,7 +152,7 @@ def _read(name: str) -> dict[str, Any]:
 # --- Texts.
 
 
-Choice = TypeVar("Choice")
+Word = TypeVar("Word")
 
 PROSE, BULLETS, NUMBERED = range(3)
 N_DRAWS = 40
@@ -156,23 +163,6 @@ N_VALUES = (0, 1, 2, 3, 3)
 """Numbers of reasons and of sentences about values, by length level; a list has at least two reasons."""
 
 _ORDERS = tuple(itertools.permutations(range(4)))
-_CONTRACTIONS = {
-    "are not": "aren't",
-    "cannot": "can't",
-    "did not": "didn't",
-    "do not": "don't",
-    "does not": "doesn't",
-    "I am": "I'm",
-    "I would": "I'd",
-    "is not": "isn't",
-    "let us": "let's",
-    "should not": "shouldn't",
-    "will not": "won't",
-    "would not": "wouldn't",
-}
-_CONTRACTIONS |= {full[0].upper() + full[1:]: short[0].upper() + short[1:] for full, short in _CONTRACTIONS.items()}
-# Only before another word: "more than I am." is not contracted.
-_CONTRACTIBLE = re.compile(r"\b(" + "|".join(_CONTRACTIONS) + r")(?= [a-z])")
 
 
 class Attributes(NamedTuple):
@@ -202,10 +192,10 @@ class _Chooser:
     def __init__(self, draws: Sequence[int]) -> None:
         self._draws = iter(draws)
 
-    def pick(self, options: Sequence[Choice]) -> Choice:
+    def pick(self, options: Sequence[Word]) -> Word:
         return options[next(self._draws) % len(options)]
 
-    def several(self, options: Sequence[Choice], count: int) -> list[Choice]:
+    def several(self, options: Sequence[Word], count: int) -> list[Word]:
         left = list(options)
         return [left.pop(next(self._draws) % len(left)) for _ in range(count)]
 
@@ -274,7 +264,7 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
 
     text = "\n\n".join(filter(None, blocks))
     if tone in ("warm", "blunt"):
-        text = _CONTRACTIBLE.sub(lambda match: _CONTRACTIONS[match[0]], text)
+        text = words.contractible.sub(lambda match: words.contractions[match[0]], text)
     return text.replace("{place}", load_words().places[topic.kind].all[place])
 
 
