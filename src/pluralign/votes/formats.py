@@ -225,13 +225,11 @@ def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator
     try:
         records = batch.to_pylist()
     except (ValueError, OverflowError):  # invalid UTF-8 is a ValueError
-        records = None
-    if records is not None:
+        for position in range(len(batch)):
+            with bad.row(before + position + 1):
+                yield before + position + 1, _row_of(batch, position)
+    else:
         yield from enumerate(records, before + 1)
-        return
-    for position in range(len(batch)):
-        with bad.row(before + position + 1):
-            yield before + position + 1, _row_of(batch, position)
 
 
 def _row_of(batch: pa.RecordBatch, position: int) -> Record:

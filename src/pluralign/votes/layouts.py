@@ -79,11 +79,8 @@ class VoteReader:
                 self._refuse(row, "vote is 0 in one row and 2 in another, so the number of response_a is unclear")
             self._second = number
             return B
-        raise RowError(
-            "unknown vote",
-            f"vote is {shown(value)}",
-            "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)",
-        )
+        remedy = "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)"
+        raise RowError("unknown vote", f"vote is {shown(value)}", remedy)
 
     def _refuse(self, row: int, problem: str) -> None:
         raise DataError(problem, file=self._bad.file, row=row, remedy="write a, b or tie")
@@ -102,30 +99,25 @@ logger = logging.getLogger("pluralign")
 # --- the layouts ------------------------------------------------------------------------------------------------------
 
 
-def _read_wide(record: Record) -> tuple[int, int]:
-    return read_count(record, "votes_a"), read_count(record, "votes_b")
-
-
 def _read_share(record: Record) -> tuple[int, int]:
     n, share = read_count(record, "n"), read_number(record.get("prob_a"), "prob_a")
     if math.isnan(share):
         raise missing("prob_a")
     if not 0 <= share <= 1:
-        raise RowError(
-            "share outside 0 to 1", f"prob_a is {share:g}, not between 0 and 1", "give a share, not a percent"
-        )
+        problem = f"prob_a is {share:g}, not between 0 and 1"
+        raise RowError("share outside 0 to 1", problem, "give a share, not a percent")
     votes_a = round(share * n)
     if n and abs(votes_a / n - share) > SHARE_TOLERANCE:
-        raise RowError(
-            "fractional count",
-            f"prob_a {share:g} of n {n} is {share * n:g} people, not a whole number",
-            "give the shares with more decimals or the counts themselves",
-        )
+        problem = f"prob_a {share:g} of n {n} is {share * n:g} people, not a whole number"
+        raise RowError("fractional count", problem, "give the shares with more decimals or the counts themselves")
     return votes_a, n - votes_a
 
 
 def _wide(record: Record, row: int, into: Comparisons) -> None:
-    votes = _read_wide(record) if "votes_a" in record or "votes_b" in record else _read_share(record)
+    if "votes_a" in record or "votes_b" in record:
+        votes = read_count(record, "votes_a"), read_count(record, "votes_b")
+    else:
+        votes = _read_share(record)
     ties = read_count(record, "ties") if record.get("ties") is not None else 0
     _add_pair(record, row, into, (*votes, ties))
 
@@ -150,9 +142,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
     chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
     if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
         turns = read_messages(chosen, "chosen"), read_messages(rejected, "rejected")
-        shared = next(
-            (i for i, pair in enumerate(zip(*turns, strict=False)) if pair[0] != pair[1]), min(map(len, turns))
-        )
+        differ = (i for i, (one, other) in enumerate(zip(*turns, strict=False)) if one != other)
+        shared = next(differ, min(map(len, turns)))
         if prompt is None:
             prompt = [turn._asdict() for turn in turns[0][:shared]]
         chosen, rejected = ([turn._asdict() for turn in side[shared:]] for side in turns)
@@ -177,11 +168,9 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     for rater, ranking in enumerate(rankings):
         order = [place.get(str(key)) for key in read_list(ranking, "ranking")]
         if None in order or sorted(order) != list(range(len(named))):  # type: ignore[type-var]
-            raise RowError(
-                "incomplete ranking",
-                f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once",
-                "list the key of every response (or its index, from 0), best first",
-            )
+            problem = f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once"
+            remedy = "list the key of every response (or its index, from 0), best first"
+            raise RowError("incomplete ranking", problem, remedy)
         scores[np.array(order, dtype=np.int64), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
     annotator = _voter(record) if "ranking" in record else None
@@ -193,11 +182,9 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
     answers = [read_response(text, "responses") for text in read_list(record.get("responses"), "responses")]
     given = [read_list(of_response, "scores") for of_response in read_list(record.get("scores"), "scores")]
     if len(given) != len(answers) or len({len(of_response) for of_response in given}) > 1:
-        raise RowError(
-            "uneven scores",
-            f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
-            "give one list per response with one entry per rater (null for no score)",
-        )
+        problem = f"there are {len(answers)} responses and lists of {[len(scores) for scores in given]} scores"
+        remedy = "give one list per response with one entry per rater (null for no score)"
+        raise RowError("uneven scores", problem, remedy)
     scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
     scores = scores.reshape(len(answers), len(given[0]) if given else 0)
     into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
@@ -260,11 +247,9 @@ def _read_one_response_per_row(records: Records, into: Comparisons) -> None:
                 raise RowError("a single response", "the prompt has only one response", "give at least two responses")
             lengths = [len(response.scores) for response in group if "scores" in response.record]
             if len(set(lengths)) > 1:
-                raise RowError(
-                    "uneven scores",
-                    f"the responses to one prompt have {lengths} scores",
-                    "give one entry per rater for each response, in the same order (null for no score)",
-                )
+                problem = f"the responses to one prompt have {lengths} scores"
+                remedy = "give one entry per rater for each response, in the same order (null for no score)"
+                raise RowError("uneven scores", problem, remedy)
             raters = list(dict.fromkeys(rater for response in group for rater in response.scores))
             scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
             others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
