@@ -83,14 +83,8 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
             wide(response_a=[{"role": "assistant", "content": c} for c in "AB"]),
             "response_a has 2 messages, not one",
         ),
-        "an incomplete ranking": (
-            lists | {"rankings": [[0, 1], [0]]},
-            "ranking 2 is list .*, but must name each",
-        ),
-        "a repeated response in a ranking": (
-            lists | {"rankings": [[0, 0]]},
-            "must name each of the 2 responses once",
-        ),
+        "an incomplete ranking": (lists | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
+        "a repeated response in a ranking": (lists | {"rankings": [[0, 0]]}, "must name each of the 2 responses once"),
         "rankings that are not a list": (lists | {"rankings": 3}, "rankings must be a list, not int 3"),
         "scores of uneven length": (lists | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
         "scores that are words": (lists | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),

@@ -113,6 +113,14 @@ def test_ties_count_half_with_the_option() -> None:
     assert not preferences.dropped
 
 
+def test_the_official_split_can_be_ignored() -> None:
+    rows = [wide(prompt=f"{i}?", split="test" if i < 2 else "train") for i in range(30)]
+    assert list(load_preferences(rows).split()[1].prompts) == ["0?", "1?"]
+    by_prompt = load_preferences(rows, split="prompts")
+    assert len(by_prompt.split()[1].prompts) == 9
+    assert "split" not in by_prompt.columns
+
+
 def test_shares_with_n_become_counts() -> None:
     rows = [wide(votes_a=None, votes_b=None, prob_a=0.667, n=3), wide(votes_a=None, votes_b=None, prob_a=1.0, n=4)]
     assert [row[3:] for row in counts(load_preferences(rows))] == [(2, 1, 0), (4, 0, 0)]

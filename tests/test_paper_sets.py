@@ -50,17 +50,11 @@ B1, B2 = "B-is-slightly-better", "B-is-clearly-better"
 TIE = "Tie"
 
 
-def annotation(overall: str | None, evaluator: str) -> Row:
-    row: Row = {"evaluator": evaluator, "overall_pref": overall, "overall_confidence": "fairly-confident"}
-    for aspect in ("harmless", "helpful", "truthful"):
-        row |= {f"{aspect}_pref": B2, f"{aspect}_confidence": "not-confident"}
-        row |= {f"{aspect}_checked_reasons": ["coherent"], f"{aspect}_own_reason": ""}
-    return row | {"time_spent": 141, "timestamp": "2024-05-03 10:00:00.000000"}
-
-
 def multipref_row(number: int, normal: list[str] | None, expert: list[str] | None, **changes: Any) -> Row:
     people = {
-        kind: votes if votes is None else [annotation(vote, f"{kind}_{i}") for i, vote in enumerate(votes)]
+        kind: votes
+        if votes is None
+        else [{"evaluator": f"{kind}_{i}", "overall_pref": vote, "helpful_pref": B2} for i, vote in enumerate(votes)]
         for kind, votes in (("normal", normal), ("expert", expert))
     }
     return {
@@ -345,23 +339,6 @@ def test_helpsteer2_takes_the_split_from_the_main_files(helpsteer2: Path) -> Non
     assert {"name a prime", MULTI_TURN_MESSAGES} <= set(train.prompts)
 
 
-def test_helpsteer2_without_its_split_holds_out_a_tenth_of_the_prompts(tmp_path: Path) -> None:
-    prompts = [f"Question {i}?" for i in range(300)]
-    rows = [rated(prompt, text, ratings) for prompt in prompts for text, ratings in (("Yes.", [3, 1]), ("No.", [1, 2]))]
-    write_lines(tmp_path / "disagreements.jsonl.gz", rows)
-    write_lines(tmp_path / "train.jsonl.gz", [{"prompt": prompt} for prompt in prompts[:290]])
-    write_lines(tmp_path / "validation.jsonl.gz", [{"prompt": prompt} for prompt in prompts[290:]])
-    published = load_preferences(f"helpsteer2:{tmp_path}")
-    by_prompt = load_preferences(f"helpsteer2:{tmp_path}", split="prompts")
-    assert set(published.split()[1].prompts) == set(prompts[290:])
-    held_out = by_prompt.split()[1].prompts
-    assert 20 <= len(held_out) <= 45
-    assert set(held_out) - set(prompts[290:])
-    assert published.fingerprint != by_prompt.fingerprint
-    assert by_prompt.loaded is not None
-    assert by_prompt.loaded.options == {"split": "prompts"}
-
-
 def test_the_early_revision_is_read_from_the_root(helpsteer2: Path, tmp_path: Path) -> None:
     early = tmp_path / "early"
     write_lines(early / "disagreements.jsonl.gz", DISAGREEMENTS)
@@ -421,18 +398,9 @@ def test_ratings_that_are_not_a_list_are_a_bad_row(helpsteer2: Path, given: Any)
 
 def preference(prompt: str, strengths: list[int] | None, split: str = "train", *, as_text: bool = False) -> Row:
     given: Any = strengths and [{"strength": value, "justification": "@Response 1's it."} for value in strengths]
-    similar = [{"statement": "@Response 1 is better.", "elaboration": "So it is.", "strength": -3}] * 3
-    return {
-        "split": split,
-        "prompt": prompt,
-        "response_1": "Seven.",
-        "response_2": "Nine.",
-        "preference_strength": -2,
-        "preference_statement": "@Response 1 is better.",
-        "preference_elaboration": "So it is.",
-        "three_most_similar_preferences": similar,
-        "all_preferences_unprocessed": repr(given) if as_text else given,
-    }
+    text = repr(given) if as_text else given
+    row = {"prompt": prompt, "response_1": "Seven.", "response_2": "Nine.", "preference_strength": -2, "split": split}
+    return row | {"all_preferences_unprocessed": text}
 
 
 def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: Path) -> None:
@@ -628,14 +596,11 @@ def test_an_invalid_label_is_reported_with_file_and_row(tldr: Path, change: Row,
 
 HUBS = {
     "multipref": ("allenai/multipref", None, ["data/train-*.parquet"]),
-    "personalllm": ("namkoong-lab/PersonalLLM", None, ["data/train-*.parquet", "data/test-*.parquet"]),
     "helpsteer2": (
         "nvidia/HelpSteer2",
         None,
         ["validation.jsonl.gz", "train.jsonl.gz", "disagreements/disagreements.jsonl.gz"],
     ),
-    "helpsteer2-preference": ("nvidia/HelpSteer2", None, ["preference/preference.jsonl.gz"]),
-    "helpsteer3": ("nvidia/HelpSteer3", None, ["preference/train.jsonl.gz", "preference/validation.jsonl.gz"]),
     "tldr": (
         "openai/summarize_from_feedback",
         "refs/convert/parquet",
@@ -664,7 +629,7 @@ def test_load_preferences_reads_a_known_set_from_a_folder(multipref: Path) -> No
     assert len(load_preferences(f"multipref:{multipref}", ties="half")) == 5
 
 
-@pytest.mark.parametrize("name", KNOWN_SETS)
+@pytest.mark.parametrize("name", HUBS)
 def test_without_a_folder_only_the_needed_files_are_downloaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
