@@ -186,23 +186,6 @@ class Attributes(NamedTuple):
     """1 if it asks a question back."""
 
 
-class _Chooser:
-    """Selects words with integers that were drawn before, so that one numpy call is enough for many texts."""
-
-    def __init__(self, draws: Sequence[int]) -> None:
-        self._draws = iter(draws)
-
-    def pick(self, options: Sequence[Word]) -> Word:
-        return options[next(self._draws) % len(options)]
-
-    def several(self, options: Sequence[Word], count: int) -> list[Word]:
-        left = list(options)
-        return [left.pop(next(self._draws) % len(left)) for _ in range(count)]
-
-    def between(self, low: int, high: int) -> int:
-        return low + next(self._draws) % (high - low + 1)
-
-
 def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> str:
     """Write the question about an issue. All arguments are indices into the word material.
 
@@ -211,15 +194,8 @@ def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> 
         'Should Alderbridge turn one lane of Mill Street into a bus lane?'
     """
     topic, words = load_issues()[issue], load_words()
-    verb, doing = topic.verb.split("/")
-    text = words.questions[question].format(
-        town=words.towns[town],
-        do=f"{verb} {topic.rest}",
-        doing=f"{doing} {topic.rest}",
-        thing=topic.thing,
-        day=words.days[day],
-    )
-    return text.replace("{place}", load_words().places[topic.kind].all[place])
+    text = words.questions[question].format(town=words.towns[town], day=words.days[day], **_proposal(topic))
+    return text.replace("{place}", words.places[topic.kind].all[place])
 
 
 def write_response(issue: int, town: int, place: int, attributes: Attributes, draws: Sequence[int]) -> str:
@@ -230,163 +206,173 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         >>> write_response(1, 0, 0, one_sentence_for, [1] * N_DRAWS)
         'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
-    topic, words = load_issues()[issue], load_words()
-    chooser = _Chooser(draws)
-    pick = chooser.pick
-    stance, tone = STANCES[attributes.stance], TONES[attributes.tone]
-    hedge, support = HEDGES[attributes.hedging], SUPPORTS[attributes.support]
-    blanks = _blanks(topic, town, chooser)
+    writer = _Writer(load_issues()[issue], attributes, draws)
+    return writer.write(town).replace("{place}", writer.words.places[writer.topic.kind].all[place])
 
-    because, values = _values(topic, stance, N_VALUES[attributes.length], chooser)
-    position = pick(words.leads[tone]) + pick(words.positions[stance][hedge]) + because
-    backing = _support(topic, stance, support, chooser)
-    ending = [pick(words.asked_back)] * attributes.question + [pick(words.calls[stance])] * attributes.call
 
-    if attributes.length == 0:
-        sentence = "; ".join([position, *backing])
-        blocks = [_paragraph([sentence, *ending], blanks)]
-    else:
-        opening, assurance, closing = _trimmings(tone, hedge, stance, chooser, length=attributes.length)
-        as_list = attributes.structure != PROSE
-        n_reasons = max(N_REASONS[attributes.length], 2) if as_list else N_REASONS[attributes.length]
-        reasons = _reasons(topic, stance, hedge, n_reasons, chooser, as_list=as_list)
-        first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
-        if as_list:
-            title, numbered = pick(words.list_titles[stance]), attributes.structure == NUMBERED
-            middle = _list(title, reasons, blanks, numbered=numbered)
-            blocks = [_paragraph(first, blanks), middle, _paragraph(second + third, blanks)]
-        elif attributes.length <= 2:
-            blocks = [_paragraph(first + reasons + second + third, blanks)]
-        elif attributes.length == 3:
-            blocks = [_paragraph(first + reasons, blanks), _paragraph(second + third, blanks)]
+def _proposal(topic: Issue) -> dict[str, str]:
+    verb, doing = topic.verb.split("/")
+    return {"do": f"{verb} {topic.rest}", "doing": f"{doing} {topic.rest}", "thing": topic.thing}
+
+
+class _Writer:
+    """Writes one response. Integers that were drawn before choose the words, so that one numpy call is enough for many
+    texts; the order of the choices is part of the texts.
+    """
+
+    def __init__(self, topic: Issue, attributes: Attributes, draws: Sequence[int]) -> None:
+        self.words, self.topic, self.draws = load_words(), topic, iter(draws)
+        self.length, self.structure = attributes.length, attributes.structure
+        self.call, self.question = attributes.call, attributes.question
+        self.stance, self.tone = STANCES[attributes.stance], TONES[attributes.tone]
+        self.hedge, self.support = HEDGES[attributes.hedging], SUPPORTS[attributes.support]
+
+    def pick(self, options: Sequence[Word]) -> Word:
+        return options[next(self.draws) % len(options)]
+
+    def several(self, options: Sequence[Word], count: int) -> list[Word]:
+        left = list(options)
+        return [left.pop(next(self.draws) % len(left)) for _ in range(count)]
+
+    def between(self, low: int, high: int) -> int:
+        return low + next(self.draws) % (high - low + 1)
+
+    def write(self, town: int) -> str:
+        """Return the text, in which {place} is left."""
+        words, pick, length = self.words, self.pick, self.length
+        blanks = self.blanks(town)
+
+        def paragraph(clauses: Sequence[str]) -> str:
+            return " ".join(_sentence(clause, blanks) for clause in clauses)
+
+        because, values = self.values(N_VALUES[length])
+        position = pick(words.leads[self.tone]) + pick(words.positions[self.stance][self.hedge]) + because
+        backing = self.backing()
+        ending = [pick(words.asked_back)] * self.question + [pick(words.calls[self.stance])] * self.call
+        if length == 0:
+            blocks = [paragraph(["; ".join([position, *backing]), *ending])]
         else:
-            blocks = [_paragraph(block, blanks) for block in (first + reasons, second, third)]
+            opening, assurance, closing = self.trimmings()
+            reasons = self.reasons()
+            first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
+            if self.structure != PROSE:
+                title, bullets = pick(words.list_titles[self.stance]), itertools.repeat("- ")
+                marks = (f"{i}. " for i in itertools.count(1)) if self.structure == NUMBERED else bullets
+                lines = [mark + _sentence(reason, blanks) for mark, reason in zip(marks, reasons, strict=False)]
+                blocks = [paragraph(first), "\n".join([_sentence(title, blanks), *lines]), paragraph(second + third)]
+            elif length <= 2:
+                blocks = [paragraph(first + reasons + second + third)]
+            elif length == 3:
+                blocks = [paragraph(first + reasons), paragraph(second + third)]
+            else:
+                blocks = [paragraph(block) for block in (first + reasons, second, third)]
+        text = "\n\n".join(filter(None, blocks))
+        if self.tone in ("warm", "blunt"):
+            text = words.contractible.sub(lambda match: words.contractions[match[0]], text)
+        return text
 
-    text = "\n\n".join(filter(None, blocks))
-    if tone in ("warm", "blunt"):
-        text = words.contractible.sub(lambda match: words.contractions[match[0]], text)
-    return text.replace("{place}", load_words().places[topic.kind].all[place])
+    def blanks(self, town: int) -> dict[str, str]:
+        """Choose the words for the braces; {place} is filled in last."""
+        topic, towns = self.topic, self.words.towns
+        unknown = self.between(0, 1)
+        who, she, her = self.pick(self.words.people)
+        thousands = abs(topic.money) * self.between(80, 125) / 100
+        step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
+        numbers = ("two", "three", "four", "five", "six", "seven", "eight")
+        return {
+            "place": "{place}",
+            "town": towns[town],
+            **_proposal(topic),
+            "middle": self.pick(topic.middle),
+            "unknown": topic.unknown[unknown],
+            "asked": topic.unknown[1 - unknown],
+            "pro": self.pick(topic.pros),
+            "con": self.pick(topic.cons),
+            "gains": topic.gains,
+            "loses": topic.loses,
+            "who": who,
+            "she": she,
+            "her": her,
+            "money": f"{round(thousands / step) * step * 1000:,.0f}",
+            "percent": str(self.between(53, 79)),
+            "points": str(self.between(2, 5)),
+            "count": f"{self.between(12, 290) * 10 + self.between(0, 9):,}",
+            "weeks": self.pick(numbers),
+            "years": self.pick(numbers),
+            "day": self.pick(self.words.days),
+            # Never the town itself: between 1 and all but one steps further on in the table.
+            "other": towns[(town + self.between(1, len(towns) - 1)) % len(towns)],
+        }
+
+    def values(self, n_sentences: int) -> tuple[str, list[str]]:
+        """Return a "because" clause with each value of the position, and sentences about the values in turn."""
+        words = self.words
+        if self.stance in words.balance:
+            tags = [self.pick(words.balance_tags[self.stance])]
+            sentences = self.several(words.balance[self.stance], n_sentences)
+        else:
+            ends = [
+                (axis, "for" if (load > 0) == (self.stance == "for") else "against")
+                for axis, load in zip(VALUE_AXES, self.topic.loadings, strict=True)
+                if load
+            ]
+            tags = [self.pick(words.value_tags[axis][end]) for axis, end in ends]
+            by_value = [self.several(words.values[axis][end], n_sentences) for axis, end in ends]
+            sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
+        return ", because " + ", and because ".join(tags), sentences
+
+    def backing(self) -> list[str]:
+        """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
+        if self.support == "none":
+            return []
+        frame = self.pick(self.words.support_frames[self.support])
+        if self.support == "cost":
+            options = self.words.cost[self.stance]["saves" if self.topic.money < 0 else "costs"]
+        elif self.support == "story" and self.stance in ("for", "against"):
+            options = self.topic.story_for if self.stance == "for" else self.topic.story_against
+        else:
+            options = self.words.support[self.support][self.stance]
+        return [frame + self.pick(options)]
+
+    def trimmings(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the additions of longer responses at the start, after the argument, and at the end."""
+
+        def maybe(options: Sequence[str], shortest: int) -> list[str]:
+            return [self.pick(options)] if options and self.length >= shortest else []
+
+        words, is_firm_doubt = self.words, (self.stance, self.hedge) == ("undecided", "firm")
+        opening = maybe(words.openers[self.tone], 2)
+        assurance = maybe(words.concessions[self.stance], 4)
+        assurance += maybe(words.firm_doubts if is_firm_doubt else words.assurances[self.hedge], 1)
+        closing = maybe(words.next_steps[self.stance], 4) + maybe(words.closers[self.tone], 1)
+        return opening, assurance, closing
+
+    def reasons(self) -> list[str]:
+        """Return the argument as sentences: reasons of one side, or of both sides in turn."""
+        words, count = self.words, N_REASONS[self.length]
+        pros = [self.topic.pros[index] for index in self.pick(_ORDERS)]
+        cons = [self.topic.cons[index] for index in self.pick(_ORDERS)]
+        if self.structure != PROSE:
+            count = max(count, 2)
+            if self.stance not in words.balance:
+                return (pros if self.stance == "for" else cons)[:count]
+            return [words.one_side[i % 2].format(pro=pros[i // 2], con=cons[i // 2]) for i in range(count)]
+        if self.stance in words.balance:
+            sides = self.in_turn(words.both_sides, (count + 1) // 2)
+            return [side.format(pro=pro, con=con) for side, pro, con in zip(sides, pros, cons, strict=False)]
+        own = (pros if self.stance == "for" else cons)[:count]
+        opened = self.pick(words.reason_openings[self.hedge]) + own[0]
+        return [
+            opened,
+            *(link + reason for link, reason in zip(self.in_turn(words.links, len(own) - 1), own[1:], strict=True)),
+        ]
+
+    def in_turn(self, options: Phrases, count: int) -> list[str]:
+        """Return phrases in the order of the table, from one that is chosen."""
+        first = self.between(0, len(options) - 1)
+        return [options[(first + turn) % len(options)] for turn in range(count)]
 
 
 def _sentence(clause: str, blanks: dict[str, str]) -> str:
     text = clause.format_map(blanks)
     return text[0].upper() + text[1:] + ("" if text[-1] in "?!:" else ".")
-
-
-def _paragraph(clauses: Sequence[str], blanks: dict[str, str]) -> str:
-    return " ".join(_sentence(clause, blanks) for clause in clauses)
-
-
-def _list(title: str, clauses: Sequence[str], blanks: dict[str, str], *, numbered: bool) -> str:
-    items = [
-        (f"{number}. " if numbered else "- ") + _sentence(clause, blanks)
-        for number, clause in enumerate(clauses, start=1)
-    ]
-    return "\n".join([_sentence(title, blanks), *items])
-
-
-def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
-    """Choose the words for the braces of one response; {place} is filled in last."""
-    words = load_words()
-    verb, doing = topic.verb.split("/")
-    unknown = chooser.between(0, 1)
-    who, she, her = chooser.pick(words.people)
-    thousands = abs(topic.money) * chooser.between(80, 125) / 100
-    step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
-    return {
-        "place": "{place}",
-        "town": words.towns[town],
-        "do": f"{verb} {topic.rest}",
-        "doing": f"{doing} {topic.rest}",
-        "thing": topic.thing,
-        "middle": chooser.pick(topic.middle),
-        "unknown": topic.unknown[unknown],
-        "asked": topic.unknown[1 - unknown],
-        "pro": chooser.pick(topic.pros),
-        "con": chooser.pick(topic.cons),
-        "gains": topic.gains,
-        "loses": topic.loses,
-        "who": who,
-        "she": she,
-        "her": her,
-        "money": f"{round(thousands / step) * step * 1000:,.0f}",
-        "percent": str(chooser.between(53, 79)),
-        "points": str(chooser.between(2, 5)),
-        "count": f"{chooser.between(12, 290) * 10 + chooser.between(0, 9):,}",
-        "weeks": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "years": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "day": chooser.pick(words.days),
-        # Never the town itself: between 1 and all but one steps further on in the table.
-        "other": words.towns[(town + chooser.between(1, len(words.towns) - 1)) % len(words.towns)],
-    }
-
-
-def _values(topic: Issue, stance: str, n_sentences: int, chooser: _Chooser) -> tuple[str, list[str]]:
-    """Return a "because" clause with each value of the position, and sentences that alternate between the values."""
-    words = load_words()
-    if stance in words.balance:
-        tags = [chooser.pick(words.balance_tags[stance])]
-        sentences = chooser.several(words.balance[stance], n_sentences)
-    else:
-        ends = [
-            (axis, "for" if (load > 0) == (stance == "for") else "against")
-            for axis, load in zip(VALUE_AXES, topic.loadings, strict=True)
-            if load
-        ]
-        tags = [chooser.pick(words.value_tags[axis][end]) for axis, end in ends]
-        by_value = [chooser.several(words.values[axis][end], n_sentences) for axis, end in ends]
-        sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
-    return ", because " + ", and because ".join(tags), sentences
-
-
-def _support(topic: Issue, stance: str, support: str, chooser: _Chooser) -> list[str]:
-    """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
-    if support == "none":
-        return []
-    words = load_words()
-    frame = chooser.pick(words.support_frames[support])
-    if support == "cost":
-        return [frame + chooser.pick(words.cost[stance]["saves" if topic.money < 0 else "costs"])]
-    if support == "story" and stance in ("for", "against"):
-        return [frame + chooser.pick(topic.story_for if stance == "for" else topic.story_against)]
-    return [frame + chooser.pick(words.support[support][stance])]
-
-
-def _trimmings(
-    tone: str, hedge: str, stance: str, chooser: _Chooser, *, length: int
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the additions of longer responses at the start, after the argument, and at the end."""
-
-    def maybe(options: Sequence[str], shortest: int) -> list[str]:
-        return [chooser.pick(options)] if options and length >= shortest else []
-
-    words = load_words()
-    assurances = words.firm_doubts if (stance, hedge) == ("undecided", "firm") else words.assurances[hedge]
-    opening = maybe(words.openers[tone], 2)
-    assurance = maybe(words.concessions[stance], 4) + maybe(assurances, 1)
-    closing = maybe(words.next_steps[stance], 4) + maybe(words.closers[tone], 1)
-    return opening, assurance, closing
-
-
-def _reasons(topic: Issue, stance: str, hedge: str, n_reasons: int, chooser: _Chooser, *, as_list: bool) -> list[str]:
-    """Return the argument as sentences: reasons of one side, or of both sides in turn."""
-    words = load_words()
-    pros = [topic.pros[index] for index in chooser.pick(_ORDERS)]
-    cons = [topic.cons[index] for index in chooser.pick(_ORDERS)]
-    if stance in words.balance:
-        if as_list:
-            return [
-                words.one_side[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2]) for turn in range(n_reasons)
-            ]
-        first = chooser.between(0, len(words.both_sides) - 1)
-        return [
-            words.both_sides[(first + turn) % len(words.both_sides)].format(pro=pros[turn], con=cons[turn])
-            for turn in range((n_reasons + 1) // 2)
-        ]
-    reasons = (pros if stance == "for" else cons)[:n_reasons]
-    if as_list:
-        return reasons
-    opened = chooser.pick(words.reason_openings[hedge]) + reasons[0]
-    start = chooser.between(0, len(words.links) - 1)
-    linked = [words.links[(start + turn) % len(words.links)] + reason for turn, reason in enumerate(reasons[1:])]
-    return [opened, *linked]
