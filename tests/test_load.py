@@ -106,13 +106,6 @@ def test_a_saved_set_is_read_exactly(tmp_path: Path) -> None:
     assert load_preferences(tmp_path / "saved.parquet", ties="fixed").tie_rule == "fixed"
 
 
-def test_ties_count_half_with_the_option() -> None:
-    preferences = load_preferences(ROWS, ties="half")
-    assert preferences.prob_a.tolist() == [3.5 / 6, 0.0]
-    assert preferences.n_votes.tolist() == [6, 2]
-    assert not preferences.dropped
-
-
 def test_the_official_split_can_be_ignored() -> None:
     rows = [wide(prompt=f"{i}?", split="test" if i < 2 else "train") for i in range(30)]
     assert list(load_preferences(rows).split()[1].prompts) == ["0?", "1?"]

@@ -220,12 +220,6 @@ def test_a_default_split_of_few_prompts_holds_out_up_to_twenty(n: int, held_out:
     assert len(many_prompts(n).split()[1].prompts) == held_out
 
 
-def test_a_default_split_of_many_prompts_is_a_tenth_by_hash() -> None:
-    many = many_prompts(400)
-    assert many.split()[1] == many.split(0.1)[1]
-    assert 20 <= len(many.split()[1].prompts) <= 60
-
-
 def test_an_official_split_with_one_side_is_not_used() -> None:
     one_sided = many_prompts(30, columns={"split": np.array(["train"] * 30, dtype=object)})
     assert len(one_sided.split()[1].prompts) == 9
@@ -285,24 +279,6 @@ def test_invalid_arrays_are_refused(arrays: dict[str, Any], message: str) -> Non
     }  # fmt: skip
     with pytest.raises(UsageError, match=message):
         PreferenceSet.from_indices(**good | arrays)
-
-
-def test_a_failed_save_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    votes = many_prompts(3)
-    votes.save(tmp_path / "votes.parquet")
-    before = (tmp_path / "votes.parquet").read_bytes()
-
-    def half_a_file(path: Path, content: bytes) -> None:
-        with path.open("wb") as stream:
-            stream.write(content[: len(content) // 2])
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", half_a_file)
-        with pytest.raises(OSError, match="disk full"):
-            many_prompts(5).save(tmp_path / "votes.parquet")
-    assert (tmp_path / "votes.parquet").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["votes.parquet"]
 
 
 def test_other_parquet_files_are_refused_by_load(tmp_path: Path) -> None:
