@@ -46,7 +46,7 @@ def check_seed(seed: int) -> None:
 
 def changed_options(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
-    return [option.name for option in fields(options) if getattr(options, option.name) != option.default]
+    return [option.name for option in fields(options) if getattr(options, option.name) != _default(option)]
 
 
 def with_changes(options: Options, changes: Mapping[str, Any]) -> Options:

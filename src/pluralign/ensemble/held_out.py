@@ -34,7 +34,6 @@ from pluralign.ensemble.folder import (
 from pluralign.ensemble.record import LeftOut, without_training_prompts
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.storage import parquet_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str
     rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
     of = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
     return {
-        VOTES_FILE: parquet_bytes(held_out.preferences),
+        VOTES_FILE: held_out.preferences.parquet_bytes(),
         REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata={"of": json.dumps(of)}),
     }
 

@@ -17,7 +17,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
 from pluralign.theory import kendall
-from pluralign.votes.candidates import Candidates, CandidatesLike, as_candidates, candidates_of, rows_by_prompt
+from pluralign.votes.candidates import Candidates, CandidatesLike, candidates_of, load_candidates, rows_by_prompt
 
 MIN_RESPONSES = 3
 """Held-out prompts with fewer responses are not ranked: a ranking of two responses is a vote."""
@@ -152,7 +152,7 @@ def measure_diversity(
         held_out: held-out votes, for ``vote_agreement``.
         progress: called while texts are encoded.
     """
-    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
+    ensemble, candidates = as_ensemble(ensemble), load_candidates(candidates)
     rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
     ranked = [of_prompt for of_prompt in rewards if len(of_prompt) >= 2]
     if not ranked:
@@ -217,7 +217,7 @@ def case_studies(
 
     Reference: the paper's appendix "Qualitative Case Studies of Ensemble Outputs".
     """
-    ensemble, candidates = as_ensemble(ensemble), as_candidates(candidates)
+    ensemble, candidates = as_ensemble(ensemble), load_candidates(candidates)
     if bad := [number for number in numbers if not 1 <= number <= len(candidates)]:
         raise UsageError(f"prompts are numbered from 1 to {len(candidates)}; there is no prompt {bad[0]}.")
     rewards = score_candidates(ensemble, candidates, progress) if rewards is None else rewards
