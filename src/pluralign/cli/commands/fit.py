@@ -43,7 +43,7 @@ def encode(
     texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
     with progress_bar("Encoding shards") as progress:
         job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
-    emit(job, shards_page(job), as_json)
+    emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
 
 
 @with_options(LoadOptions, FitOptions, FinetuneOptions, config_file=True)

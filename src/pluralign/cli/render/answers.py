@@ -24,7 +24,7 @@ from pluralign.cli.render.tables import (
     visible,
 )
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
-from pluralign.scale.jobs import Encoded, Scored
+from pluralign.scale.jobs import WrittenShards
 
 
 def answer_page(
@@ -219,10 +219,9 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
     yield Text()
 
 
-def shards_page(job: Encoded | Scored) -> Iterator[RenderableType]:
+def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
-    contents = f"vectors of {job.dimension:,} numbers" if isinstance(job, Encoded) else f"rewards of {job.k} members"
     yield heading(job.folder)
-    yield Text(f"{job.rows:,} texts, {contents}, {job.shards:,} shards, {job.seconds:.0f} s")
+    yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
     yield from counted_notes([(job.resumed, "shards were finished by an earlier run")])
     yield Text()
