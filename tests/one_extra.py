@@ -103,7 +103,7 @@ def core() -> None:
     needs("answer town Tea? --model smollm2", "encoders")
     needs("answer town Tea? --model any --base-url http://127.0.0.1:9/v1", "server")
     needs("tune town town -o other", "finetune")
-    needs("reproduce multipref --tiny -o rehearsal", "encoders")
+    needs("reproduce multipref --tiny -o rehearsal", "report")
     needs("report town -o report.html", "report")
     needs("serve town", "server")
     needs("inspect hf:someone/something", "hf")

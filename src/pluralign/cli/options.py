@@ -18,6 +18,7 @@ from pluralign.core.errors import UsageError, did_you_mean
 from pluralign.core.files import atomic_write
 from pluralign.core.options import check_seed
 from pluralign.core.version import __version__
+from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.scale.options import EngineOptions
 from pluralign.server.limits import ServeOptions
@@ -193,6 +194,7 @@ PANELS = {
     RemoteOptions: "Sampling from a server (with --base-url)",
     TuneOptions: "Tuning",
     ServeOptions: "Sampling and limits",
+    ReproduceOptions: "Experiment",
 }
 """The heading of each dataclass of options in ``--help``."""
 
