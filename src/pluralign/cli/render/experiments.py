@@ -7,11 +7,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.render.tables import command_line, figure_table, heading, number
+from pluralign.cli.render.tables import command_line, figure_table, heading
 from pluralign.experiments.plan import Plan
 from pluralign.experiments.recipe_cost import Cost
 from pluralign.experiments.reproduce import Plans, Reproduction, Reproductions
 from pluralign.learning.routes import OPTIMIZER_NAMES
+from pluralign.publishing.tables import number
 
 SHORT = {"float32": "FP32", "bfloat16": "BF16"}
 
