@@ -44,7 +44,7 @@ from pluralign.experiments.rehearsal import one_thread, write_prism, write_sampl
 from pluralign.learning.fit import fit
 from pluralign.learning.routes import Choice, Devices, Route, check_launch, choose_route, visible_devices, weights_of
 from pluralign.measuring.diversity import Diversity, measure_diversity
-from pluralign.measuring.report_data import collect_report_data
+from pluralign.measuring.report_data import ReportOptions, collect_report_data
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
@@ -233,12 +233,13 @@ def _run(
             from pluralign.publishing import report as reporting
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
-        data = collect_report_data(
-            ensemble(), load_held_out(ensemble_folder), candidates=candidates(), seed=inputs.seed, progress=progress
-        )
+        options = ReportOptions(candidates=candidates(), seed=inputs.seed)
+        data = collect_report_data(ensemble(), load_held_out(ensemble_folder), options=options, progress=progress)
         rehearsed = ", a rehearsal on synthetic votes" if recipe.paper else ", a rehearsal with a tiny model"
         title = f"{recipe.title}{rehearsed if tiny else ''}"
-        return {"report": str(reporting.report(ensemble(), data, page, name=title, commands=commands))}
+        with atomic_write(page) as partial:
+            partial.write_text(reporting.page(ensemble(), data, name=title, commands=commands), encoding="utf-8")
+        return {"report": str(page)}
 
     if training and not (training.fits and tiny):
         announce(f"training: {training.reason}")

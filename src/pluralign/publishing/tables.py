@@ -15,11 +15,13 @@ from pluralign.core.text import shortened
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, FLOOR_IS_LOW
 from pluralign.ensemble.record import Evaluation, HistoryRow, worse_than_chance
+from pluralign.measuring.cards import Profile
 from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import Diversity
 from pluralign.measuring.evaluate import MajorityShare, PolicyLevel
 from pluralign.measuring.groups import AdversarialGroup, Group, WorstGroup
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation
+from pluralign.measuring.leans import Lean
 from pluralign.measuring.pruning import Pruning
 from pluralign.measuring.verdicts import comparison, floor_is_compared
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval
@@ -111,6 +113,11 @@ def cut(value: Any, length: int) -> Any:
     if type(value) in (list, tuple):
         return type(value)(cut(item, length) for item in value)
     return value
+
+
+def claimed_leans(profile: Profile) -> list[Lean]:
+    """Return the leans on traits that a card claims, the clearest first."""
+    return sorted((lean for lean in profile.leans if lean.claim), key=lambda lean: -abs(lean.relative))
 
 
 def as_html(table: Table) -> str:
@@ -247,7 +254,7 @@ def worst_group_sentence(worst: WorstGroup) -> str:
 
 def adversarial_table(found: Sequence[AdversarialGroup]) -> Table:
     """Return the worst calibration error among random groups of prompts, by the size of the group."""
-    rows = [[f"{row.fraction:.0%}", row.prompts, row.worst, row.expected, row.high] for row in found]
+    rows: list[list[Cell]] = [[f"{row.fraction:.0%}", row.prompts, row.worst, row.expected, row.high] for row in found]
     return Table(
         "Worst calibration error among random groups of prompts",
         ("share of prompts", "prompts", "worst error", "expected if calibrated", "95 % below"),
@@ -281,12 +288,12 @@ def representation_tables(found: Representation) -> Iterator[Table]:
         ]
         note = f"{LEGEND} A predicted tie counts ½." if score == "accuracy" else "lower is better"
         yield Table(title, ("choices", "raters", *PREDICTORS.values()), rows, note)
-    rows: list[list[Cell]] = []
+    differences = []
     for label, row in zip(labels, found.rows, strict=True):
         gaps = row.predictors["posterior"].accuracy_difference, row.predictors["posterior"].log_loss_difference
-        rows.append([label, *(with_ends(gap, sign="+") for gap in gaps)])
+        differences.append([label, *(with_ends(gap, sign="+") for gap in gaps)])
     note = "above 0 in accuracy and below 0 in log loss: the members are better than one reward"
-    yield Table("Posterior − soft BT on the same raters, 95 %", ("choices", "accuracy", "log loss"), rows, note)
+    yield Table("Posterior − soft BT on the same raters, 95 %", ("choices", "accuracy", "log loss"), differences, note)
 
 
 # --- analyses ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from pluralign.cli.render.tables import BAR_WIDTH, dim, draw, heading
 from pluralign.ensemble.headline import FEW_VOTES
-from pluralign.publishing.tables import Table, ends
+from pluralign.publishing.tables import Cell, Table, ends
 from pluralign.votes.summary import Inspection
 
 MAJORITY_FIRST = 0.9
