@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pluralign.core.files import atomic_write
 from pluralign.experiments.demo import Asked, DemoResult
 from pluralign.measuring.pruning import Pruning
-from pluralign.publishing.report import ReportTable, report
+from pluralign.publishing.report import page
+from pluralign.publishing.tables import Table
 from pluralign.votes.summary import Inspection, Truth
 
 
@@ -33,18 +35,16 @@ def write_demo_report(
         f"votes with rater ids, features of the texts ({encoder})": result.camps_rater_ids,
         "vote counts, true features": result.camps_true_features,
     }
-    return report(
-        result.ensemble,
-        result.report_data,
-        path,
-        name="The town hall",
-        commands=commands,
-        camps=camps,
-        details=list(detail_tables(result, summary, truth)),
+    details = list(detail_tables(result, summary, truth))
+    text = page(
+        result.ensemble, result.report_data, name="The town hall", commands=commands, camps=camps, details=details
     )
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
 
 
-def detail_tables(result: DemoResult, summary: Inspection, truth: Truth) -> Iterator[ReportTable]:
+def detail_tables(result: DemoResult, summary: Inspection, truth: Truth) -> Iterator[Table]:
     """Yield all methods, the estimates beside the truth, pruning, and one question with the town's rankings."""
     yield _methods(result)
     yield _estimates(summary, truth)
@@ -53,7 +53,7 @@ def detail_tables(result: DemoResult, summary: Inspection, truth: Truth) -> Iter
     yield _rankings(result)
 
 
-def _methods(result: DemoResult) -> ReportTable:
+def _methods(result: DemoResult) -> Table:
     rows = [
         (
             method.name,
@@ -64,7 +64,7 @@ def _methods(result: DemoResult) -> ReportTable:
         )
         for method in result.methods
     ]
-    return ReportTable(
+    return Table(
         "All methods on held-out prompts, best first",
         ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
         rows,
@@ -73,14 +73,14 @@ def _methods(result: DemoResult) -> ReportTable:
     )
 
 
-def _estimates(summary: Inspection, truth: Truth) -> ReportTable:
+def _estimates(summary: Inspection, truth: Truth) -> Table:
     figures = (
         ("noise", None, summary.noise, truth.noise),
         ("constant ½", summary.constant_half, summary.constant_half_corrected, truth.constant_half),
         ("floor", summary.floor, summary.floor_corrected, truth.floor),
         ("majority share", summary.majority_share, None, truth.majority_share),
     )
-    return ReportTable(
+    return Table(
         "Estimates from the votes, and the known truth",
         ("", "observed", "estimated", "true"),
         [(name, *("" if value is None else f"{value:z.4f}" for value in values)) for name, *values in figures],
@@ -88,7 +88,7 @@ def _estimates(summary: Inspection, truth: Truth) -> ReportTable:
     )
 
 
-def _pruning(pruning: Pruning) -> ReportTable:
+def _pruning(pruning: Pruning) -> Table:
     rows = [
         (
             f"member {j}",
@@ -99,7 +99,7 @@ def _pruning(pruning: Pruning) -> ReportTable:
         for j, distance in sorted(enumerate(pruning.distances), key=lambda entry: -entry[1])
     ]
     before, after = pruning.error_before.mean, pruning.error_after.mean
-    return ReportTable(
+    return Table(
         f"Pruning by Theorem 3 (β = {pruning.beta:g})",
         ("", "distance", "disagreement", ""),
         rows,
@@ -109,7 +109,7 @@ def _pruning(pruning: Pruning) -> ReportTable:
     )
 
 
-def _question(asked: Asked) -> ReportTable:
+def _question(asked: Asked) -> Table:
     slate = {entry.text: f"{entry.share:.0%}" for entry in asked.answer.answers}
     chosen = asked.answer.consensus.text if asked.answer.consensus else ""
     rows = [
@@ -121,7 +121,7 @@ def _question(asked: Asked) -> ReportTable:
         )
         for number, text in enumerate(asked.responses, 1)
     ]
-    return ReportTable(
+    return Table(
         f"One held-out question: “{asked.prompt}”",
         ("", "predicted", "share of the town", ""),
         rows,
@@ -129,13 +129,13 @@ def _question(asked: Asked) -> ReportTable:
     )
 
 
-def _rankings(result: DemoResult) -> ReportTable:
+def _rankings(result: DemoResult) -> Table:
     found = result.rankings
     rows = [
         (f"{weight:.4f}", " > ".join(found.alternatives[place] for place in ranking))
         for weight, ranking in zip(found.weights, found.rankings, strict=True)
     ]
-    return ReportTable(
+    return Table(
         "Rankings that give the shares of the whole town on this question",
         ("weight", "ranking, best first"),
         rows,

@@ -13,7 +13,7 @@ from typing import Any
 
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.json_values import from_json
-from pluralign.core.options import changed_options, check_seed
+from pluralign.core.options import as_flags, changed_options, check_seed
 from pluralign.votes.options import LoadOptions
 
 RECIPES = ("multipref", "personalllm", "helpsteer2", "tldr")
@@ -194,7 +194,7 @@ class Experiment:
     @property
     def steps(self) -> list[Step]:
         """The steps in their order; each is a public function with a command of its own."""
-        k, sampled, reading = self.recipe.fit["k"], self.recipe.generate, _flags(self.load.changed())
+        k, sampled, reading = self.recipe.fit["k"], self.recipe.generate, as_flags(self.load.changed())
         ensemble, candidates = str(self.folder / "ensemble"), str(self.folder / "candidates.jsonl")
         compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
         steps = [
@@ -202,12 +202,12 @@ class Experiment:
             Step(
                 "fit",
                 f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
-                [self.data, "-o", ensemble, *reading, *_flags(self.fit_options)],
+                [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
             ),
             Step(
                 "generate",
                 f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
-                [self.prompts, "-o", candidates, *_flags(self.sampling)],
+                [self.prompts, "-o", candidates, *as_flags(self.sampling)],
             ),
             Step(
                 "diversity",
@@ -260,14 +260,3 @@ def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOp
         chosen = options if keeps_prompts else replace(options, prompts=None)
         found.append(Experiment(recipe, f"{one}:{copy}" if copies else one, folder / one, chosen, load))
     return found
-
-
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    words = []
-    for name, value in options.items():
-        flag = "-n" if name == "n" else f"--{name.replace('_', '-')}"
-        if isinstance(value, Mapping):
-            words += [word for ours, theirs in value.items() for word in (flag, f"{ours}={theirs}")]
-        else:
-            words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    return words

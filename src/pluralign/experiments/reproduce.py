@@ -32,7 +32,7 @@ from pluralign.experiments.recipes import RECORD_FILE, Experiment, Recipe, Repro
 from pluralign.experiments.rehearsal import one_thread, rehearsal
 from pluralign.learning.fit import fit
 from pluralign.measuring.diversity import Diversity, measure_diversity
-from pluralign.measuring.report_data import collect_report_data
+from pluralign.measuring.report_data import ReportOptions, collect_report_data
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
@@ -176,14 +176,12 @@ def _run(experiment: Experiment, reporting: Any, announce: Announce, progress: P
     diversity = from_json(Diversity, ranked)
 
     def write_report() -> str:
-        data = collect_report_data(
-            ensemble,
-            load_held_out(folder / "ensemble"),
-            candidates=candidates(),
-            seed=experiment.options.seed,
-            progress=progress,
-        )
-        return str(reporting.report(ensemble, data, folder / "report.html", name=recipe.title, commands=commands))
+        options = ReportOptions(candidates=candidates(), seed=experiment.options.seed)
+        held_out, file = load_held_out(folder / "ensemble"), folder / "report.html"
+        data = collect_report_data(ensemble, held_out, options=options, progress=progress)
+        with atomic_write(file) as partial:
+            partial.write_text(reporting.page(ensemble, data, name=recipe.title, commands=commands), encoding="utf-8")
+        return str(file)
 
     floor = evaluation.baselines["floor"].brier
     return Outcome(

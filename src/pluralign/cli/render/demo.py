@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.cli.render.evaluation import headline_lines
-from pluralign.cli.render.tables import command_line, figure_table, heading, number, visible
+from pluralign.cli.render.tables import command_line, figure_table, heading, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
 from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, JOINT, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.publishing.tables import number
 from pluralign.votes.summary import Inspection
 from pluralign.votes.town_hall.town_hall import TownHall
 

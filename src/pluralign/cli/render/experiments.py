@@ -4,12 +4,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.render.tables import command_line, figure_table, heading, number
+from pluralign.cli.render.tables import command_line, draw, heading
 from pluralign.experiments.recipes import Experiment
 from pluralign.experiments.reproduce import Outcome, Reproduction
+from pluralign.publishing.tables import Table, number
 
 
 def commands_page(experiments: Sequence[Experiment]) -> Iterator[RenderableType]:
@@ -24,9 +24,7 @@ def commands_page(experiments: Sequence[Experiment]) -> Iterator[RenderableType]
         if one.options.encoder:
             yield Text(f"· encoder: {one.options.encoder}, frozen; not the paper's experiment")
         else:
-            yield Text(
-                f"· checkpoint: {one.recipe.starts_from}; the paper does not name it: give yours with --backbone"
-            )
+            yield Text(f"· checkpoint, with --backbone: {one.recipe.starts_from}")
             yield Text(f"· hardware: {one.hardware.about} (--hardware {one.options.hardware})")
         if one.prompts == "prism":
             yield Text("· prompts: HannahRoseKirk/prism-alignment from the hub, or --prompts prism:FOLDER")
@@ -41,12 +39,10 @@ def reproduction_page(done: Reproduction) -> Iterator[RenderableType]:
         yield heading(f"{name} in {done.folder}")
         if done.tiny:
             yield Text("A rehearsal with few votes and a tiny model: the figures mean nothing.", style="yellow")
-        yield _first_table(one)
-        table = figure_table("Figure 2: Brier score by number of members", "k", "train", "held out")
-        for stage in one.history:
-            table.add_row(str(stage.k), number(stage.train_brier), number(stage.test_brier))
-        table.add_row("floor", "", number(one.floor))
-        yield table
+        yield draw(_first_table(one))
+        sizes = [(str(row.k), row.train_brier, row.test_brier) for row in one.history]
+        title = "Figure 2: Brier score by number of members"
+        yield draw(Table(title, ("k", "train", "held out"), [*sizes, ("floor", None, one.floor)]))
         below = one.members_below_floor
         yield Text(f"The ensemble beats the floor from {below} members on." if below else "No size beats the floor.")
         yield Text(f"Figure 3: mean Kendall's τ between members: {number(one.mean_tau)}.")
@@ -64,9 +60,9 @@ def _first_table(outcome: Outcome) -> Table:
     def shown(value: float | None) -> str:
         return "" if value is None else f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
 
-    known = any(row.paper is not None for row in outcome.table)
-    table = figure_table("Table 1", "", "paper", "here", "") if known else figure_table("The votes", "", "")
-    for row in outcome.table:
-        cells = [shown(row.paper), shown(row.here), "matches the paper" if row.close else ""]
-        table.add_row(row.name, *(cells if known else cells[1:2]))
-    return table
+    if all(row.paper is None for row in outcome.table):
+        return Table("The votes", ("", ""), [(row.name, shown(row.here)) for row in outcome.table])
+    rows = [
+        (row.name, shown(row.paper), shown(row.here), "matches the paper" if row.close else "") for row in outcome.table
+    ]
+    return Table("Table 1", ("", "paper", "here", ""), rows, texts=(0, -1))
