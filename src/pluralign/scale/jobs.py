@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -223,33 +223,30 @@ def run_job(
         progress: called with the number of shards done and the total.
     """
     started, description = time.perf_counter(), job.folder / job.description_file
-    resumed: int | None = None
-    if not description.is_file():
-        plan = _read_or_make_plan(job, texts)
-        shutil.rmtree(job.plan.parent / shards.ATTEMPTS_FOLDER, ignore_errors=True)
-        done = resumed = len(plan.shards) - len(plan.todo())
-        engine = run_with_ray if options.engine == "ray" else run_here
-        with closing(engine(Worker(job.plan, fingerprint(job.plan.read_bytes())), options)) as problems:
-            for problem in problems if done < len(plan.shards) else ():
-                if problem:
-                    raise PluralignError(problem)
-                done += 1
-                if progress:
-                    progress(done, len(plan.shards))
-        _write(description, {**job.about, **_numbers(job.results, len(plan.shards))})
+    before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
     found = shards.read_json(Described, description)
     _check_settings(job, found.settings)
     shutil.rmtree(job.plan.parent, ignore_errors=True)
     for leftover in job.results.glob(".part-*.partial"):  # of killed workers
         leftover.unlink(missing_ok=True)
-    resumed = found.shards if resumed is None else resumed
-    seconds = time.perf_counter() - started
+    resumed, seconds = found.shards if before is None else before, time.perf_counter() - started
     return WrittenShards(str(job.folder), made_by, found.dimension, found.rows, found.shards, resumed, seconds)
 
 
-def run_here(worker: Worker, _: EngineOptions) -> Generator[str]:
-    """Yield the problem of each shard, or an empty string, when this process has done it: the engine ``local``."""
-    yield from map(worker, worker.plan.todo())
+def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions, progress: Progress | None) -> int:
+    """Do the shards that are left, and write the description; return how many an earlier run had finished."""
+    plan = _read_or_make_plan(job, texts)
+    shutil.rmtree(job.plan.parent / shards.ATTEMPTS_FOLDER, ignore_errors=True)
+    todo, total = plan.todo(), len(plan.shards)
+    worker, on_ray = Worker(job.plan, fingerprint(job.plan.read_bytes())), options.engine == "ray" and todo
+    with closing(run_with_ray(worker, options) if on_ray else (worker(number) for number in todo)) as problems:
+        for done, problem in enumerate(problems, total - len(todo) + 1):
+            if problem:
+                raise PluralignError(problem)
+            if progress:
+                progress(done, total)
+    _write(description, {**job.about, **_numbers(job.results, total)})
+    return total - len(todo)
 
 
 def _read_or_make_plan(job: Job, texts: Texts) -> Plan:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -63,11 +63,7 @@ def _run_in_child(worker: Worker, options: EngineOptions) -> Generator[str]:
             command, stdin=pipe, stdout=pipe, stderr=log, env=quiet | dict(os.environ)
         ) as child,
     ):
-        for line in child.stdout or ():
-            message = json.loads(line)
-            if "error" in message:
-                raise DataError(**message["error"])
-            yield message["problem"]
+        yield from map(json.loads, child.stdout or ())
         if child.wait():
             log.seek(max(0, log.seek(0, os.SEEK_END) - LOG_BYTES))
             raise RuntimeError(f"the Ray driver failed:\n{log.read().decode(errors='replace')}")
@@ -80,17 +76,12 @@ def main(plan: str, plan_hash: str, options: str) -> None:
     """Do the shards of a plan, and write the problem of each to stdout."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with os.fdopen(os.dup(1), "w") as pipe:
-        os.dup2(2, 1)  # whatever Ray prints goes to the log, and only messages go to the pipe
-
-        def send(message: dict[str, Any]) -> None:
-            pipe.write(json.dumps(message) + "\n")
-            pipe.flush()
-
+        os.dup2(2, 1)  # whatever Ray prints goes to the log, and only problems go to the pipe
         try:
             for problem in run_on_ray(Worker(Path(plan), plan_hash), EngineOptions(**json.loads(options))):
-                send({"problem": problem})
+                print(json.dumps(problem), file=pipe, flush=True)
         except DataError as error:
-            send({"error": {"problem": error.problem, "remedy": error.remedy}})
+            print(json.dumps(str(error)), file=pipe)
 
 
 def _end_with_parent() -> None:
@@ -127,7 +118,11 @@ def run_on_ray(worker: Worker, options: EngineOptions) -> Generator[str]:
 
     with cluster(options):
         rows = [{"shard": number} for number in worker.plan.todo()]
-        workers = min(options.workers or _capacity(ray, options), len(rows))
+        resources: Callable[[], dict[str, float]] = ray.cluster_resources
+        free = resources()
+        room = [free.get("CPU", 0.0) // options.worker_cpus]
+        room += [free.get("GPU", 0.0) // options.worker_gpus] if options.worker_gpus else []
+        workers = min(options.workers or max(1, int(min(room))), len(rows))
         outcomes = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
             RayWorker,
             batch_size=1,
@@ -146,14 +141,6 @@ def run_on_ray(worker: Worker, options: EngineOptions) -> Generator[str]:
             raise DataError(f"Ray lost its workers ({_first_line(error)})", remedy=remedy) from None
 
 
-def _capacity(ray: Any, options: EngineOptions) -> int:
-    """Return the number of workers that the cluster has room for."""
-    resources = ray.cluster_resources()
-    by_cpu = resources.get("CPU", 0.0) // options.worker_cpus
-    by_gpu = resources.get("GPU", 0.0) // options.worker_gpus if options.worker_gpus else by_cpu
-    return max(1, int(min(by_cpu, by_gpu)))
-
-
 @contextmanager
 def cluster(options: EngineOptions) -> Iterator[None]:
     """Connect to the named cluster, or start a local one, and disconnect or stop it at the end.
@@ -166,15 +153,13 @@ def cluster(options: EngineOptions) -> Iterator[None]:
         yield
         return
     address = options.address or os.environ.get("RAY_ADDRESS")
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    chosen: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "address": address or "local"}
+    if not address:
+        cpus = options.workers * options.worker_cpus if options.workers else None
+        chosen |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
-        if address:
-            _check_reachable(address)
-            ray.init(address=address, **quiet)
-        else:
-            cpus = options.workers * options.worker_cpus if options.workers else None
-            quiet |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-            ray.init(address="local", num_cpus=cpus, **quiet)
+        _check_reachable(address or "")
+        ray.init(**chosen)
     except (ConnectionError, ValueError, RuntimeError) as error:
         remedy = "check --address, and that the cluster has this version of Ray and Python"
         failed = f"reached at {address}" if address else "started on this machine"
