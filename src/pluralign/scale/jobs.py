@@ -124,11 +124,10 @@ def encode(
     options = with_changes(options or EncodeOptions(), changes)
     folder = Path(folder).absolute()
     chosen = _absolute(options.encoder), options.layers, options.pooling, options.surface, options.precision
-    features = TextFeatures(*chosen).with_chosen_layers().with_chosen_precision()
+    features = TextFeatures(*chosen).resolved()
     encoder = features.load()
     if encoder is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
-    features = features.with_identity()
     if isinstance(texts, str | os.PathLike) and Path(texts).is_dir():
         source = existing_shards(Path(texts), folder)
     else:

@@ -7,7 +7,6 @@ text, and weights are stored in the order in which products read them fastest. V
 sentence-transformers to 1e-6.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
 
+from pluralign.text.loading import UnsupportedError, own_pooling, read_json
 from pluralign.text.pooling import attention_pool, load_attention
 
 BODY = {
@@ -48,10 +48,6 @@ NORMALIZER = {
 """Settings of ``tokenizer_config.json``, and their names in the normalizer of ``tokenizer.json``."""
 
 logger = logging.getLogger("pluralign")
-
-
-class UnsupportedError(Exception):
-    """The folder needs something that this module does not compute. sentence-transformers must read it."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +99,8 @@ def read_settings(folder: Path) -> BertSettings:
     for name in ("modules.json", "tokenizer.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UnsupportedError(f"there is no {name}")
-    body, whole = _read(folder, "config.json"), _read(folder, "config_sentence_transformers.json")
-    transformer, tokenizer = _read(folder, "sentence_bert_config.json"), _read(folder, "tokenizer_config.json")
-    pieces = _read(folder, "tokenizer.json")
+    names = ("config", "config_sentence_transformers", "sentence_bert_config", "tokenizer_config", "tokenizer")
+    body, whole, transformer, tokenizer, pieces = (read_json(folder / f"{name}.json") for name in names)
     if not pieces.get("post_processor"):  # it gives even an empty text its first and last token
         raise UnsupportedError("tokenizer.json has no post_processor")
     # The configuration of the tokenizer also sets the normalizer, and has priority in transformers.
@@ -115,28 +110,17 @@ def read_settings(folder: Path) -> BertSettings:
         for name, value in supported.items():
             if values.get(name, value) != value:
                 raise UnsupportedError(f"{name} is {values[name]!r}")
-    modules = _read(folder, "modules.json", list)
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(modules) != len(kinds):
-        raise UnsupportedError(f"the modules are {', '.join(kinds)}")
+    pooling, unit_length = own_pooling(folder)
+    if pooling == "last":
+        raise UnsupportedError("its pooling is the last token")
     return BertSettings(
         layers=int(_number(body, "num_hidden_layers")),
         heads=int(_number(body, "num_attention_heads")),
         layer_norm_eps=_number(body, "layer_norm_eps"),
         max_tokens=_max_tokens(body, transformer, tokenizer),
-        first_token=_pooling(_read(folder, f"{modules[1].get('path')}/config.json")) == "cls",
-        unit_length="Normalize" in kinds,
+        first_token=pooling == "cls",
+        unit_length=unit_length,
     )
-
-
-def _pooling(config: dict[str, Any]) -> str:
-    """Return ``mean`` or ``cls``. Older folders have one flag per mode instead of ``pooling_mode``."""
-    prefix = "pooling_mode_"
-    flags = [name.removeprefix(prefix) for name, on in config.items() if name.startswith(prefix) and on]
-    mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(" ".join(flags), config.get("pooling_mode"))
-    if mode not in ("mean", "cls"):
-        raise UnsupportedError(f"the pooling is {' '.join(flags) or mode}")
-    return str(mode)
 
 
 def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: dict[str, Any]) -> int:
@@ -146,19 +130,6 @@ def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: di
             limits.append(_number(config, name))
             break
     return int(min(limits))
-
-
-def _read(folder: Path, name: str, kind: type = dict) -> Any:
-    """Return the JSON of a file; a missing file is empty."""
-    if not (folder / name).is_file():
-        return kind()
-    try:
-        value = json.loads((folder / name).read_text())
-    except ValueError:
-        value = None
-    if not isinstance(value, kind):
-        raise UnsupportedError(f"{name} is not a JSON {kind.__name__}")
-    return value
 
 
 def _number(config: dict[str, Any], name: str) -> float:

@@ -15,7 +15,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
-from pluralign.text.loading import context_length, in_batches, load_model, padded, reference_folder
+from pluralign.text.loading import context_length, in_batches, load_model, model_folder, padded
 from pluralign.text.options import SMALL_MODEL, SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
@@ -172,7 +172,7 @@ class LocalModel:
 
     def prepare(self) -> None:
         """Load model and tokenizer: float32 on a CPU, bfloat16 on a GPU."""
-        self._loaded = load_model(reference_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
+        self._loaded = load_model(model_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
 
     @property
     def model(self) -> Any:
@@ -191,7 +191,7 @@ class LocalModel:
     @cached_property
     def is_small(self) -> bool:
         """Whether it has fewer than ``SMALL_MODEL`` parameters. The model is not loaded for this."""
-        return parameter_count(reference_folder(self.name)) < SMALL_MODEL
+        return parameter_count(model_folder(self.name)) < SMALL_MODEL
 
     def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
         """Return the options with the temperature for a model of this size, if none was given."""

@@ -98,16 +98,6 @@ def middle_layer(layers: tuple[int, ...]) -> int:
     return min(layers, key=lambda layer: abs(layer - MIDDLE * layers[-1]))
 
 
-def layers_from_layer(layer: int | None, config: Mapping[str, Any], model: str, *, own: bool) -> tuple[int, ...]:
-    """Return the layers of features saved with the earlier option ``layer``; other arguments as in ``choose_layers``.
-
-    A decoder was cut after ``layer`` layers, by default after two thirds. Other models gave their own vector.
-    """
-    if own or not is_decoder(config):
-        return ()
-    return choose_layers(AUTO if layer is None else str(layer), config, model)
-
-
 def layers_text(layers: tuple[int, ...]) -> str:
     """Return the layers as the option spells them.
 
@@ -140,7 +130,7 @@ class EncodeOptions:
     pooling: Pooling = field(default="mean", metadata={"help": "Pooling of layers: mean over tokens, or last token."})
     precision: Precision = field(
         default="float32",
-        metadata={"help": "Precision of the encoder. auto: bfloat16 if it is faster and the vectors agree."},
+        metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."},
     )
     surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
 
