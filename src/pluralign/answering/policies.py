@@ -399,10 +399,7 @@ class AdapterPolicy(LocalModel):
 
     def prepare(self) -> None:
         """Load the base, unless another policy did, and the adapter."""
-        self._loaded = self.adapters.load(self.path)
-
-    def _both(self) -> tuple[Any, Any]:
-        return self.adapters.load(self.path)
+        self.model, self.tokenizer = self.adapters.load(self.path)
 
     def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
         """Return the options with a policy's temperature; the base has that of candidates."""

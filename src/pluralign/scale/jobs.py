@@ -16,12 +16,12 @@ from pluralign.core.files import file_sha256
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
-from pluralign.ensemble.folder import read_description
+from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray import run_with_ray
 from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
 from pluralign.scale.shards import Source, cut_file, cut_items, existing_shards
-from pluralign.scale.worker import EncodeTask, ScoreTask, ensemble_identity
+from pluralign.scale.worker import EncodeTask, ScoreTask
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import EncodeOptions
 from pluralign.text.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
@@ -180,9 +180,9 @@ def score(
     if changes:
         raise UsageError(f"there is no option {next(iter(changes))!r}.")
     ensemble, texts, folder = Path(ensemble).absolute(), Path(texts).absolute(), Path(folder).absolute()
-    k = len(read_description(ensemble)["weights"])
+    description = read_description(ensemble)
+    k, identity = len(description["weights"]), description_hash(description)
     source = existing_shards(texts, folder) if texts.is_dir() else _file(texts, engine)
-    identity = ensemble_identity(ensemble)
     settings = {"command": "score", "texts": source.hash, "ensemble": identity, **_cutting(source)}
     job = Job(
         folder=folder,

@@ -20,7 +20,7 @@ from pluralign.core.checkpoints import fingerprint
 from pluralign.core.errors import DataError, PluralignError
 from pluralign.core.files import atomic_write
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import read_description
+from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale.shards import read_items, read_rows
 from pluralign.text import encoders
 from pluralign.text.features import TextFeatures
@@ -87,11 +87,11 @@ class ScoreTask:
 
     ensemble: Path
     identity: str
-    """See ``ensemble_identity``."""
+    """See ``folder.description_hash``."""
 
     def prepare(self) -> Transform:
         """Load the ensemble. Raises DataError if it is not the one that the job started with."""
-        if ensemble_identity(self.ensemble) != self.identity:
+        if description_hash(read_description(self.ensemble)) != self.identity:
             raise DataError(
                 "it is not the ensemble that the job started with",
                 file=str(self.ensemble),
@@ -108,11 +108,6 @@ class ScoreTask:
             return rows.append_column("rewards", pa.ListArray.from_arrays(offsets, rewards.reshape(-1)))
 
         return transform
-
-
-def ensemble_identity(folder: Path) -> str:
-    """Return the fingerprint of an ensemble's JSON, which includes the hash of its arrays."""
-    return fingerprint(read_description(folder))
 
 
 @dataclass(frozen=True)

@@ -73,25 +73,18 @@ def bert_reader(folder: Path, layers: tuple[int, ...] = (), *, half: bool = Fals
         half: whether layers run in bfloat16.
     """
     try:
-        reader = load_bert(folder, layers, torch.bfloat16 if half else torch.float32)
+        settings = read_settings(folder)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            arrays = {name.removeprefix("bert."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        dtype = torch.bfloat16 if half else torch.float32
+        weights = _Weights({name: array.to(dtype) for name, array in arrays.items()})
+        reader = BertReader(settings, tokenizer, weights, layers, load_attention(folder) if layers else None)
     except UnsupportedError as reason:
         logger.info("%s: encoding with sentence-transformers (%s).", folder, reason)
         return None
     logger.info("%s: encoding with the built-in BERT.", folder)
     return reader
-
-
-def load_bert(folder: Path, layers: tuple[int, ...], dtype: torch.dtype) -> "BertReader":
-    """Load a BERT with mean or first-token pooling from a sentence-transformers folder, or some of its layers.
-
-    Raises:
-        UnsupportedError: the folder holds another model, or asks for other steps.
-    """
-    settings = read_settings(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        weights = _Weights({name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()})  # noqa: SIM118
-    return BertReader(settings, tokenizer, weights, layers, load_attention(folder) if layers else None)
 
 
 def read_settings(folder: Path) -> BertSettings:
@@ -153,8 +146,6 @@ class BertReader:
     by the attention pooling of one of them if there is one. Layers above the highest of them are not computed.
     """
 
-    device = torch.device("cpu")
-
     def __init__(
         self,
         settings: BertSettings,
@@ -184,7 +175,10 @@ class BertReader:
         depth = max(self.pooled, default=self.settings.layers)
         means, states = self._run(tokens, depth, attended if weights else depth)
         if self.pooled:
-            return torch.hstack([*means, _attended(states, weights)] if weights else means)
+            if weights:
+                padded = [(of_text[None], torch.ones(1, len(of_text))) for of_text in states]
+                means.append(torch.cat([attention_pool(*of_text, weights) for of_text in padded]))
+            return torch.hstack(means)
         texts = [of_text.float() for of_text in states]
         vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
         return normalize(vectors, dim=1) if self.settings.unit_length else vectors
@@ -232,13 +226,6 @@ class BertReader:
 def _means(states: Tensor, rows: Sequence[slice]) -> Tensor:
     """Return the mean over the tokens of each text, ``(n_texts, width)``."""
     return torch.stack([states[of_text].float().mean(0) for of_text in rows])
-
-
-def _attended(states: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the attention pooling of each text, ``(n_texts, features)``."""
-    return torch.cat([
-        attention_pool(of_text[None], torch.ones(1, len(of_text)), weights) for of_text in states
-    ])  # fmt: skip
 
 
 class _Layer:

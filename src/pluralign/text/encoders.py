@@ -50,12 +50,13 @@ logger = logging.getLogger("pluralign")
 _noted: set[Path] = set()
 
 
+@dataclass(frozen=True)
 class VectorCache:
     """Vectors of one encoder, by text. Several processes may read and write at the same time."""
 
-    def __init__(self, encoder: str, folder: Path | None = None) -> None:
-        self.encoder = encoder
-        self.folder = folder
+    encoder: str
+    """Identity of the encoder."""
+    folder: Path | None = None
 
     @property
     def path(self) -> Path:

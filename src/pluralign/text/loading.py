@@ -348,6 +348,11 @@ def device_name() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def without_adapter(model: Any) -> Any:
+    """Return the model under a peft adapter, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def context_length(model: Any, tokenizer: Any) -> int:
     """Return the maximum number of tokens that a model reads."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)

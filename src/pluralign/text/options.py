@@ -45,16 +45,6 @@ def is_decoder(config: Mapping[str, Any]) -> bool:
     return any(name.endswith("ForCausalLM") for name in config.get("architectures") or [])
 
 
-def model_depth(config: Mapping[str, Any]) -> int | None:
-    """Return the number of layers in ``config.json``, or None if it has none.
-
-    Example:
-        >>> model_depth({"n_layer": 12}), model_depth({})
-        (12, None)
-    """
-    return next((int(config[name]) for name in _DEPTH_NAMES if isinstance(config.get(name), int)), None)
-
-
 def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own: bool = False) -> tuple[int, ...]:
     """Return the layers that the option means for a model. Empty means the model's own sentence vector.
 
@@ -74,7 +64,8 @@ def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own:
         >>> choose_layers("auto", {"num_hidden_layers": 30, "architectures": ["LlamaForCausalLM"]}, "SmolLM2")
         (20,)
     """
-    layers, depth, decoder = parse_layers(requested), model_depth(config), is_decoder(config)
+    layers, decoder = parse_layers(requested), is_decoder(config)
+    depth = next((int(config[name]) for name in _DEPTH_NAMES if isinstance(config.get(name), int)), None)
     if depth is None:
         if layers or (decoder and not own):
             raise DataError("config.json does not give the number of layers", file=model, remedy="use another model")

