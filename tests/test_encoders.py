@@ -138,21 +138,8 @@ def test_hashed_vectors_have_unit_length_and_depend_on_words_and_their_order() -
 
 
 def test_hashed_vectors_are_the_same_in_every_process() -> None:
-    code = (
-        "from pluralign.text.encoders import *\n"
-        "print(HashingEncoder().encode([('x', 'größer or rum')]).tobytes().hex())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert outputs == {HashingEncoder().encode([("x", "größer or rum")]).tobytes().hex() + "\n"}
+    vectors = HashingEncoder(8).encode([("x", "größer or rum")])
+    assert (vectors[0] * np.sqrt(5)).round(5).tolist() == [-1, 0, 1, 1, 0, -1, 1, 0]
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -203,15 +190,6 @@ def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.Mon
         load_encoder("nobody/nothing")
     assert (request["name"], request["repo_type"]) == ("nobody/nothing", "model")
     assert "*.bin" in request["ignore_patterns"]
-
-
-def test_a_hub_id_is_downloaded_as_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").touch()
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
-    encoder = load_encoder("someone/something")
-    assert isinstance(encoder, ModelEncoder)
-    assert encoder.folder == tmp_path
 
 
 def test_a_missing_package_raises_an_error_with_the_pip_command(
@@ -465,21 +443,12 @@ def test_a_vector_is_returned_bit_for_bit() -> None:
 def test_vectors_are_in_the_order_of_the_texts_and_missing_ones_are_none() -> None:
     cache = VectorCache("e")
     assert cache.get(["x", "y"]) == [None, None]
+    assert not cache.path.exists(), "reading writes no file"
     cache.put(["x", "y"], np.array([[1.0], [2.0]], dtype=np.float32))
     vectors = cache.get(["y", "nowhere", "x", "y"])
     assert [None if vector is None else vector.item() for vector in vectors] == [2.0, None, 1.0, 2.0]
     assert cache.get([]) == []
-
-
-def test_reading_writes_no_file(own_cache: Path) -> None:
-    VectorCache("e").get(["x"])
-    assert not own_cache.exists()
-
-
-def test_encoders_share_no_vectors() -> None:
-    VectorCache("one").put(["x"], np.array([[1.0]], dtype=np.float32))
-    assert VectorCache("two").get(["x"]) == [None]
-    assert VectorCache("one").path != VectorCache("two").path
+    assert VectorCache("another encoder").get(["x"]) == [None]
 
 
 def test_a_text_stored_twice_keeps_its_first_vector() -> None:
