@@ -320,8 +320,9 @@ def test_stored_features_give_their_layers_and_are_used_only_in_their_own_precis
     half_folder: str, tmp_path: Path
 ) -> None:
     votes = town_hall(60).preferences
-    done = encode_votes(votes, tmp_path / "features", encoder=half_folder, precision="bfloat16", layers="1,2")
-    assert (done.precision, done.layers) == ("bfloat16", "1,2")
+    encode_votes(votes, tmp_path / "features", encoder=half_folder, precision="bfloat16", layers="1,2")
+    described = json.loads((tmp_path / "features" / "features.json").read_text())
+    assert (described["precision"], described["layers"]) == ("bfloat16", "1,2")
     with pytest.raises(DataError, match="it holds a job with"):
         encode_votes(votes, tmp_path / "features", encoder=half_folder)
     stored: dict[str, Any] = {"encoder": half_folder, "features": str(tmp_path / "features"), "k": 1}
