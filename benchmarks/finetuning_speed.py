@@ -243,9 +243,9 @@ def trl(pairs: TextPairs, arguments: argparse.Namespace) -> float:
     import transformers
     from trl import RewardConfig, RewardTrainer
 
-    from pluralign.text.finetuned import backbone_folder
+    from pluralign.text.loading import model_folder
 
-    folder = backbone_folder(arguments.backbone)
+    folder = model_folder(arguments.backbone)
     with tempfile.TemporaryDirectory() as output, quiet_transformers():
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         tokenizer.truncation_side = "left"

@@ -27,7 +27,7 @@ from pluralign.learning.backbone.losses import RunningFigures
 from pluralign.learning.backbone.train import COMPLETE_FILE, StepCallback
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FinetuneOptions
-from pluralign.text import precision
+from pluralign.text import loading
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
@@ -170,8 +170,9 @@ def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
 def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
     llama: Path, tmp_path: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_try_product", lambda _: precision.Trial(failure="signal SIGILL"))
-    sentence = r"this CPU cannot multiply in bfloat16 \(signal SIGILL\): use --precision float32 or auto"
+    monkeypatch.setattr(loading, "PRODUCT", "import os; os.kill(os.getpid(), 4)")
+    loading.check_cpu_bfloat16.cache_clear()
+    sentence = r"this CPU cannot multiply in bfloat16 .*: use --precision float32"
     with pytest.raises(UsageError, match=sentence):
         fit(votes, folder=tmp_path, backbone=str(llama), precision="bfloat16")
     with pytest.raises(UsageError, match=sentence):

@@ -21,7 +21,8 @@ from pluralign.measuring.certificate import certify
 from pluralign.publishing.export import export
 from pluralign.text import finetuned as tuned
 from pluralign.text.classifier import model_rewards
-from pluralign.text.finetuned import FinetunedFeatures, backbone_folder
+from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.loading import model_folder
 from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
@@ -209,4 +210,4 @@ def test_outputs_are_not_clipped_but_other_features_are() -> None:
 def test_an_unknown_backbone_raises_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"check the name and the network, or give a local folder, smollm2 or minilm"):
-        backbone_folder("nobody/nothing")
+        model_folder("nobody/nothing")

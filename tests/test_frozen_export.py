@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -21,6 +22,7 @@ from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing import export as frozen_export
 from pluralign.publishing.standalone.reward_model import RewardModel
 from pluralign.text.features import TextFeatures
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, Prompt
 
 ITEMS: list[Item] = [
@@ -35,7 +37,7 @@ PLAIN = [(Prompt(prompt).json, response) for prompt, response in ITEMS]
 
 def make_ensemble(features: TextFeatures, *, mlp: bool = False, axes: bool = False) -> RewardEnsemble:
     """Return two random members on features of some texts."""
-    features = features.with_chosen_layers().with_identity()
+    features = features.resolved()
     random = np.random.default_rng(0)
     vectors = features([*ITEMS, *frozen_export.PROBES])
     scaled = fit_feature_map(vectors, 20 if features.surface else 0)
@@ -168,10 +170,10 @@ def test_a_sentence_encoder_with_other_modules_is_refused(sentence_bert: Path, t
             check_export(ensemble, tmp_path)
     assert not (tmp_path / "out").exists()
     modules = json.loads((sentence_bert / "modules.json").read_text())
-    (tmp_path / "other").mkdir()
+    shutil.copytree(sentence_bert, tmp_path / "other")
     (tmp_path / "other" / "modules.json").write_text(json.dumps([*modules, {"type": "models.Dense", "path": ""}]))
     with pytest.raises(UsageError, match="its modules are Transformer, Pooling, Normalize, Dense"):
-        frozen_export.own_pooling(tmp_path / "other")
+        frozen_export.describe_reader(TextFeatures("other", surface=False), ModelEncoder(tmp_path / "other", ""))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
@@ -26,9 +26,10 @@ from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
 from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import has_held_out, load_held_out
-from pluralign.text.causal import Completion, LocalModel
-from pluralign.text.options import MAX_CONCURRENCY, RemoteOptions, SamplingOptions
-from pluralign.text.remote import ServerModel
+from pluralign.text.causal import LocalModel
+from pluralign.text.causal import Sampler as Sampler
+from pluralign.text.options import MAX_CONCURRENCY, SamplingOptions
+from pluralign.text.remote import ServerModel, language_model
 from pluralign.votes.builder import BadRows, RowError, check_prompt
 from pluralign.votes.formats import read_records
 from pluralign.votes.load import load_preferences
@@ -146,27 +147,6 @@ FAILED_SUFFIX = ".failed"
 # --- one prompt -------------------------------------------------------------------------------------------------------
 
 
-class Sampler(Protocol):
-    """A language model that samples responses."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model, stored with each line of a candidates file."""
-        ...
-
-    def prepare(self) -> None:
-        """Load the model or reach its server. Called once, and only if there is something to sample."""
-        ...
-
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-        """Return n sampled responses, which may repeat each other.
-
-        Raises:
-            DataError: this prompt cannot be answered.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class SampleCounts:
     """Counts of the responses to one prompt."""
@@ -185,11 +165,6 @@ class Sampled:
 
     responses: list[str]
     counts: SampleCounts
-
-
-def find_sampler(model: str, remote: RemoteOptions | None = None) -> Sampler:
-    """Return the sampler for a model: on a server if ``remote`` has a base URL, else in this process."""
-    return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
 def sampling_for(sampler: Sampler, options: SamplingOptions) -> SamplingOptions:
@@ -315,7 +290,7 @@ def generate(
         prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
     else:
         prompts = list(dict.fromkeys(prompts))[:limit]
-    sampler = find_sampler(model) if isinstance(model, str) else model
+    sampler = language_model(model) if isinstance(model, str) else model
     options = sampling_for(sampler, options)
     settings = {"model": sampler.name, "n": n, **asdict(options)}
     lines, failures = JsonLines(output), Path(f"{output}{FAILED_SUFFIX}")

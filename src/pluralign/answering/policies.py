@@ -33,7 +33,7 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, Settings
 from pluralign.text.causal import Completion, LocalModel
-from pluralign.text.loading import quiet_transformers, reference_folder
+from pluralign.text.loading import model_folder, quiet_transformers
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.text.remote import ServerModel
 from pluralign.votes.prompts import Prompt, PromptLike
@@ -232,7 +232,7 @@ def _prompts_hash(prompts: Sequence[PromptLike]) -> str:
 
 def served_name(model: str) -> str:
     """Return the name of the base on a server: a hub id, or the folder of a local model."""
-    return str(reference_folder(model).resolve()) if model == "smollm2" or Path(model).exists() else model
+    return str(model_folder(model).resolve()) if model == "smollm2" or Path(model).exists() else model
 
 
 def serving(base: str, lora_rank: int, members: Sequence[TunedPolicy]) -> Serving:
@@ -399,10 +399,7 @@ class AdapterPolicy(LocalModel):
 
     def prepare(self) -> None:
         """Load the base, unless another policy did, and the adapter."""
-        self._loaded = self.adapters.load(self.path)
-
-    def _both(self) -> tuple[Any, Any]:
-        return self.adapters.load(self.path)
+        self.model, self.tokenizer = self.adapters.load(self.path)
 
     def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
         """Return the options with a policy's temperature; the base has that of candidates."""

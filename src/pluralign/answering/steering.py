@@ -389,8 +389,8 @@ def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
     """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
     if not isinstance(ensemble.features, TextFeatures):
         return None
-    features = replace(ensemble.features, layers="last", layer=None, pooling="mean", surface=False, identity="")
-    return features.with_chosen_layers() if isinstance(features.load(), ModelEncoder) else None
+    features = replace(ensemble.features, layers="last", pooling="mean", surface=False, identity="")
+    return features.resolved() if isinstance(features.load(), ModelEncoder) else None
 
 
 def match_meaning(ensemble: RewardEnsemble, held_out: HeldOutVotes, text: str, *, seed: int = 0) -> MeaningMatch | None:

@@ -30,7 +30,7 @@ from pluralign.learning.trained_pooling import encoder_defaults, fit_tuned_encod
 from pluralign.learning.tuned import decisive_tuning, fit_finetuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
-from pluralign.text.store import with_stored_layers
+from pluralign.text.store import read_features_file
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.raters import RaterVotes
 
@@ -104,13 +104,12 @@ def fit(
     if options.features is not None and options.members == "mlp" and processes.count > 1:
         raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
     if options.features is not None and options.layers == AUTO:
-        text_features = with_stored_layers(text_features, options.features)
-    text_features = text_features.with_chosen_layers().with_chosen_precision(processes)
+        text_features = replace(text_features, layers=read_features_file(options.features).layers)
+    text_features = text_features.resolved()
     options = replace(options, precision=text_features.precision)
     watcher.encoding(len(preferences.items().prompt_index))
     with encoded_texts(preferences, text_features, options, folder, processes, progress) as features:
         encoding = time.perf_counter() - started
-        text_features = text_features.with_identity()
         inputs = {
             "data": preferences.fingerprint,
             "options": decisive_options(options),

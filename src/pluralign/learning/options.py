@@ -66,8 +66,8 @@ class FitOptions:
     precision: Precision = field(
         default="float32",
         metadata={
-            "help": "Precision of the encoder; auto: bfloat16 if it is faster and the vectors agree. Backbone: of "
-            "weights, gradients and optimizer state; auto: bfloat16 (the paper) on GPUs that support it."
+            "help": "Precision of the encoder. Backbone: of weights, gradients and optimizer state. auto: bfloat16 "
+            "(the paper) on GPUs that support it."
         },
     )
     surface: bool = same_option(EncodeOptions, "surface")

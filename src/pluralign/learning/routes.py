@@ -19,8 +19,7 @@ from pluralign.core.hub import HUB_ID, hub_folder
 from pluralign.core.options import with_changes
 from pluralign.core.processes import launched_process
 from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.text.finetuned import backbone_folder
-from pluralign.text.loading import quiet_transformers
+from pluralign.text.loading import model_folder, quiet_transformers
 
 # --- Estimated memory of fine-tuning: weights, gradients, optimizer state and activations.
 
@@ -115,7 +114,7 @@ def weights_of(name: str) -> Weights | None:
         import transformers
 
         remote = HUB_ID.fullmatch(name) and not Path(name).is_dir()
-        folder = hub_folder(name, "model", only=["config.json"], remedy="") if remote else backbone_folder(name)
+        folder = hub_folder(name, "model", only=["config.json"], remedy="") if remote else model_folder(name)
         with quiet_transformers(), torch.device("meta"):
             config: Any = transformers.AutoConfig.from_pretrained(folder, num_labels=1)
             empty: Any = transformers.AutoModelForSequenceClassification

@@ -46,11 +46,10 @@ from pluralign.learning.tuned import (
 )
 from pluralign.text import surface
 from pluralign.text.features import TextFeatures
-from pluralign.text.finetuned import backbone_folder
-from pluralign.text.loading import copy_model
+from pluralign.text.loading import copy_model, is_sentence_encoder, model_folder, read_config
 from pluralign.text.options import LAST, is_decoder, middle_layer
 from pluralign.text.pooling import ATTENTION_FILE
-from pluralign.text.transformer import ModelEncoder, is_sentence_encoder, read_config
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 DEFAULTS: dict[str, Any] = {"epochs": 8.0, "learning_rate": 3e-3, "batch_size": 128}
@@ -70,7 +69,7 @@ def tunes_encoder(options: FitOptions, tuning: FinetuneOptions) -> bool:
     if name is None or options.method != "joint" or tuning.lora or tuning.fresh_head:
         return False
     if name == "minilm" or Path(name).is_dir():
-        return _is_tunable(backbone_folder(name))
+        return _is_tunable(model_folder(name))
     if not HUB_ID.fullmatch(name):
         return False
     try:
@@ -139,7 +138,7 @@ def fit_tuned_encoder(
     test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
     validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
     base = TextFeatures(str(tuning.backbone), options.layers, options.pooling, options.surface, options.precision)
-    base = base.with_chosen_layers().with_chosen_precision(processes).with_identity()
+    base = base.resolved()
     options = replace(options, precision=base.precision)
     inputs = {
         "data": preferences.fingerprint,
@@ -285,7 +284,7 @@ def _with_pooling(
             safetensors.numpy.save_file(saved, folder / ATTENTION_FILE)
 
     folder = checkpoints.folder("encoder", write)
-    return replace(base, encoder=str(folder), own=True, hub_id="", revision="").with_identity()
+    return replace(base, encoder=str(folder), own=True, hub_id="", revision="", identity="").resolved()
 
 
 def _trained_inputs(

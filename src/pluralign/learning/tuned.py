@@ -281,7 +281,7 @@ def _frozen(
     progress: Progress | None,
 ) -> _Candidate:
     """Return the frozen model, and its features of all texts."""
-    chosen = frozen.with_chosen_layers().with_chosen_precision(steps.processes).with_identity()
+    chosen = frozen.resolved()
     with encoded_texts(preferences, chosen, options, None, steps.processes, progress) as vectors:
         return _Candidate(chosen, vectors, steps, checking)
 

@@ -8,7 +8,6 @@ stagewise ensemble is one model with one output per member. As LoRA adapters, it
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -24,10 +23,15 @@ from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
 from pluralign.text.classifier import TRUNCATION, classifier_head, classifier_rewards, remove_head, use_float32_head
 from pluralign.text.encoders import encode
-from pluralign.text.loading import minilm_folder, model_folder, not_loadable, quiet_transformers, smollm2_folder
+from pluralign.text.loading import (
+    check_cpu_bfloat16,
+    device_name,
+    folder_identity,
+    loading,
+    model_folder,
+    quiet_transformers,
+)
 from pluralign.text.options import ChosenPrecision
-from pluralign.text.precision import check_cpu_bfloat16
-from pluralign.text.transformer import layer_shape, read_config
 from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item
 
@@ -149,21 +153,6 @@ def model_folders(features: FinetunedFeatures) -> list[Path]:
     return [place / f"member-{j}" for j in range(features.outputs)]
 
 
-def backbone_folder(name: str, revision: str = "") -> Path:
-    """Return the folder of a base model: ``smollm2`` or ``minilm`` from their wheels, a local folder, or a hub id.
-
-    Args:
-        name: of the model.
-        revision: branch, tag or commit of a hub id; the default branch if empty.
-    """
-    if name == "smollm2":
-        return smollm2_folder()
-    if name == "minilm":
-        return minilm_folder()
-    remedy = "check the name and the network, or give a local folder, smollm2 or minilm"
-    return model_folder(name, remedy, revision or None)
-
-
 # --- models in memory -------------------------------------------------------------------------------------------------
 
 
@@ -259,34 +248,24 @@ def load_finetuned(
     Raises:
         UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
     """
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "finetune", "a fine-tuned ensemble") from None
     adapted = (folder / "adapter_config.json").is_file()
-    source = backbone_folder(base, revision) if adapted else folder
-    load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
-    dtype, device = getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
-    if precision == "bfloat16" and device == "cpu":
-        check_cpu_bfloat16(layer_shape(read_config(source)))
-    try:
-        with quiet_transformers():
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
-            config.get_text_config().pad_token_id = tokenizer.pad_token_id
-            model: Any = load(source, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=adapted)
-            if precision == "bfloat16":
-                use_float32_head(model)
-                if not adapted:
-                    _read_head(model, folder)
-            if adapted:
-                model = _with_adapter(model, folder, adapter)
-    # What transformers and peft raise for unsuitable folders.
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
+    source = model_folder(base, revision) if adapted else folder
+    with loading(folder, "copy the ensemble's folder again, or fit again") as transformers:
+        if precision == "bfloat16" and device_name() == "cpu":
+            check_cpu_bfloat16()
+        load = transformers.AutoModelForSequenceClassification.from_pretrained
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        config = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        model = load(source, config=config, dtype=precision, use_safetensors=True, ignore_mismatched_sizes=adapted)
+        if precision == "bfloat16":
+            use_float32_head(model)
+            if not adapted:
+                _read_head(model, folder)
+        if adapted:
+            model = _with_adapter(model, folder, adapter)
     tokenizer.truncation_side = "left"
-    return model.to(device).eval(), tokenizer
+    return model.to(device_name()).eval(), tokenizer
 
 
 def _read_head(model: Any, folder: Path) -> None:
@@ -307,7 +286,7 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
     import transformers
 
     (folder,) = model_folders(features)
-    source = backbone_folder(features.base, features.revision) if features.lora else folder
+    source = model_folder(features.base, features.revision) if features.lora else folder
     with quiet_transformers(), torch.device("meta"):
         config: Any = transformers.AutoConfig.from_pretrained(source, num_labels=features.outputs)
         classifier: Any = transformers.AutoModelForSequenceClassification
@@ -346,17 +325,5 @@ def model_identity(folder: Path, features: FinetunedFeatures) -> str:
     for path in sorted(path for path in folder.glob("*") if path.is_file() and path.suffix != ".md"):
         digest.update(f"{path.name} {file_sha256(path)}".encode())
     if features.lora:
-        digest.update(_base_hash(backbone_folder(features.base, features.revision)).encode())
-    return digest.hexdigest()
-
-
-def _base_hash(folder: Path) -> str:
-    """Hash a base model without reading gigabytes: its configuration, and names, shapes and sizes of its weights."""
-    digest = hashlib.sha256()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    digest.update(json.dumps(config, sort_keys=True).encode())
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as stream:
-            header = stream.read(int.from_bytes(stream.read(8), "little"))
-        digest.update(f"{path.name} {path.stat().st_size} ".encode() + header)
+        digest.update(folder_identity(model_folder(features.base, features.revision)).encode())
     return digest.hexdigest()

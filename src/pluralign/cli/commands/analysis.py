@@ -183,7 +183,7 @@ def profile(
         unnamed_reason,
         with_descriptions,
     )
-    from pluralign.text.judge import find_judge
+    from pluralign.text.remote import language_model
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
@@ -196,7 +196,7 @@ def profile(
             written = describe_members(
                 held_out,
                 loaded.weights,
-                find_judge(describe, remote_options),
+                language_model(describe, remote_options),
                 pairs=check_pairs,
                 concurrency=remote_options.concurrency if remote_options.base_url else 1,
                 seed=seed,

@@ -118,11 +118,11 @@ def generate(
         pluralign generate ensemble -o candidates.jsonl -n 8 --temperature 1.5 --json
         pluralign generate prompts.jsonl -o candidates.jsonl --model llama3.2 --base-url http://localhost:11434/v1
     """
-    from pluralign.answering.generate import find_sampler
     from pluralign.answering.generate import generate as generate_candidates
     from pluralign.cli.render.answers import generation_page
+    from pluralign.text.remote import language_model
 
-    sampler = find_sampler(model, remote_options)
+    sampler = language_model(model, remote_options)
     concurrency = remote_options.concurrency if remote_options.base_url else 1
     with progress_bar(f"Sampling from {sampler.name}") as progress:
         generation = generate_candidates(
@@ -205,13 +205,14 @@ def answer(
     from pluralign.answering.answer import check_request
     from pluralign.answering.drafts import OwnPolicies
     from pluralign.answering.gate import fit_gate
-    from pluralign.answering.generate import Sampler, find_sampler, sample_distinct
+    from pluralign.answering.generate import Sampler, sample_distinct
     from pluralign.answering.policies import load_policies
     from pluralign.answering.slate import WRITING_TEMPERATURE
     from pluralign.answering.steering import JUDGE_TOKENS
     from pluralign.cli.render.answers import answer_page
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.cards import member_profiles
+    from pluralign.text.remote import language_model
 
     check_request(mode, rule, level=level, slate_size=slate_size, cover=cover)
     if policies is None and (candidates is None) == (model is None):
@@ -221,7 +222,7 @@ def answer(
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
     profiles = member_profiles(loaded.weights, held_out) if held_out else []
-    samplers = {name: find_sampler(name, remote_options) for name in (model, distill, judge) if name}
+    samplers = {name: language_model(name, remote_options) for name in (model, distill, judge) if name}
     tuned = load_policies(policies, loaded, remote_options) if policies else None
     n_shared, base = n or SHARED_CANDIDATES, samplers.get(str(model), tuned.base if tuned else None)
 

@@ -184,14 +184,14 @@ def evaluate(
     from pluralign.measuring.individuals import save_representation
     from pluralign.measuring.personas import find_personas
     from pluralign.measuring.predictors import find_predictor
-    from pluralign.text.judge import find_judge
+    from pluralign.text.remote import language_model
 
     kinds = [find_predictor(name) for name in (predictor, *against)]
     if (model is None) == ("personas" in kinds):
         raise UsageError("personas:FILE and --model, the language model that judges, need each other.")
     if remote_options.base_url and model is None:
         raise UsageError("--base-url requires --model, the name of a model on that server.")
-    judge = find_judge(model, remote_options) if model else None
+    judge = language_model(model, remote_options) if model else None
     concurrency = remote_options.concurrency if remote_options.base_url else 1
     sources = [
         find_personas(name, judge, concurrency) if kind == "personas" else name

@@ -160,9 +160,9 @@ def serve(
         pluralign serve ensemble --policies policies --base-url http://localhost:8001/v1
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
-    from pluralign.answering.generate import find_sampler
     from pluralign.answering.policies import load_policies
     from pluralign.ensemble.ensemble import RewardEnsemble
+    from pluralign.text.remote import language_model
 
     if remote_options.base_url and not (model or policies):
         raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
@@ -179,7 +179,7 @@ def serve(
     if data or all_prompts:
         held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
     tuned = load_policies(policies, loaded, remote_options) if policies else None
-    generator = find_sampler(model, remote_options) if model else tuned.base if tuned else None
+    generator = language_model(model, remote_options) if model else tuned.base if tuned else None
     served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
     with ExitStack() as until_ready:
         until_ready.enter_context(working(f"Preparing {served_as}"))

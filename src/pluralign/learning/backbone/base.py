@@ -21,8 +21,7 @@ from pluralign.learning.options import FinetuneOptions
 from pluralign.learning.pairs import Pairs, validation_folds
 from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.text.classifier import classifier_head, classifier_rewards, remove_head, tokens_and_cut, use_float32_head
-from pluralign.text.finetuned import backbone_folder
-from pluralign.text.loading import Tokens, context_length, not_loadable, quiet_transformers
+from pluralign.text.loading import Tokens, context_length, loading, model_folder
 from pluralign.votes.prompts import Item, Prompt
 
 HEAD_DEVIATION = 0.02
@@ -100,14 +99,12 @@ class BaseModel:
         for part in {id(part): part for part in (config, config.get_text_config())}.values():
             part.pad_token_id = self.tokenizer.pad_token_id
             turn_off_dropout(part)
-        load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
-        try:
+        with loading(self.name):
+            load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
             model, info = load(
                 self.folder, config=config, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )  # fmt: skip
-        except (OSError, ValueError, KeyError) as error:
-            raise not_loadable(self.name, error) from error
         return model, info["missing_keys"]
 
 
@@ -122,7 +119,7 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
     Raises:
         DataError: transformers cannot load it, or it has no token to pad with.
     """
-    folder = backbone_folder(name)
+    folder = model_folder(name)
     tokenizer, config = read_folder(name, folder)
     notes: list[str] = []
     if tokenizer.pad_token is None:
@@ -139,12 +136,9 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
 
 def read_folder(name: str, folder: Path) -> tuple[Any, Any]:
     """Return the tokenizer, which pads on the right and truncates on the left, and the configuration of a model."""
-    try:
-        with quiet_transformers():
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            config: Any = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_loadable(name, error) from error
+    with loading(name):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        config: Any = transformers.AutoConfig.from_pretrained(folder)
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     return tokenizer, config
 

@@ -19,6 +19,7 @@ import transformers
 from pluralign.core.errors import MissingExtraError, UsageError
 from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, split_steps
 from pluralign.learning.options import FinetuneOptions
+from pluralign.text.loading import gpu_has_bfloat16
 from pluralign.text.options import ChosenPrecision, Precision
 
 # --- Pairs per step and number of steps of fine-tuning (the paper's App. Training Pipeline). It needs no torch.
@@ -153,11 +154,6 @@ def check_trackers(tuning: FinetuneOptions) -> None:
                 importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
         except ImportError:
             raise MissingExtraError(name, None, f"--report-to {name}") from None
-
-
-def gpu_has_bfloat16() -> bool:
-    """Return whether there is a GPU that multiplies in bfloat16 natively."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def choose_precision(requested: Precision) -> ChosenPrecision:

@@ -48,10 +48,8 @@ from pluralign.learning.stagewise import fit_member, stage_target
 from pluralign.learning.teacher import VOICES, Teacher, damping_factor
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
-from pluralign.text.loading import Tokens, hub_source, padded, quiet_transformers
+from pluralign.text.loading import Tokens, check_cpu_bfloat16, hub_source, padded, quiet_transformers
 from pluralign.text.options import ChosenPrecision
-from pluralign.text.precision import check_cpu_bfloat16
-from pluralign.text.transformer import layer_shape
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 
@@ -476,7 +474,7 @@ def prepare_run(
     recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
     base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
     if precision == "bfloat16" and not torch.cuda.is_available():
-        check_cpu_bfloat16(layer_shape(base.config.to_dict()))
+        check_cpu_bfloat16()
     tokens, truncated = base.tokens(pairs.items)
     notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
     for note in notes:
