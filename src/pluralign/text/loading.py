@@ -84,7 +84,7 @@ def _wheel_folder(package: str, purpose: str) -> Path:
     return Path(spec.origin).parent
 
 
-# --- in the child process ---------------------------------------------------------------------------------------------
+# --- in the child process that converts SmolLM2 ---------------------------------------------------------------------
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
