@@ -143,8 +143,8 @@ def test_the_history_has_the_baselines(ensemble: RewardEnsemble, shown: dict[str
         (row.k, row.test_brier) for row in ensemble.record.history
     ]
     for key in ("floor", "soft_bt", "constant_half"):
-        assert shown["history"][key] == evaluation.baselines[key].brier
-    assert shown["history"]["noise"] == evaluation.test.noise
+        assert shown["history"]["lines"][key] == evaluation.baselines[key].brier
+    assert shown["history"]["lines"]["noise"] == evaluation.test.noise
 
 
 def test_the_headline_is_the_main_figures(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble
     few_votes = replace(evaluation, baselines={**evaluation.baselines, "floor": floor})
     shown = page_json(replace(ensemble, record=replace(ensemble.record, evaluation=few_votes)))
     assert shown["floor_note"] == FEW_VOTES
-    assert shown["history"]["floor"] is None
+    assert "floor" not in shown["history"]["lines"]
     assert "floor" not in [row["name"] for row in shown["comparison"]]
 
 

@@ -62,7 +62,7 @@ def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) 
     assert rows == [[f"{point['predicted']:.3f}", f"{point['count']}"] for point in shown["reliability"]]
     text = sizes.inner_text()
     history = shown["history"]
-    for value in [*(one["brier"] for one in history["points"]), history["floor"], history["soft_bt"], history["noise"]]:
+    for value in [*(one["brier"] for one in history["points"]), *history["lines"].values()]:
         assert f"{value:.4f}" in text
 
 
@@ -114,7 +114,7 @@ def few(data: dict[str, Any]) -> dict[str, Any]:
         "comparison": rows,
         "groups": groups,
         "worst_group": None,
-        "history": data["history"] | {"floor": None},
+        "history": {"points": data["history"]["points"], "lines": {}},
         "reliability": [point | {"interval": None} for point in data["reliability"]],
     }
 
