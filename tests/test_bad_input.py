@@ -417,7 +417,7 @@ def test_gzip_that_expands_too_much_is_refused(tmp_path: Path) -> None:
     line = row + b" " * 100_000 + b"\n"
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 800))
     for skip_bad in (False, True):
-        with pytest.raises(DataError, match="expands to more than 200 times its size; use --max-expansion"):
+        with pytest.raises(DataError, match="expands to more than 200 times its size; unpack"):
             load_preferences(tmp_path / "bomb.jsonl.gz", skip_bad=skip_bad)
     assert len(load_preferences(tmp_path / "bomb.jsonl.gz", max_expansion=2000)) == 800
 
@@ -426,7 +426,7 @@ def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path) -> None:
     rows = [json.dumps(wide(prompt=prompt)).encode() for prompt in ("Tea?", "x" * 1_100_000, "Rum?")]
     path = tmp_path / "long.jsonl"
     path.write_bytes(b"\n".join(rows))
-    with pytest.raises(DataError, match=r"row 2: the line is longer than 1 MB; raise the limit with --max-line-mb"):
+    with pytest.raises(DataError, match=r"row 2: the line is longer than 1 MB; use Parquet"):
         load_preferences(path, max_line_mb=1)
     loaded = load_preferences(path, max_line_mb=1, skip_bad=True)
     assert (list(loaded.prompts), loaded.dropped) == (["Tea?", "Rum?"], {"long line": 1})

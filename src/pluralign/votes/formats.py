@@ -64,7 +64,7 @@ class GzipReader(io.RawIOBase):
                 raise DataError(
                     f"the gzip data expands to more than {self._max_expansion} times its size",
                     file=self._file,
-                    remedy="use --max-expansion if you trust the file",
+                    remedy="unpack the file if you trust it, or set max_expansion of load_preferences",
                 )
         size = min(len(buffer), len(self._output))
         buffer[:size] = self._output[:size]
@@ -175,7 +175,8 @@ def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None], longest:
             if len(line) <= longest:
                 yield row, line
                 continue
-            problem, remedy = f"the line is longer than {longest // 10**6} MB", "raise the limit with --max-line-mb"
+            problem = f"the line is longer than {longest // 10**6} MB"
+            remedy = "use Parquet, or set max_line_mb of load_preferences"
             bad.report(row, RowError("long line", problem, remedy))
             while line and not line.endswith(b"\n"):
                 line = stream.readline(CHUNK)

@@ -43,9 +43,15 @@ class LoadOptions:
         default_factory=dict,
         metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
     )
-    max_line_mb: int = field(default=16, metadata={"help": "Maximum length of a line of a text file, in MB."})
+    max_line_mb: int = field(
+        default=16, metadata={"help": "Maximum length of a line of a text file, in MB.", "command_line": False}
+    )
     max_expansion: int = field(
-        default=200, metadata={"help": "Maximum size of gzip data after decompression, as a multiple of its size."}
+        default=200,
+        metadata={
+            "help": "Maximum size of gzip data after decompression, as a multiple of its size.",
+            "command_line": False,
+        },
     )
 
     def __post_init__(self) -> None:
