@@ -48,11 +48,6 @@ def test_points_show_their_pairs(tab: Tab, address: str, shown: dict[str, Any]) 
     )
 
 
-def test_a_point_has_an_address(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration/1")
-    assert page.inner_text(".behind .pair b >> nth=0") == shown["reliability"][1]["pairs"][0]["prompt"]
-
-
 def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) -> None:
     page = tab.open(address + "#calibration")
     for summary in page.query_selector_all("figure summary"):
@@ -240,14 +235,6 @@ def test_compare_shows_the_undecided_share_between_both_sides(
         (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]
         assert widths[coin] / widths.sum() == pytest.approx(0.4, abs=0.02)
         assert "Undecided share: 40 %" in page.inner_text("#crowd")
-
-
-def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:
-    page = tab.open(address + "#compare")
-    page.fill("#response-a", " ")
-    page.click("#compare button[type=submit]")
-    assert "Paste two responses" in page.inner_text("#compare [role=alert]")
-    assert page.inner_text("#compare .results") == ""
 
 
 def test_a_failed_comparison_clears_the_previous_one(tab: Tab, address: str) -> None:
