@@ -23,13 +23,7 @@ from pluralign.ensemble.record import Evaluation, LeftOut
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.publishing.figures import (
-    as_svg,
-    brier_by_size,
-    camp_heat_map,
-    reliability_curve,
-    tau_heat_map,
-)
+from pluralign.publishing.figures import as_svg, brier_by_size, camp_heat_map, reliability_curve, tau_heat_map
 from pluralign.publishing.report import page
 from pluralign.theory.intervals import Interval
 

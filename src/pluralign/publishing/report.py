@@ -104,10 +104,7 @@ def report(
 
 def draw_figures(data: ReportData) -> dict[str, Figure]:
     """Draw all figures of a report."""
-    drawn = {
-        "shares": figures.share_histogram(data.votes),
-        "reliability": figures.reliability_curve(data.main),
-    }
+    drawn = {"shares": figures.share_histogram(data.votes), "reliability": figures.reliability_curve(data.main)}
     if data.record.history:
         drawn["sizes"] = figures.brier_by_size(data.record, data.evaluation)
     if data.diversity:
