@@ -198,7 +198,7 @@ def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Pa
     with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
-    done = export(stagewise, tmp_path / "out", separate=True)
+    done = export(stagewise, tmp_path / "out", member="all")
     rewards = np.hstack([plain_rewards(tmp_path / "out" / f"member-{j}") for j in range(2)])
     np.testing.assert_allclose(rewards, ensemble.rewards(ITEMS), atol=1e-4)
     assert np.abs(rewards[:, 0] - rewards[:, 1]).max() > 0.1
@@ -360,8 +360,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     for member in (3, -1):
         with pytest.raises(UsageError, match=rf"member must be 0 to 2, not {member}"):
             export(joint, tmp_path / "out", member=member)
-    with pytest.raises(UsageError, match="cannot be combined"):
-        export(joint, tmp_path / "out", member=0, separate=True)
+    assert "cannot be combined" in run("export", joint, "-o", tmp_path / "out", "--member", "0", "--all").stderr
     with pytest.raises(UsageError, match="did you mean 'float16'"):
         export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
     for place in (joint, joint / "out", joint.parent):

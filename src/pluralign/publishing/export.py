@@ -319,8 +319,7 @@ def export(
     folder: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    member: int | None = None,
-    separate: bool = False,
+    member: int | Literal["all"] | None = None,
     dtype: Precision = "float32",
     overwrite: bool = False,
     push_to_hub: str | None = None,
@@ -329,7 +328,7 @@ def export(
 ) -> Export:
     """Write an ensemble as a folder that works without Pluralign.
 
-    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one
+    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` it becomes one
     model with one output per member. Its configuration holds their weights, their names and the undecided share. The
     members of a stagewise ensemble are separate models and cannot be exported so.
 
@@ -339,8 +338,8 @@ def export(
     Args:
         folder: folder of the ensemble, written by ``fit``.
         output: the folder to write.
-        member: export only this member, as a model with one output.
-        separate: export each member as a model with one output, in the folders ``member-J``.
+        member: export only this member, as a model with one output; ``all``: each member as such a model, in the
+            folders ``member-J``.
         dtype: data type of the weights. float32 reproduces the ensemble's rewards; half precision is half as large.
         overwrite: replace an earlier export.
         push_to_hub: upload the export to this repository on the Hugging Face hub.
@@ -350,37 +349,35 @@ def export(
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
     features = ensemble.features
-    if member is not None and not 0 <= member < ensemble.k:
+    if isinstance(member, int) and not 0 <= member < ensemble.k:
         raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
-    if member is not None and separate:
-        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
     if isinstance(features, TextFeatures):
-        if member is not None or separate or dtype != "float32":
+        if member is not None or dtype != "float32":
             raise UsageError(
                 "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
                 "reward_model.py returns one column of rewards per member."
             )
         base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
     else:
-        _check_tuned(features, folder, one_model=member is None and not separate)
+        _check_tuned(features, folder, one_model=member is None)
         base, known = base_id(features.base) or PurePath(features.base).name, base_id(features.base)
     refuse_place(folder, output, overwrite)
     if push_to_hub:
         check_upload(push_to_hub)
-    members = list(range(ensemble.k)) if member is None else [member]
+    members = [member] if isinstance(member, int) else list(range(ensemble.k))
     names = member_names(folder, ensemble)
     card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
-    groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
+    groups = {f"member-{j}": [j] for j in members} if member == "all" else {".": members}
     with atomic_folder(output) as partial:
         if isinstance(features, TextFeatures):
             write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
             (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
         else:
-            kind: Kind = "ensemble" if member is None and not separate else "member"
+            kind: Kind = "ensemble" if member is None else "member"
             _write_models(card, features, partial, groups, kind, dtype)
-            if separate:
+            if member == "all":
                 (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
     return Export(
         folder=str(output),

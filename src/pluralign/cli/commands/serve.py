@@ -100,13 +100,14 @@ def export(
     from pluralign.ensemble.folder import read_description
     from pluralign.publishing.export import export as export_ensemble
 
+    if member is not None and separate:
+        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
         exported = export_ensemble(
             ensemble,
             output,
-            member=member,
-            separate=separate,
+            member="all" if separate else member,
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             overwrite=overwrite,
             push_to_hub=push_to_hub,
