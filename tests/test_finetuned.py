@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from conftest import run
-from tiny import two_camps, write_backbone
+from tiny import camp_votes, write_backbone
 
 from pluralign.core.errors import DataError
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -22,13 +22,12 @@ from pluralign.publishing.export import export
 from pluralign.text import finetuned as tuned
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures, backbone_folder
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
-    "k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "micro_batch": 32, "epochs": 1,
+    "k": 3, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "epochs": 1,
 }  # fmt: skip
 KINDS = [("joint", False), ("joint", True), ("stagewise", False), ("stagewise", True)]
 CHAT = "<s>user {} </s>assistant {} </s>"
@@ -36,9 +35,7 @@ CHAT = "<s>user {} </s>assistant {} </s>"
 
 @pytest.fixture(scope="module")
 def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
-    path = tmp_path_factory.mktemp("votes") / "camps.jsonl"
-    path.write_text("\n".join(map(json.dumps, two_camps(150))))
-    return load_preferences(str(path))
+    return camp_votes(tmp_path_factory.mktemp("votes"), 150)
 
 
 @pytest.fixture(scope="module")

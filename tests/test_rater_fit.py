@@ -12,7 +12,6 @@ from test_fit import Interrupt, Watching, evaluation_of, same_fit
 
 from pluralign import RewardEnsemble, fit
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import UsageError
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs
 from pluralign.learning.raters import STRENGTHS, VotesByRater, choose_strength, smallest_as_good, training_votes
@@ -184,21 +183,6 @@ def test_other_raters_do_not_resume_from_the_old_work(votes: RaterVotes, tmp_pat
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "stagewise"}, "--raters requires --method joint, not stagewise."),
-        ({"backbone": "smollm2"}, "--raters cannot be used with --backbone; leave one of the two out."),
-        ({"target": "votes"}, "--target has no effect with --raters; leave it out."),
-    ],
-    ids=str,
-)
-def test_options_without_meaning_are_refused(votes: RaterVotes, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        fit(votes, **changes)
-    assert str(error.value) == message
 
 
 def test_the_command_line_fits_raters(file: Path, tmp_path: Path) -> None:

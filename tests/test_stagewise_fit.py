@@ -137,12 +137,6 @@ def test_orient_reaches_the_fitted_ensemble() -> None:
     assert np.abs(second[0] - second[1]).max() > 0.1
 
 
-@pytest.mark.parametrize("orient", ["given", "majority"])
-def test_orient_needs_stagewise(orient: Orient) -> None:
-    with pytest.raises(UsageError, match="--orient requires --method stagewise"):
-        FitOptions(orient=orient)
-
-
 def test_unknown_order_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'majority'"):
         FitOptions(method="stagewise", orient="majorty")  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ def test_degenerate_votes_are_fitted(case: int) -> None:
     name = list(CASES)[int(random.integers(len(CASES)))]
     options = {option: values[int(random.integers(len(values)))] for option, values in CHOICES.items()}
     if options["method"] == "stagewise":
-        options |= {"level": "vote", "target": "auto", "raters": False}
+        options |= {"level": "vote", "target": "auto", "raters": False, "undecided": True}
     else:
         options.pop("variant")
     if options["level"] == "policy" or options["raters"]:

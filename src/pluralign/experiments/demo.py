@@ -1,6 +1,6 @@
 """``demo``: fit every method on a town hall with known preferences, and analyse one ensemble in detail."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,7 @@ from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
 from pluralign.learning.frozen import learn
 from pluralign.learning.measure import baseline_shares
-from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.raters import rater_options
+from pluralign.learning.options import FitOptions
 from pluralign.learning.task import MANY_PAIRS, FitWatcher
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
@@ -65,7 +64,7 @@ def fit_features(
     """
     chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
     if raters is not None:
-        chosen = rater_options(chosen, FinetuneOptions())
+        chosen = replace(chosen, level="policy")
     rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):

@@ -26,11 +26,9 @@ from scipy.special import log_expit, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.checkpoints import Arrays
-from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import CHOICE_MODEL, RATER_MIXTURE, random_stream
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry, scores
-from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Pairs, cap_disagreement, gram
 from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, Members, fit_rivals
 from pluralign.learning.teacher import fit_teacher
@@ -421,21 +419,6 @@ MAX_FOLDS = 3
 """Validation folds that choose the strength."""
 AUTO_STRENGTH_SIZE = 8
 """The size at which ``--k auto`` chooses the strength."""
-
-
-def rater_options(options: FitOptions, finetuning: FinetuneOptions) -> FitOptions:
-    """Return the options of a fit with rater ids, which is for the policy level.
-
-    Raises:
-        UsageError: an option has no meaning with rater ids.
-    """
-    if finetuning.backbone is not None:
-        raise UsageError("--raters cannot be used with --backbone; leave one of the two out.")
-    if options.method != "joint":
-        raise UsageError(f"--raters requires --method joint, not {options.method}.")
-    if options.target != "auto":
-        raise UsageError("--target has no effect with --raters; leave it out.")
-    return replace(options, level="policy")
 
 
 def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:

@@ -464,7 +464,7 @@ def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
-    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
+    (replace_head if features.method == "joint" else keep_outputs)(model, theta)
     return model, tokenizer
 
 

@@ -2,9 +2,8 @@
 
 Decided here: the files on disk, that changed files are rejected, and how many models are in memory. A joint ensemble is
 one model that reads each text once. Its features are the states that the head reads, so its members are another head,
-and an export is a plain classifier. (Earlier versions wrote joint ensembles whose features are the outputs.) A
-stagewise ensemble is one model with one output per member. As LoRA adapters, its members share one base in memory.
-``training.finetune`` trains the models.
+and an export is a plain classifier. A stagewise ensemble is one model with one output per member. As LoRA adapters, its
+members share one base in memory. ``learning.backbone`` trains the models.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors import safe_open
@@ -36,7 +35,6 @@ KIND = "backbone"
 """Kind of these features in an ensemble's JSON."""
 KEEP_BYTES = 8_000_000_000
 """Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
-Reads: TypeAlias = Literal["outputs", "states"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class FinetunedFeatures:
     base: str
     """Name of the base model, as it was given."""
     method: Method
-    """``joint``: one model with all outputs. ``stagewise``: one model per output."""
+    """``joint``: the states that the head of one model reads. ``stagewise``: the outputs of several models."""
     lora: bool
     outputs: int
     """Number of outputs of the head of a joint model, or number of stagewise models."""
@@ -58,8 +56,6 @@ class FinetunedFeatures:
     """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
     precision: ChosenPrecision = "float32"
     """Precision of the models' bodies when they read texts. Heads are always in float32."""
-    reads: Reads = "outputs"
-    """The features: the ``outputs``, or the ``states`` of one model that its head reads."""
     models: str = BACKBONE_FOLDER
     """Name of the folder of the models."""
     folder: Path = field(default=Path(), compare=False)
@@ -94,7 +90,7 @@ class FinetunedFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        absent = ["folder", *([] if self.revision else ["revision"]), *(["reads"] if self.reads == "outputs" else [])]
+        absent = ["folder", *([] if self.revision else ["revision"])]
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
@@ -180,7 +176,7 @@ class Backbone:
     def identity(self) -> str:
         """Everything that the features depend on: the files, the precision, and how long texts are shortened."""
         features = self.models.features
-        states = " states" if features.reads == "states" else ""
+        states = " states" if features.method == "joint" else ""
         return f"{self.sha256} {features.precision} {TRUNCATION}{states}"
 
     def encode(self, items: Sequence[Item]) -> Vectors:
@@ -211,7 +207,7 @@ class _Models:
                     self.loaded.clear()
                 base, revision, precision = self.features.base, self.features.revision, self.features.precision
                 self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
-                if self.features.reads == "states":
+                if self.features.method == "joint":
                     remove_head(self.loaded[folder][0])
         model, tokenizer = self.loaded[folder]
         if self.features.lora:

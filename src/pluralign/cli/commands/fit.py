@@ -1,8 +1,6 @@
 """Commands that make an ensemble and score it: ``encode``, ``fit`` and ``evaluate``."""
 
-from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +10,7 @@ from pluralign.cli.console import emit, is_first_process, output_folder, progres
 from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
 from pluralign.cli.options import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
 from pluralign.core.errors import UsageError
-from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions
 from pluralign.votes.options import LoadOptions
@@ -66,7 +64,6 @@ def fit(
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
-    named: Collection[str] = (),
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
 
@@ -77,7 +74,7 @@ def fit(
         pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
         pluralign fit --config run.toml -o again --seed 1
-        pluralign fit votes.parquet -o tuned --backbone minilm
+        pluralign fit votes.parquet -o tuned --pooling attention
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
@@ -85,8 +82,8 @@ def fit(
     from pluralign.ensemble.headline import headline, main_evaluation
     from pluralign.learning.fit import fit as fit_ensemble
 
-    frozen, prints = finetune_options.backbone is None, is_first_process()
-    chosen = {**asdict(fit_options), **asdict(finetune_options)}
+    check_applies(fit_options, finetune_options, raters=raters is not None)
+    frozen, prints = finetune_options.backbone is None and fit_options.pooling != "attention", is_first_process()
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Encoding and fine-tuning"))
@@ -99,7 +96,6 @@ def fit(
             overwrite=overwrite,
             progress=progress,
             watcher=watcher,
-            **{name: value for name, value in chosen.items() if name in named},
         )
     if prints:
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}
