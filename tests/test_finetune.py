@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
     "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "epochs": 4, "compare_frozen": False,
 }  # fmt: skip
+STAGES = {**QUICK, "method": "stagewise", "compare_frozen": True}
 
 
 TEXTS = [("so ?", "tea yes"), ("so ?", "no rum well")]
@@ -90,8 +91,7 @@ def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path, fresh_head
 
 @pytest.mark.slow
 def test_second_stage_learns_the_second_group(tmp_path: Path, llama: Path) -> None:
-    changes = QUICK | {"method": "stagewise"}
-    ensemble = fit(camp_votes(tmp_path, 600), folder=tmp_path / "town", backbone=str(llama), **changes)
+    ensemble = fit(camp_votes(tmp_path, 600), folder=tmp_path / "town", backbone=str(llama), **STAGES)
     record = ensemble.record
     assert record.evaluation is not None
     history = [row.test_brier for row in record.history]
@@ -248,7 +248,7 @@ def model_bytes(folder: Path) -> list[bytes]:
 def test_resumed_fit_equals_an_uninterrupted_one(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    votes, quick = camp_votes(tmp_path, 200), QUICK | {"method": method, "optimizer": "soap"}
+    votes, quick = camp_votes(tmp_path, 200), (QUICK if method == "joint" else STAGES) | {"optimizer": "soap"}
     uninterrupted = fit(votes, folder=tmp_path / "uninterrupted", backbone=str(llama), **quick)
     assert uninterrupted.record.tuning is not None
     steps = uninterrupted.record.tuning["steps"]

@@ -61,7 +61,7 @@ def test_a_stated_default_gives_the_fit_without_it() -> None:
         ({"pooling": "attention", "epochs": 2.0}, "--epochs .* --pooling attention, .*--backbone fine-tunes"),
         ({"lora_rank": 4}, "--lora-rank .* without --backbone"),
         ({"report_to": "wandb"}, "--report-to .* without --backbone"),
-        ({"compare_frozen": False}, "--compare-frozen .* without --backbone"),
+        ({"compare_frozen": False}, "--no-compare-frozen .* without --backbone"),
     ],
     ids=str,
 )

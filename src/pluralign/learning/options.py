@@ -262,4 +262,5 @@ def check_applies(options: FitOptions, tuning: FinetuneOptions, *, raters: bool)
                 remedy = "leave it out"
                 if value == "backbone" and "attention" in applies.features:
                     remedy += ", or replace --backbone by --encoder with --pooling attention"
-                raise UsageError(f"--{name.replace('_', '-')} has no effect {where}; {remedy}.")
+                negated = "no-" if getattr(options, name, None) is False or getattr(tuning, name, None) is False else ""
+                raise UsageError(f"--{negated}{name.replace('_', '-')} has no effect {where}; {remedy}.")
