@@ -169,7 +169,7 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
     with pytest.raises(UsageError, match=sentence):
         fit(votes, folder=tmp_path, backbone=str(llama), precision="bfloat16")
     with pytest.raises(UsageError, match=sentence):
-        load_finetuned(llama, str(llama), 1, precision="bfloat16")
+        load_finetuned(llama, FEATURES, "bfloat16")
 
 
 def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.core.options import changed_options, check_choices, check_seed, same_option
+from pluralign.core.options import changed_options, check_choices, check_seed, option, same_option
 from pluralign.core.text import shortened
 from pluralign.core.types import Level, Method
 from pluralign.text.options import EncodeOptions, Precision
@@ -132,51 +132,31 @@ class FitOptions:
 class FinetuneOptions:
     """Options of fine-tuning a language model. The defaults are the paper's recipe (App. Training Pipeline)."""
 
-    backbone: str | None = field(
-        default=None,
-        metadata={"help": "Fine-tune this model: a model folder, a hub id, smollm2 or minilm."},
+    backbone: str | None = option(None, "Fine-tune this model: a model folder, a hub id, smollm2 or minilm.")
+    lora: bool = option(False, "Backbone: train LoRA adapters and the head instead of all weights.")
+    lora_rank: int = option(16, "Backbone: rank of the LoRA adapters.")
+    optimizer: Optimizer = option(  # noqa: RUF009
+        "soap", "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."
     )
-    lora: bool = field(
-        default=False, metadata={"help": "Backbone: train LoRA adapters and the head instead of all weights."}
+    learning_rate: float | None = option(
+        None, "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."
     )
-    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the LoRA adapters."})
-    optimizer: Optimizer = field(
-        default="soap",
-        metadata={"help": "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."},
+    fresh_head: bool = option(False, "Backbone: start with a random head (the paper) instead of a fitted one.")
+    compare_frozen: bool = option(
+        True,
+        "Backbone or --pooling attention, joint: also fit the ensemble without training the features, and keep it if "
+        "it predicts validation prompts better.",
     )
-    learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."},
+    epochs: float = option(1.0, "Backbone: passes over the training pairs.")
+    batch_size: int | None = option(
+        None, "Backbone: pairs per step, all devices together; by default 512, less for few pairs."
     )
-    fresh_head: bool = field(
-        default=False,
-        metadata={"help": "Backbone: start with a random head (the paper) instead of a fitted one."},
-    )
-    compare_frozen: bool = field(
-        default=True,
-        metadata={
-            "help": "Backbone or --pooling attention, joint: also fit the ensemble without training the features, and "
-            "keep it if it predicts validation prompts better."
-        },
-    )
-    epochs: float = field(default=1.0, metadata={"help": "Backbone: passes over the training pairs."})
-    batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs."},
-    )
-    max_length: int = field(
-        default=1024,
-        metadata={"help": "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt."},
-    )
-    gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Backbone: recompute activations to save memory."}
-    )
-    report_to: str = field(
-        default="none",
-        metadata={
-            "help": "Backbone: send loss and learning rate to experiment trackers: trackio, wandb, tensorboard, or "
-            "several with commas between them."
-        },
+    max_length: int = option(1024, "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt.")
+    gradient_checkpointing: bool = option(False, "Backbone: recompute activations to save memory.")
+    report_to: str = option(
+        "none",
+        "Backbone: send loss and learning rate to experiment trackers: trackio, wandb, tensorboard, or several with "
+        "commas between them.",
     )
 
     @property

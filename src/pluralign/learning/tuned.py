@@ -484,7 +484,4 @@ def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
         "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},
         "pair": fit_pair(train, reward),
     }
-    return {
-        name: Baseline(BASELINES[name], {part: np.asarray(array) for part, array in arrays.items()})
-        for name, arrays in baselines.items()
-    }
+    return {name: Baseline(BASELINES[name], arrays) for name, arrays in baselines.items()}

@@ -456,11 +456,11 @@ def _write_models(
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
     """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
-    places, outputs = model_folders(features), features.outputs
+    places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
-        places, theta, outputs = [places[own]], theta[own : own + 1], 1
-    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
+        places, theta = [places[own]], theta[own : own + 1]
+    model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()

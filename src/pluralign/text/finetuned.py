@@ -195,7 +195,6 @@ class _Models:
 
     def get(self, folder: Path, identity: str) -> tuple[Any, Any]:
         """Return a model, ready for use, and its tokenizer."""
-        outputs = self.features.outputs if self.features.method == "joint" else 1
         if folder not in self.loaded:
             _check_files(folder, identity, self.features)
             if self.features.lora and self.loaded:
@@ -205,8 +204,7 @@ class _Models:
             else:
                 if not self._all_fit():
                     self.loaded.clear()
-                base, revision, precision = self.features.base, self.features.revision, self.features.precision
-                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
+                self.loaded[folder] = load_finetuned(folder, self.features, self.features.precision)
                 if self.features.method == "joint":
                     remove_head(self.loaded[folder][0])
         model, tokenizer = self.loaded[folder]
@@ -235,33 +233,30 @@ def forget_models() -> None:
 
 
 def load_finetuned(
-    folder: Path,
-    base: str,
-    outputs: int,
-    adapter: str = "default",
-    revision: str = "",
-    precision: ChosenPrecision = "float32",
+    folder: Path, features: FinetunedFeatures, precision: ChosenPrecision = "float32"
 ) -> tuple[Any, Any]:
     """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
     Args:
-        folder: a whole transformers folder, or a peft adapter with the head among its ``modules_to_save``.
-        base: the model under an adapter.
-        outputs: number of outputs of the head.
-        adapter: name of the adapter in memory.
-        revision: commit of the base, if it came from the hub.
+        folder: one of the models: a whole transformers folder, or a peft adapter with the head among its
+            ``modules_to_save``. The folder's name is the name of the adapter in memory.
+        features: the base model, its commit, and the number of outputs.
         precision: of the body; the head is in float32.
 
     Raises:
         UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
     """
+    adapted = (folder / "adapter_config.json").is_file()
     try:
         import torch
         import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "finetune", "a fine-tuned ensemble") from None
-    adapted = (folder / "adapter_config.json").is_file()
-    source = backbone_folder(base, revision) if adapted else folder
+
+        if adapted:
+            import peft
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "a fine-tuned ensemble") from None
+    source = backbone_folder(features.base, features.revision) if adapted else folder
+    outputs = features.outputs if features.method == "joint" else 1
     load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
     dtype, device = getattr(torch, precision), "cuda" if torch.cuda.is_available() else "cpu"
     if precision == "bfloat16" and device == "cpu":
@@ -277,7 +272,7 @@ def load_finetuned(
                 if not adapted:
                     _read_head(model, folder)
             if adapted:
-                model = _with_adapter(model, folder, adapter)
+                model = peft.PeftModel.from_pretrained(model, folder, adapter_name=folder.name)
     # What transformers and peft raise for unsuitable folders.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise not_loadable(folder, error, "copy the ensemble's folder again, or fit again") from error
@@ -314,14 +309,6 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
                 if f".{key}".endswith(f".{name}.weight"):
                     return np.asarray(file.get_tensor(key).double().numpy())
     raise DataError("the model was saved without its head", file=str(folder), remedy="fit again")
-
-
-def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise MissingExtraError("peft", "finetune", "a LoRA ensemble") from None
-    return peft.PeftModel.from_pretrained(model, folder, adapter_name=adapter)
 
 
 # --- hashes and files -------------------------------------------------------------------------------------------------

@@ -46,13 +46,9 @@ class BaseModel:
     def tokens(self, items: Sequence[Item]) -> tuple[list[Tokens], str | None]:
         """Return the tokens of each text, and a note if some texts are truncated."""
         read = [tokens_and_cut(self.tokenizer, item, self.max_length) for item in items]
-        tokens, cut = [text for text, _ in read], sum(too_long for _, too_long in read)
-        if not cut:
-            return tokens, None
-        return tokens, (
-            f"{cut:,} of {len(tokens):,} texts are longer than {self.max_length:,} tokens and lose the beginning of "
-            "the prompt"
-        )
+        cut = sum(too_long for _, too_long in read)
+        limit = f"are longer than {self.max_length:,} tokens and lose the beginning of the prompt"
+        return [text for text, _ in read], f"{cut:,} of {len(read):,} texts {limit}" if cut else None
 
     def reward_model(
         self,
@@ -98,7 +94,9 @@ class BaseModel:
         config.num_labels = outputs
         for part in {id(part): part for part in (config, config.get_text_config())}.values():
             part.pad_token_id = self.tokenizer.pad_token_id
-            turn_off_dropout(part)
+            for key, value in part.to_dict().items():
+                if "drop" in key and isinstance(value, float):
+                    setattr(part, key, 0.0)
         load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
         try:
             model, info = load(
@@ -122,7 +120,13 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         DataError: transformers cannot load it, or it has no token to pad with.
     """
     folder = backbone_folder(name)
-    tokenizer, config = read_folder(name, folder)
+    try:
+        with quiet_transformers():
+            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+            config: Any = transformers.AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise not_loadable(name, error) from error
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     notes: list[str] = []
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -134,25 +138,6 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         notes.append(f"{name} has no chat template, so messages are joined as plain text")
     limit = min(max_length, context_length(SimpleNamespace(config=config), tokenizer))
     return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
-
-
-def read_folder(name: str, folder: Path) -> tuple[Any, Any]:
-    """Return the tokenizer, which pads on the right and truncates on the left, and the configuration of a model."""
-    try:
-        with quiet_transformers():
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-            config: Any = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_loadable(name, error) from error
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
-    return tokenizer, config
-
-
-def turn_off_dropout(config: Any) -> None:
-    """Set all dropout rates of a configuration to 0."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
