@@ -83,15 +83,12 @@ def test_mixture_loss_is_the_cross_entropy_of_the_mixture_and_half_that_of_the_l
 def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path, votes: PreferenceSet) -> None:
     """Validation and test prompts agree that tuning helps; the ensemble reads texts with its own encoder."""
     ensemble = RewardEnsemble.load(tuned)
-    choice = ensemble.record.encoders
-    assert choice is not None
+    record: Any = ensemble.record
+    choice = record.encoders
     assert choice.used == "tuned"
-    assert choice.validation_frozen is not None
-    assert choice.test_frozen is not None
     assert choice.validation_tuned < choice.validation_frozen
     assert choice.test_tuned < choice.test_frozen
-    assert ensemble.record.evaluation is not None
-    assert ensemble.record.evaluation.test.brier_corrected == pytest.approx(choice.test_tuned)
+    assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_tuned)
     assert isinstance(ensemble.features, TextFeatures)
     assert Path(ensemble.features.encoder).parent == tuned
     assert np.isfinite(ensemble.rewards(texts_of(votes)[:4])).all()
@@ -144,8 +141,8 @@ def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
 
     monkeypatch.setattr(attention, "train_attention", noise)
     worse = fit(votes, folder=tmp_path / "worse", encoder=str(encoder), **QUICK)
-    assert worse.record.encoders is not None
-    assert worse.record.encoders.used == "frozen"
+    record: Any = worse.record
+    assert record.encoders.used == "frozen"
     assert isinstance(worse.features, TextFeatures)
     assert Path(worse.features.encoder) == encoder
     assert not list((tmp_path / "worse").glob("encoder-*"))
@@ -212,10 +209,7 @@ def test_policy_level_members_learn_from_the_trained_mixture_too(
     encoder: Path, votes: PreferenceSet, tmp_path: Path
 ) -> None:
     ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"level": "policy"})
-    choice = ensemble.record.encoders
-    assert choice is not None
-    assert choice.validation_frozen is not None
-    assert choice.test_frozen is not None
+    choice: Any = ensemble.record.encoders
     assert choice.validation_tuned < choice.validation_frozen
     assert choice.test_tuned < choice.test_frozen
 
@@ -224,24 +218,22 @@ def test_policy_level_members_learn_from_the_trained_mixture_too(
 def test_baselines_use_the_frozen_features_only(tuned: Path, encoder: Path, votes: PreferenceSet) -> None:
     """They equal those of a fit on frozen features, so that a trained ensemble has no weaker rivals."""
     frozen = fit(votes, encoder=str(encoder), **QUICK | {"pooling": "mean"})
-    own = RewardEnsemble.load(tuned).record.evaluation
-    assert own is not None
-    assert frozen.record.evaluation is not None
+    own: Any = RewardEnsemble.load(tuned).record.evaluation
+    other: Any = frozen.record.evaluation
     for name in ("soft_bt", "hard_bt"):
-        assert own.baselines[name].brier == pytest.approx(frozen.record.evaluation.baselines[name].brier, abs=1e-6)
+        assert own.baselines[name].brier == pytest.approx(other.baselines[name].brier, abs=1e-6)
 
 
 @pytest.mark.slow
 def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned: Path, votes: PreferenceSet) -> None:
     """Baselines have fewer inputs than members: they use the frozen ones, which come first."""
     ensemble = RewardEnsemble.load(tuned)
-    fitted, again = ensemble.record.evaluation, evaluate(ensemble, votes)
-    assert fitted is not None
+    fitted: Any = ensemble.record.evaluation
+    again = evaluate(ensemble, votes)
     assert again.test.brier == pytest.approx(fitted.test.brier, abs=1e-9)
     for name, baseline in fitted.baselines.items():
         assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
-    average = ensemble.average_theta
-    assert average is not None
+    average: Any = ensemble.average_theta
     n_trained = attention.NETWORKS * 9
     assert not average[-n_trained:].any()
     assert average[:-n_trained].any()
