@@ -1,10 +1,12 @@
 """Finished steps are stored and read back, also after a kill; each run has its own checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pluralign.core.checkpoints import INPUTS_FILE, Checkpoints, JsonLines, changed_inputs, fingerprint
@@ -41,6 +43,49 @@ def example() -> Counted:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+# --- dataclasses ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    theta: npt.NDArray[Any]
+    mean: float
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
+class Whole:
+    parts: dict[int, Part]
+    named: Mapping[str, npt.NDArray[Any]]
+    sizes: tuple[int, ...]
+    steps: list[Part]
+    name: str
+    is_final: bool
+    best: Part | None = None
+    other: Part | None = None
+
+
+def test_a_dataclass_comes_back_as_it_was(tmp_path: Path) -> None:
+    whole = Whole(
+        {10: Part(np.ones(2), 0.1), 9: Part(np.eye(2)[:, :1].T, np.inf, 0.5)},
+        {"b": np.array(0.1, np.float32), "a": np.empty((0, 3))},
+        tuple(range(12)),
+        [Part(np.arange(k), float(k)) for k in range(11)],
+        "café",
+        is_final=True,
+        best=Part(np.zeros(0, np.int32), -0.0),
+    )
+    computed = Checkpoints(tmp_path, INPUTS).keep("whole", Whole, lambda: whole)
+    stored = Checkpoints(tmp_path, INPUTS).keep("whole", Whole, lambda: pytest.fail("computed again"))
+    for result in (computed, stored, Checkpoints(None, INPUTS).keep("whole", Whole, lambda: whole)):
+        assert fingerprint(result) == fingerprint(whole)
+        assert [type(part) for part in vars(result).values()] == [type(part) for part in vars(whole).values()]
+        assert list(result.parts) == [9, 10]
+        assert result.named["b"].dtype == np.float32
+        assert result.parts[10].bound is None
+        assert result.other is None
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
