@@ -10,11 +10,9 @@ from pluralign.core.text import shortened
 from pluralign.core.types import Level, Method
 from pluralign.text.options import EncodeOptions, Pooling, Precision
 
-Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
-Loss: TypeAlias = Literal["mse", "bce"]
+Variant: TypeAlias = Literal["printed", "symmetric"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
-MemberKind: TypeAlias = Literal["linear", "mlp"]
 Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
@@ -34,7 +32,6 @@ class FitOptions:
     variant: Variant = field(
         default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
     )
-    loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
     orient: Orient = field(
         default="random",
         metadata={
@@ -53,9 +50,6 @@ class FitOptions:
     undecided: bool = field(
         default=True,
         metadata={"help": "Joint: learn the share of votes that no member explains. Without it: the paper's form."},
-    )
-    members: MemberKind = field(
-        default="linear", metadata={"help": "Rewards that are linear in the features, or a small network."}
     )
     max_disagreement: float = field(
         default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
@@ -117,8 +111,8 @@ class FitOptions:
         check_choices(
             self,
             {
-                "method": Method, "variant": Variant, "loss": Loss, "orient": Orient, "level": Level, "target": Target,
-                "members": MemberKind, "pooling": Pooling, "precision": Precision,
+                "method": Method, "variant": Variant, "orient": Orient, "level": Level, "target": Target,
+                "pooling": Pooling, "precision": Precision,
             },
         )  # fmt: skip
 

@@ -31,11 +31,11 @@ from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import FeatureMap
-from pluralign.learning.frozen import TrainedInputs, encoded_texts, feature_map, learn
+from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.learning.pairs import Pairs, validation_folds
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, decisive_options, save_fit
-from pluralign.learning.teacher import Teacher, damping_factor, fit_teacher, kept_teacher, trained_teacher
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, save_fit
+from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.tuned import (
     choose_encoder,
     decisive_tuning,
@@ -55,7 +55,7 @@ from pluralign.votes.preferences import PreferenceSet, texts_of
 
 DEFAULTS: dict[str, Any] = {"epochs": 8.0, "learning_rate": 3e-3, "batch_size": 128}
 """Options of fine-tuning that have other defaults for a sentence encoder."""
-NOT_USED = ("encoder", "features", "folds", "members")
+NOT_USED = ("encoder", "features", "folds")
 """Options of frozen features that a trained pooling excludes."""
 NOT_TUNED = ("optimizer", "micro_batch", "max_length", "gradient_checkpointing", "report_to", "run_name", "lora_rank")
 """Options of fine-tuning that do not apply, because the encoder stays frozen."""
@@ -157,29 +157,26 @@ def fit_tuned_encoder(
     one_thread = partial(threadpool_limits, 1 if len(preferences) < MANY_PAIRS else None, user_api="blas")
     with encoded_texts(preferences, base, options, None, processes, progress) as frozen:
         with one_thread():
-            start = _start(preferences, frozen, base, ~test_rows, ~test_rows & ~validation, options, checkpoints)
+            data = LearningData(preferences, test_rows, frozen, base, options, checkpoints)
+            start = _start(data, ~test_rows & ~validation)
         before = time.perf_counter()
         tuned = _with_pooling(preferences, start, base, tuning, options.seed, checkpoints, progress, watcher)
         seconds = time.perf_counter() - before
         with encoded_texts(preferences, tuned, options, None, processes, progress) as vectors, one_thread():
             trained = processes.agreed(partial(_trained_inputs, preferences, start, vectors, base, ~test_rows))
-            encoders = {"tuned": (tuned, vectors)} | ({"frozen": (base, frozen)} if tuning.compare_frozen else {})
-            errors = {
-                name: validation_errors(
-                    preferences, test_rows, validation, features, of, options,
-                    steps_of(f"{name}, without validation prompts"), trained=trained if name == "tuned" else None,
-                )
-                for name, (features, of) in encoders.items()
-            }  # fmt: skip
+            encoders = {"tuned": replace(data, features=vectors, text_features=tuned)}
+            if tuning.compare_frozen:
+                encoders["frozen"] = data
+            errors = {}
+            for name, of in encoders.items():
+                of = replace(of, checkpoints=steps_of(f"{name}, without validation prompts"))
+                members_on = trained if name == "tuned" else (feature_map(of), None)
+                errors[name] = validation_errors(of, validation, *members_on)
             used = processes.agreed(lambda: choose_encoder(errors, preferences.prompt_index[validation]))
-            fits = {
-                name: learn(
-                    preferences, test_rows, of, features, options, steps_of(name),
-                    watcher if name == used else FitWatcher(), validation=validation if name == "tuned" else None,
-                    trained=trained if name == "tuned" else None,
-                )
-                for name, (features, of) in encoders.items()
-            }  # fmt: skip
+            fits = {}
+            for name, of in encoders.items():
+                of = replace(of, checkpoints=steps_of(name), watcher=watcher if name == used else FitWatcher())
+                fits[name] = fit_tuned_members(of, validation, *trained) if name == "tuned" else fit_members(of)
     ensemble, held_out = fits[used]
     record = replace(
         ensemble.record,
@@ -213,22 +210,14 @@ class _Start:
     """Factor that shortens long differences, of each pair, ``(n_pairs,)``."""
 
 
-def _start(
-    preferences: PreferenceSet,
-    frozen: Vectors,
-    base: TextFeatures,
-    train: Mask,
-    learned: Mask,
-    options: FitOptions,
-    checkpoints: Checkpoints,
-) -> _Start:
-    """Fit the mixture on the frozen features of the training pairs."""
-    items, inputs = preferences.items(), feature_map(preferences, train, frozen, base, checkpoints)
-    mapped = inputs(frozen)
+def _start(data: LearningData, learned: Mask) -> _Start:
+    """Fit the mixture on the frozen features of the training pairs that the networks learn from."""
+    preferences, seed, inputs = data.preferences, data.options.seed, feature_map(data)
+    items, mapped = preferences.items(), inputs(data.features)
     pairs = Pairs(mapped, items.a, items.b, preferences.prob_a, preferences.prompt_index)
     own = pairs[learned]
-    fit = partial(fit_teacher, own, validation_folds(own.prompt, options.seed), seed=options.seed)
-    teacher = kept_teacher(checkpoints, "start", fit)
+    fit = partial(fit_teacher, own, validation_folds(own.prompt, seed), seed=seed)
+    teacher = data.checkpoints.keep("start", Teacher, fit)
     rewards = mapped.astype(np.float64) @ np.column_stack([teacher.voices, teacher.theta])
     damping = damping_factor(teacher.squares(pairs.difference), teacher.damping, teacher.mean_square)
     return _Start(inputs, teacher, learned, rewards, damping)
@@ -290,7 +279,7 @@ def _with_pooling(
 
 def _trained_inputs(
     preferences: PreferenceSet, start: _Start, vectors: Vectors, base: TextFeatures, train: Mask
-) -> TrainedInputs:
+) -> tuple[FeatureMap, TrainedTeacher]:
     """Return the frozen inputs followed by the trained features, and the rewards of all networks on them.
 
     Args:
@@ -330,4 +319,4 @@ def _trained_inputs(
     voices = theta[:, :, :-1].reshape(len(theta), -1)
     pairs = Pairs(inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index)[start.learned]
     weights = np.tile(teacher.voice_weights, networks) / networks
-    return TrainedInputs(inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights))
+    return inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights)

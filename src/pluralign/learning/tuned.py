@@ -26,28 +26,26 @@ from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.learning.bradley_terry import scores
 from pluralign.learning.choose import validated_members
-from pluralign.learning.frozen import TrainedInputs, encoded_texts, feature_map, learn
-from pluralign.learning.measure import TestPairs, judge
+from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
+from pluralign.learning.measure import measure_fit
 from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.pairs import Pairs, training_bound, validation_units
+from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_units
 from pluralign.learning.stagewise import orientation, solve_weights
 from pluralign.learning.task import (
     AUTO_SIZES,
     MANY_PAIRS,
-    FitTask,
     FitWatcher,
-    Members,
+    LearningData,
     choose_size,
     choose_temperature,
     decisive_options,
     save_fit,
-    validation_brier,
 )
+from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory import calibration
@@ -67,15 +65,7 @@ ONE_STANDARD_ERROR = 0.84
 
 
 def validation_errors(
-    preferences: PreferenceSet,
-    test_rows: Mask,
-    validation: Mask,
-    features: TextFeatures | FinetunedFeatures,
-    vectors: Vectors,
-    options: FitOptions,
-    checkpoints: Checkpoints,
-    directions: FloatArray | None = None,
-    trained: TrainedInputs | None = None,
+    data: LearningData, validation: Mask, inputs: FeatureMap, teacher: TrainedTeacher | None = None
 ) -> FloatArray:
     """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
 
@@ -84,33 +74,18 @@ def validation_errors(
     alike: elsewhere a tuned model fits the votes too well to choose there.
 
     Args:
-        preferences: all votes.
-        test_rows: pairs that are held out, ``(n_pairs,)``.
+        data: the votes with the features. Its checkpoints differ from those of the fit to all training pairs.
         validation: training pairs that no model was tuned on, ``(n_pairs,)``.
-        features: how the vectors were made.
-        vectors: of all texts.
-        options: how to learn.
-        checkpoints: of this fit, which differ from those of the fit to all training pairs.
-        directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
-        trained: the inputs of members and their teacher, if some of the features were trained with it.
+        inputs: the inputs of members.
+        teacher: rewards that were trained together with the features, if members learn from them.
     """
 
     def compute() -> Arrays:
-        items = preferences.items()
-        if trained is None:
-            inputs = feature_map(preferences, ~test_rows, vectors, features, checkpoints, directions)
-        else:
-            inputs = trained.inputs
-        pairs = Pairs(
-            inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, checkpoints.processes
-        )
-        train, only_fold = pairs[~test_rows], validation[~test_rows]
-        teacher = trained.teacher if trained else None
-        task = FitTask.start(train, options, checkpoints, FitWatcher(), only_fold, teacher)
-        share = validated_members(task).prob_hat(task.check, options.level)
+        task = task_of(replace(data, watcher=FitWatcher()), inputs, validation, teacher)
+        share = validated_members(task).prob_hat(task.check, data.options.level)
         return {"errors": squared_error(share, task.check.prob_a)}
 
-    return np.asarray(checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
+    return np.asarray(data.checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
@@ -202,15 +177,17 @@ class ModelFit:
 class _Candidate:
     """Features that an ensemble can be fitted on."""
 
-    features: TextFeatures | FinetunedFeatures
-    vectors: Vectors
-    """Of all texts."""
-    steps: Checkpoints
-    """Of the fit to all training pairs."""
+    data: LearningData
+    """With the checkpoints of the fit to all training pairs."""
     checking: Checkpoints
     """Of the fit without the validation prompts."""
     directions: FloatArray | None = None
     """Linear functions of the features that members are combinations of, ``(d, m)``; None for all."""
+
+    def errors(self, validation: Mask) -> FloatArray:
+        """Return the squared errors on the validation pairs of members that are fitted without them."""
+        data = replace(self.data, checkpoints=self.checking)
+        return validation_errors(data, validation, feature_map(data, self.directions))
 
 
 def fit_tuned_model(
@@ -240,50 +217,35 @@ def fit_tuned_model(
     states, notes = model(texts_of(preferences), progress), []
     forget_models()
 
-    def both(name: str) -> tuple[Checkpoints, Checkpoints]:
-        return steps_of(name), steps_of(f"{name}, without validation prompts")
+    def candidate(
+        name: str, features: TextFeatures | FinetunedFeatures, vectors: Vectors, directions: FloatArray | None = None
+    ) -> _Candidate:
+        data = LearningData(preferences, test_rows, vectors, features, options, steps_of(name), watcher)
+        return _Candidate(data, steps_of(f"{name}, without validation prompts"), directions)
 
     candidates = {
-        "tuned": _Candidate(model, states, *both("tuned")),
-        "outputs": _Candidate(model, states, *both("outputs"), head_weights(model).T),
+        "tuned": candidate("tuned", model, states),
+        "outputs": candidate("outputs", model, states, head_weights(model).T),
     }
+    processes = candidates["tuned"].data.checkpoints.processes
     if frozen is not None:
         try:
-            candidates["frozen"] = _frozen(preferences, frozen, options, *both("frozen"), progress)
+            chosen = frozen.with_chosen_layers().with_chosen_precision(processes).with_identity()
+            with encoded_texts(preferences, chosen, options, None, processes, progress) as vectors:
+                candidates["frozen"] = candidate("frozen", chosen, vectors)
         except PluralignError as error:  # hours of training are not lost to a package that is missing
             notes.append(f"the frozen model was not compared: {str(error).rstrip('.')}")
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        errors = {
-            name: validation_errors(
-                preferences, test_rows, validation, one.features, one.vectors, options, one.checking, one.directions
-            )
-            for name, one in candidates.items()
-        }
-        prompt = preferences.prompt_index[validation]
-        used = candidates["tuned"].steps.processes.agreed(lambda: choose_encoder(errors, prompt))
-        fits = {
-            name: learn(
-                preferences, test_rows, one.vectors, one.features, options, one.steps,
-                watcher if name == used else FitWatcher(), directions=one.directions,
-                validation=None if name == "frozen" else validation,
-            )
-            for name, one in candidates.items()
-        }  # fmt: skip
+        errors = {name: one.errors(validation) for name, one in candidates.items()}
+        used = processes.agreed(lambda: choose_encoder(errors, preferences.prompt_index[validation]))
+        fits = {}
+        for name, one in candidates.items():
+            data = one.data if name == used else replace(one.data, watcher=FitWatcher())
+            if name == "frozen":
+                fits[name] = fit_members(data)
+            else:
+                fits[name] = fit_tuned_members(data, validation, feature_map(data, one.directions))
     return ModelFit(*fits[used], encoder_choice(used, errors, fits), notes)
-
-
-def _frozen(
-    preferences: PreferenceSet,
-    frozen: TextFeatures,
-    options: FitOptions,
-    steps: Checkpoints,
-    checking: Checkpoints,
-    progress: Progress | None,
-) -> _Candidate:
-    """Return the frozen model, and its features of all texts."""
-    chosen = frozen.with_chosen_layers().with_chosen_precision(steps.processes).with_identity()
-    with encoded_texts(preferences, chosen, options, None, steps.processes, progress) as vectors:
-        return _Candidate(chosen, vectors, steps, checking)
 
 
 # --- Early stopping over the stages of a fine-tuned ensemble, on the validation prompts (§4).
@@ -343,7 +305,7 @@ class StageValidation:
 
     def _errors(self, outputs: Array) -> list[float]:
         sizes, check = self._sizes(outputs)
-        return [validation_brier(members, check, "vote") for members in sizes]
+        return [members.brier(check, "vote") for members in sizes]
 
     def _sizes(self, outputs: Array) -> tuple[list[Members], Pairs]:
         """Return the ensemble of every size, weighted without the validation pairs, and the validation pairs."""
@@ -369,7 +331,7 @@ def stopped_improving(errors: Sequence[float]) -> bool:
 
 
 logger = logging.getLogger("pluralign")
-FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "members", "features")
+FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "features")
 SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
 """Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
 AFTER_TRAINING = ("compare_frozen",)
@@ -458,7 +420,9 @@ def fit_finetuned(
         for note in fitted.notes if checkpoints.processes.first else []:
             logger.warning("%s.", note)
     else:
-        ensemble, held_out, chosen = _fit_stages(preferences, test_rows, models, options, stages, watcher)
+        outputs = models(texts)
+        data = LearningData(preferences, test_rows, outputs, models, options, watcher=watcher)
+        ensemble, held_out, chosen = _fit_stages(data, models, stages)
         choice, notes = None, tuned.notes
     now = time.perf_counter()
     record = replace(
@@ -489,30 +453,25 @@ def fit_finetuned(
 
 
 def _fit_stages(
-    preferences: PreferenceSet,
-    test_rows: Mask,
-    models: FinetunedFeatures,
-    options: FitOptions,
-    stages: StageValidation,
-    watcher: FitWatcher,
+    data: LearningData, models: FinetunedFeatures, stages: StageValidation
 ) -> tuple[RewardEnsemble, HeldOutVotes, ChosenSize | None]:
-    """Solve the weights of stagewise members, and judge the ensemble. With ``--k auto``, return the chosen size too."""
-    items, features = preferences.items(), models(texts_of(preferences))
-    pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
-    watcher.floor(calibration.floor(test.pairs.prob_a))
-    sizes = stage_members(train)
-    history = [test.history_row(members, train, "vote") for members in sizes]
-    for row in history:
-        watcher.record(row)
-    members = sizes[-1]
-    chosen = stages.choose(features) if options.k == "auto" else None
+    """Solve the weights of stagewise members, and measure the ensemble. With ``--k auto``, return the chosen size too.
+
+    Args:
+        data: the votes, with the outputs of all models as features.
+        models: the models of all stages.
+        stages: chooses the number of stages that are kept.
+    """
+    task = task_of(data, identity_map(models.outputs))
+    sizes = stage_members(task.train)
+    history = [task.measured(members) for members in sizes]
+    members, chosen = sizes[-1], stages.choose(data.features) if data.options.k == "auto" else None
     if chosen:  # the models of later stages are left behind
-        models, features = models.first(chosen.k), features[:, : chosen.k]
-        pairs = replace(pairs, inputs=features)
-        train = pairs[~test_rows]
-        members = stage_members(train)[-1]
-    check, members = pairs[stages.validation], members.unit_spread(train)
+        models, outputs = models.first(chosen.k), data.features[:, : chosen.k]
+        data = replace(data, features=outputs, text_features=models)
+        task = task_of(replace(data, watcher=FitWatcher()), identity_map(models.outputs))
+        members = stage_members(task.train)[-1]
+    check, members = task.train[stages.validation[~data.test_rows]], members.unit_spread(task.train)
     ensemble = RewardEnsemble(
         LinearMembers(identity_map(models.outputs), members.theta),
         members.weights,
@@ -520,8 +479,7 @@ def _fit_stages(
         choose_temperature(members, check),
         members.undecided,
     )
-    baselines = _first_member_baselines(train, check)
-    return *judge(ensemble, test, features, options, baselines, history), chosen
+    return *measure_fit(ensemble, data, _first_member_baselines(task.train, check), history), chosen
 
 
 def _check_options(options: FitOptions) -> int:

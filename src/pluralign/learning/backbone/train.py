@@ -569,7 +569,7 @@ def fine_tune(
     Args:
         pairs: the training pairs.
         k: number of stagewise members; with ``enough`` the largest. A joint model does not depend on it.
-        options: method, variant, loss and seed.
+        options: method, variant and seed.
         tuning: the backbone and the recipe.
         checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
             ``finetune_processes()`` as its processes.
@@ -655,12 +655,11 @@ def _stagewise(
         def heads(
             base: Pairs, teacher: Teacher, residual: FloatArray = residual, variant: Variant = variant
         ) -> FloatArray:
-            return fit_member(base.difference, residual, l2=teacher.l2, variant=variant, loss=options.loss)[:, None]
+            return fit_member(base.difference, residual, l2=teacher.l2, variant=variant)[:, None]
 
-        stage = stage_target(residual, variant, options.loss)
-        labels = PairLabels(pairs.prob_a, stage.target, stage.weight)
+        labels = PairLabels(pairs.prob_a, stage_target(residual, variant), np.ones(len(residual)))
         head = partial(run.head.fit, heads)
-        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(stage.loss, bound), labels, head), folder))
+        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(bound), labels, head), folder))
         identity = (*identity, model_identity(folder, features))
         features = _features(run, "stagewise", j + 1, identity)
         outputs = _outputs(run, features)
