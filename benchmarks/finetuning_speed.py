@@ -192,7 +192,7 @@ def trainer_of(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int, fol
     """Return the trainer of k joint members and the reward beside them, or for k = 0 of one member."""
     labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
     run = prepare_run(pairs, tuning, seed, Checkpoints(folder, {}, finetune_processes()))
-    loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
+    loss = VoteLoss(k) if k else StageLoss(1.0)
     training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
     trainer = run.trainer(training, folder / "checkpoints", fit_head=False)
     trainer.args.save_strategy = "no"

@@ -37,7 +37,7 @@ def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
     tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
     run = prepare_run(ONE_PAIR, tuning, 0, Checkpoints(folder / "town", {}))
     labels = PairLabels(ONE_PAIR.prob_a, ONE_PAIR.prob_a, np.ones(1))
-    training = Training("member-0", 1, StageLoss("mse", 1.0), labels, lambda *_: np.zeros((32, 1)))
+    training = Training("member-0", 1, StageLoss(1.0), labels, lambda *_: np.zeros((32, 1)))
     return run.trainer(training, folder / "training-member-0", fit_head=False)
 
 

@@ -15,7 +15,9 @@ from tiny import two_camps, write_sentence_encoder
 
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling as tuned_encoder
+from pluralign.learning import tuned as tuned_fit
 from pluralign.learning.backbone import attention
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.fit import fit
@@ -153,7 +155,7 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
     """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = FitTask.start, attention.train_attention
+    start, train = frozen_fit.task_of, attention.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
@@ -164,7 +166,8 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
         trained.append(set(pairs.prompt.tolist()))
         return train(states, pairs, *arguments, **rest)
 
-    monkeypatch.setattr(FitTask, "start", look_at_folds)
+    for module in (frozen_fit, tuned_fit):
+        monkeypatch.setattr(module, "task_of", look_at_folds)
     monkeypatch.setattr(attention, "train_attention", look_at_training)
     fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"epochs": 1})
     _, _, tuned, frozen = folds  # the first two compare the features
@@ -188,17 +191,17 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
 
     monkeypatch.setattr(tuned_encoder, "_trained_inputs", look)
     fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"surface": True, "epochs": 2})
-    ((start, vectors, trained),) = seen
+    ((start, vectors, (inputs_of, teacher)),) = seen
     items, outputs = votes.items(), start.rewards.shape[1]
     corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
     rewards = start.rewards[:, None] + corrections
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
-    inputs = trained.inputs(vectors)
-    share = trained.teacher.prob_mixture(inputs[items.a] - inputs[items.b])
+    inputs = inputs_of(vectors)
+    share = teacher.prob_mixture(inputs[items.a] - inputs[items.b])
     np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
-    span = trained.teacher.axes @ (trained.teacher.axes.T @ trained.teacher.voices)
-    np.testing.assert_allclose(span, trained.teacher.voices, atol=1e-3)
+    span = teacher.axes @ (teacher.axes.T @ teacher.voices)
+    np.testing.assert_allclose(span, teacher.voices, atol=1e-3)
 
 
 @pytest.mark.slow
@@ -296,8 +299,6 @@ def test_a_folder_is_needed_and_other_features_are_refused(encoder: Path, votes:
         fit(votes, backbone=str(encoder))
     with pytest.raises(UsageError, match="--folds cannot be used with --backbone"):
         fit(votes, folder=tmp_path, backbone=str(encoder), folds=3)
-    with pytest.raises(UsageError, match="--members cannot be used with --backbone"):
-        fit(votes, folder=tmp_path, backbone=str(encoder), members="mlp")
     others: list[dict[str, Any]] = [{"layers": "last"}, {"pooling": "last"}]
     for other in others:
         with pytest.raises(UsageError, match="reads the mean over tokens of named layers"):
