@@ -118,7 +118,7 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((attention, "_of_networks"), (tuned_encoder, "learn")):
+    for target, name in ((attention, "_of_networks"), (tuned_encoder, "fit_tuned_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):

@@ -107,7 +107,7 @@ def test_tuned_model_is_kept_with_a_note_if_the_frozen_one_cannot_be_read(
     def fails(*_: Any) -> Any:
         raise DataError("it cannot be read", file="llama", remedy="copy it again")
 
-    monkeypatch.setattr(tuned_model, "_frozen", fails)
+    monkeypatch.setattr(tuned_model, "encoded_texts", fails)
     llama = write_backbone(tmp_path / "llama")
     ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK)
     assert ensemble.record.notes is not None
