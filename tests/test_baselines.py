@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr
 from scipy.stats import ttest_1samp
-from simulated import paired
+from simulated import as_array, paired
 
 from pluralign.learning import baselines
 from pluralign.learning import bradley_terry as mixture
@@ -26,8 +26,7 @@ from pluralign.learning.baselines import (
     mean_variance_loss,
 )
 from pluralign.learning.bradley_terry import L2_GRID, fit_bradley_terry, fit_em, principal_directions
-from pluralign.learning.pairs import Differences, Pairs, as_array, validation_folds
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import Differences, Pairs, hard_votes, validation_folds
 from pluralign.theory.calibration import brier, constant_half, sigmoid
 from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.simplex import optimality_gap

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pluralign.learning.pairs import Pairs
+from pluralign.learning.pairs import Members, Pairs
 from pluralign.learning.raters import (
     VOICES_SHARE,
     NewPeople,
@@ -12,7 +12,6 @@ from pluralign.learning.raters import (
     model_from_voices,
     rater_groups,
 )
-from pluralign.learning.task import Members
 from pluralign.theory.calibration import sigmoid
 from pluralign.theory.posterior import SAFE_SHARE, ChoiceModel
 

@@ -354,7 +354,7 @@ def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
     tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
     run = prepare_run(ONE_PAIR, recipe.training_plan(1, tuning, 0, 1), Checkpoints(folder / "town", {}))
     labels = {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a, "weight": np.ones(1)}
-    training = Training("member-0", 1, StageLoss("mse", 1.0), labels, lambda: np.zeros((1, 32)))
+    training = Training("member-0", 1, StageLoss(1.0), labels, lambda: np.zeros((1, 32)))
     return run.trainer(training, folder / "training-member-0", None)
 
 

@@ -105,16 +105,10 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
         {"encoder": "hashing"},
         {"encoder": "hashing", "surface": False, "test_fraction": 0.3},
         {"level": "policy"},
-        {"members": "mlp"},
-        {"members": "mlp", "level": "policy"},
         {"max_disagreement": 1.0},
         {"k": "auto"},
-        {"method": "stagewise", "variant": "printed", "loss": "mse"},
-        {"method": "stagewise", "variant": "printed", "loss": "bce"},
-        {"method": "stagewise", "variant": "symmetric", "loss": "bce"},
-        {"method": "stagewise", "variant": "weighted"},
+        {"method": "stagewise", "variant": "printed"},
         {"method": "stagewise", "max_disagreement": 1.0},
-        {"method": "stagewise", "members": "mlp"},
         {"method": "stagewise", "k": "auto"},
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()) or "default",
@@ -266,7 +260,6 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
         {"k": 4},
         {"level": "policy"},
         {"method": "stagewise"},
-        {"members": "mlp"},
         {"k": "auto", "encoder": "hashing"},
     ],
     ids=str,
@@ -295,17 +288,7 @@ def with_other_test_texts(votes: PreferenceSet) -> PreferenceSet:
     )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"k": 4},
-        {"method": "stagewise"},
-        pytest.param(
-            {"members": "mlp"},
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"k": 4}, {"method": "stagewise"}], ids=str)
 def test_texts_of_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     assert same_fit(fit_quickly(votes, **changes), fit_quickly(with_other_test_texts(votes), **changes))
 
@@ -470,10 +453,8 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"k": 2.5}, r"not 2\.5"),
         ({"method": "stage-wise"}, "method cannot be 'stage-wise'; did you mean 'stagewise'"),
         ({"variant": "printd"}, "did you mean 'printed'"),
-        ({"loss": "rmse"}, "did you mean 'mse'"),
         ({"level": "votes"}, "did you mean 'vote'"),
         ({"target": "xyz"}, "known are: auto, teacher, mixture, votes"),
-        ({"members": "liner"}, "did you mean 'linear'"),
         ({"pooling": "lst"}, "did you mean 'last'"),
         ({"max_disagreement": 0.0}, "max_disagreement must be above 0"),
         ({"max_disagreement": 1.1}, r"at most 1, not 1\.1"),

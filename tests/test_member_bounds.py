@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.learning.bradley_terry import fit_bradley_terry
-from pluralign.learning.pairs import cap_disagreement, training_bound
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import cap_disagreement, hard_votes, training_bound
 from pluralign.theory.calibration import disagreement
 
 

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import random_pairs
+from simulated import as_array, random_pairs
 
 from pluralign.core import processes as distributed
 from pluralign.core.errors import DataError
 from pluralign.learning import pairs as module
 from pluralign.learning.baselines import fit_baselines
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.joint import FROM_MIXTURE, fit_joint
+from pluralign.learning.joint import FROM_MIXTURE, train_joint
 from pluralign.learning.pairs import (
     Differences,
     Pairs,
-    as_array,
     differences,
     gram,
+    hard_votes,
     row_squares,
     scale_rows,
     validation_folds,
 )
-from pluralign.learning.policy_level import PolicyChoice, fit_policy_level
-from pluralign.learning.stagewise import hard_votes, stages
+from pluralign.learning.policy_level import PolicyOptions, train_policy_level
+from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import fit_teacher
 
 
@@ -81,8 +81,8 @@ def fits(pairs: Pairs) -> dict[str, np.ndarray]:
     """Return the result of every fit."""
     folds = validation_folds(pairs.prompt, 0)
     teacher = fit_teacher(pairs, folds)
-    joint = fit_joint(pairs, teacher, 3, bound=0.5, restarts=1)
-    policy = fit_policy_level(pairs, teacher, 2, PolicyChoice(FROM_MIXTURE, 0.03))
+    (joint,) = train_joint(pairs, teacher, [(3, FROM_MIXTURE)], bound=0.5, restarts=1)
+    policy = train_policy_level(pairs, teacher, 2, PolicyOptions(0.3, 0.03))
     *_, last = stages(pairs.difference, pairs.prob_a, 3, l2=0.01)
     results = {
         "newton": fit_bradley_terry(pairs.difference, pairs.prob_a, 0.01),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import paired
+from simulated import as_array, paired
 
 from pluralign.learning.bradley_terry import fit_bradley_terry
-from pluralign.learning.pairs import as_array, validation_folds
+from pluralign.learning.pairs import validation_folds
 from pluralign.learning.teacher import DAMPING_GRID, TEACHER_L2_GRID, damp, fit_teacher
 from pluralign.theory.calibration import brier, sigmoid
 

@@ -16,6 +16,7 @@ from tiny import camp_votes, write_sentence_encoder
 from pluralign.core.errors import UsageError
 from pluralign.core.processes import ALONE
 from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.learning import frozen as frozen_fit
 from pluralign.learning import trained_pooling
 from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone import attention
@@ -117,7 +118,7 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((attention, "_of_networks"), (tuning, "learn")):
+    for target, name in ((attention, "_of_networks"), (tuning, "fit_tuned_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
@@ -154,7 +155,7 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
     """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = FitTask.start, attention.train_attention
+    start, train = frozen_fit.task_of, attention.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
@@ -165,7 +166,8 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
         trained.append(set(pairs.prompt.tolist()))
         return train(states, pairs, *arguments, **rest)
 
-    monkeypatch.setattr(FitTask, "start", look_at_folds)
+    for module in (frozen_fit, tuning):
+        monkeypatch.setattr(module, "task_of", look_at_folds)
     monkeypatch.setattr(attention, "train_attention", look_at_training)
     monkeypatch.setattr(attention, "EPOCHS", 1)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
@@ -191,17 +193,17 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
     monkeypatch.setattr(trained_pooling, "_trained_inputs", look)
     monkeypatch.setattr(attention, "EPOCHS", 2)
     fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
-    ((start, vectors, trained),) = seen
+    ((start, vectors, (inputs_of, teacher)),) = seen
     items, outputs = votes.items(), start.rewards.shape[1]
     corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
     rewards = start.rewards[:, None] + corrections
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
-    inputs = trained.inputs(vectors)
-    share = trained.teacher.prob_mixture(inputs[items.a] - inputs[items.b])
+    inputs = inputs_of(vectors)
+    share = teacher.prob_mixture(inputs[items.a] - inputs[items.b])
     np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
-    span = trained.teacher.axes @ (trained.teacher.axes.T @ trained.teacher.voices)
-    np.testing.assert_allclose(span, trained.teacher.voices, atol=1e-3)
+    span = teacher.axes @ (teacher.axes.T @ teacher.voices)
+    np.testing.assert_allclose(span, teacher.voices, atol=1e-3)
 
 
 @pytest.mark.slow

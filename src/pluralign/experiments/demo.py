@@ -8,7 +8,6 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.answering.answer import Answer, answer
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
@@ -16,17 +15,17 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
-from pluralign.learning.frozen import learn
-from pluralign.learning.measure import baseline_shares
+from pluralign.learning.frozen import fit_members, fit_members_to_raters
+from pluralign.learning.measure import read_ensemble
 from pluralign.learning.options import FitOptions
-from pluralign.learning.task import MANY_PAIRS, FitWatcher
+from pluralign.learning.task import MANY_PAIRS, LearningData
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
 from pluralign.measuring.report_data import ReportData, collect_report_data
 from pluralign.measuring.tournament import RankingResult, Tournament, rankings
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 
@@ -67,8 +66,9 @@ def fit_features(
         chosen = replace(chosen, level="policy")
     rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
+    data = LearningData(preferences, rows, vectors, nothing, chosen)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return learn(preferences, rows, vectors, nothing, chosen, Checkpoints(None, {}), FitWatcher(), raters)
+        return fit_members(data) if raters is None else fit_members_to_raters(data, raters)
 
 
 JOINT, SOFT_BT, CONSTANT_HALF = "joint", "soft BT as σ(Δr)", "constant ½"
@@ -191,7 +191,8 @@ def run_demo(
     methods.append(_measure("with rater ids", with_ids, with_ids.prob_hat(test, with_ids.level), truth))
     informed, informed_votes = fit_true_features(town, k=k, seed=seed, test_fraction=test_fraction)
     methods.append(_measure("joint, true features", informed, informed_votes.prob_hat(informed), truth))
-    shares = baseline_shares(ensemble, test)
+    _, baselines = read_ensemble(ensemble, test, ensemble.features(texts_of(test)))
+    shares = {name: found.share for name, found in baselines.items()}
     methods += [
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
         _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),

@@ -1,8 +1,8 @@
 """``fit``: from votes to an ensemble with its figures on held-out prompts.
 
 The order of the work: hold out test prompts, make features, choose on validation prompts (``choose``), train
-(``joint``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen (``frozen``), or
-trained on the votes (``tuned``).
+(``joint``, ``policy_level``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen
+(``frozen``), or trained on the votes (``tuned``).
 """
 
 import logging
@@ -14,16 +14,15 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.checkpoints import Checkpoints, fingerprint
-from pluralign.core.errors import UsageError
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.learning.cross_validation import CrossValidation
-from pluralign.learning.frozen import encoded_texts, learn
+from pluralign.learning.cross_validation import cross_validate
+from pluralign.learning.frozen import encoded_texts, fit_members, fit_members_to_raters
 from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, decisive_options, refuse_to_replace, save_fit
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace, save_fit
 from pluralign.learning.tuned import decisive_tuning, fit_tuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
@@ -90,8 +89,6 @@ def fit(
     started = time.perf_counter()
     test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()
     text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
-    if options.features is not None and options.members == "mlp" and processes.count > 1:
-        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
     if options.features is not None and options.layers == AUTO:
         text_features = with_stored_layers(text_features, options.features)
     text_features = text_features.with_chosen_layers().with_chosen_precision(processes)
@@ -109,15 +106,12 @@ def fit(
         if raters is not None:
             inputs["raters"] = fingerprint([raters.pair, raters.rater, raters.chose_a])
         checkpoints = Checkpoints(folder, inputs, processes)
+        data = LearningData(preferences, test_rows, features, text_features, options, checkpoints, watcher)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-            ensemble, held_out = learn(
-                preferences, test_rows, features, text_features, options, checkpoints, watcher, raters
-            )
+            ensemble, held_out = fit_members(data) if raters is None else fit_members_to_raters(data, raters)
             record = ensemble.record
             if options.folds is not None:
-                validation = CrossValidation(preferences, features, text_features, options, raters)
-                pooled = validation.run(options.folds, ensemble, checkpoints, watcher)
-                record = replace(record, cross_validation=pooled)
+                record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble, raters))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)

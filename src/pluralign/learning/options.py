@@ -15,11 +15,9 @@ from pluralign.core.text import shortened
 from pluralign.core.types import Level, Method
 from pluralign.text.options import EncodeOptions, Precision
 
-Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
-Loss: TypeAlias = Literal["mse", "bce"]
+Variant: TypeAlias = Literal["printed", "symmetric"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
-MemberKind: TypeAlias = Literal["linear", "mlp"]
 FitPooling: TypeAlias = Literal["mean", "last", "attention"]
 Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
@@ -40,7 +38,6 @@ class FitOptions:
     variant: Variant = field(
         default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
     )
-    loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
     orient: Orient = field(
         default="random",
         metadata={
@@ -59,9 +56,6 @@ class FitOptions:
     undecided: bool = field(
         default=True,
         metadata={"help": "Joint: learn the share of votes that no member explains. Without it: the paper's form."},
-    )
-    members: MemberKind = field(
-        default="linear", metadata={"help": "Rewards that are linear in the features, or a small network."}
     )
     max_disagreement: float = field(
         default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
@@ -122,8 +116,8 @@ class FitOptions:
         check_choices(
             self,
             {
-                "method": Method, "variant": Variant, "loss": Loss, "orient": Orient, "level": Level, "target": Target,
-                "members": MemberKind, "pooling": FitPooling, "precision": Precision,
+                "method": Method, "variant": Variant, "orient": Orient, "level": Level, "target": Target,
+                "pooling": FitPooling, "precision": Precision,
             },
         )  # fmt: skip
 
@@ -189,10 +183,10 @@ class Applies:
 
 
 APPLIES: Mapping[str, Applies] = {
-    **dict.fromkeys(("variant", "loss", "orient"), Applies(method=("stagewise",))),
+    **dict.fromkeys(("variant", "orient"), Applies(method=("stagewise",))),
     **dict.fromkeys(("level", "undecided", "raters"), Applies(method=("joint",))),
     "target": Applies(method=("joint",), level=("vote",), raters=(False,)),
-    **dict.fromkeys(("members", "features", "folds"), Applies(features=("frozen",))),
+    **dict.fromkeys(("features", "folds"), Applies(features=("frozen",))),
     **dict.fromkeys(("encoder", "layers", "pooling", "surface"), Applies(features=("frozen", "attention"))),
     "pooling attention": Applies(method=("joint",), raters=(False,)),
     "backbone": Applies(raters=(False,)),

@@ -24,10 +24,10 @@ from pluralign.core.errors import UsageError
 from pluralign.core.files import disk_errors_as_data_error
 from pluralign.core.processes import Processes
 from pluralign.ensemble.members import FeatureMap
-from pluralign.learning.frozen import TrainedInputs, feature_map
+from pluralign.learning.frozen import feature_map
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import validation_folds
-from pluralign.learning.teacher import Teacher, damping_factor, fit_teacher, trained_teacher
+from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor, fit_teacher, trained_teacher
 from pluralign.learning.tuned import Candidate, Judged, TunedTask, compare
 from pluralign.text import surface
 from pluralign.text.features import TextFeatures
@@ -105,7 +105,7 @@ class _Start:
 
 def _start(task: TunedTask, base: TextFeatures, frozen: Vectors) -> _Start:
     """Fit the mixture on the frozen features of the training pairs."""
-    inputs = feature_map(task.preferences, ~task.test_rows, frozen, base, task.checkpoints)
+    inputs = feature_map(replace(task.data(base, frozen), checkpoints=task.checkpoints))
     mapped = inputs(frozen)
     pairs = task.pairs(mapped)
     own, seed = pairs[task.learned], task.options.seed
@@ -156,7 +156,9 @@ def _with_pooling(task: TunedTask, start: _Start, base: TextFeatures) -> TextFea
     return replace(base, encoder=str(folder), own=True, hub_id="", revision="").with_identity()
 
 
-def _trained_inputs(task: TunedTask, start: _Start, vectors: Vectors, base: TextFeatures) -> TrainedInputs:
+def _trained_inputs(
+    task: TunedTask, start: _Start, vectors: Vectors, base: TextFeatures
+) -> tuple[FeatureMap, TrainedTeacher]:
     """Return the frozen inputs followed by the trained features, and the rewards of all networks on them.
 
     Args:
@@ -195,4 +197,4 @@ def _trained_inputs(task: TunedTask, start: _Start, vectors: Vectors, base: Text
     voices = theta[:, :, :-1].reshape(len(theta), -1)
     pairs = task.pairs(inputs(vectors))[task.learned]
     weights = np.tile(teacher.voice_weights, networks) / networks
-    return TrainedInputs(inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights))
+    return inputs, trained_teacher(teacher, pairs, voices, theta[:, :, -1].mean(axis=1), weights)

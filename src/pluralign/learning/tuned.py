@@ -24,33 +24,31 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
 from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
-from pluralign.core.processes import ALONE, Processes, join_launch
+from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.learning.bradley_terry import scores
 from pluralign.learning.choose import validated_members
-from pluralign.learning.frozen import TrainedInputs, encoded_texts, feature_map, learn
-from pluralign.learning.measure import TestPairs, judge
+from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
+from pluralign.learning.measure import measure_fit
 from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.pairs import Pairs, validation_units
+from pluralign.learning.pairs import Members, Pairs, scores, validation_units
 from pluralign.learning.stagewise import orientation, solve_weights
 from pluralign.learning.task import (
     MANY_PAIRS,
-    FitTask,
     FitWatcher,
-    Members,
+    LearningData,
     choose_size,
     choose_temperature,
     decisive_options,
     save_fit,
-    validation_brier,
 )
+from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory import calibration
@@ -93,10 +91,15 @@ class TunedTask:
         """Pairs that features are trained on, ``(n_pairs,)``."""
         return ~self.test_rows & ~self.validation
 
-    def pairs(self, inputs: Array, processes: Processes = ALONE) -> Pairs:
+    def pairs(self, inputs: Array) -> Pairs:
         """Return all pairs, with the inputs of all texts."""
         items, votes = self.preferences.items(), self.preferences
-        return Pairs(inputs, items.a, items.b, votes.prob_a, votes.prompt_index, processes)
+        return Pairs(inputs, items.a, items.b, votes.prob_a, votes.prompt_index)
+
+    def data(self, features: TextFeatures | FinetunedFeatures, vectors: Vectors, fit: str = "") -> LearningData:
+        """Return the votes with features of all texts, to learn from. Without the name of a fit nothing is kept."""
+        steps = self.steps_of(fit) if fit else Checkpoints(None, {})
+        return LearningData(self.preferences, self.test_rows, vectors, features, self.options, steps, self.watcher)
 
     def vectors(self, features: TextFeatures) -> Vectors:
         """Return frozen features of all texts."""
@@ -251,8 +254,12 @@ class Candidate:
     """Of all texts."""
     directions: FloatArray | None = None
     """Linear functions of the features that members are combinations of, ``(d, m)``; None for all."""
-    trained: TrainedInputs | None = None
+    trained: tuple[FeatureMap, TrainedTeacher] | None = None
     """The inputs of members and their teacher, if some of the features were trained with it."""
+
+    def inputs(self, data: LearningData) -> tuple[FeatureMap, TrainedTeacher | None]:
+        """Return the inputs of members, and their teacher."""
+        return self.trained or (feature_map(data, self.directions), None)
 
 
 def _candidates(task: TunedTask, model: FinetunedFeatures) -> tuple[dict[str, Candidate], list[str]]:
@@ -284,14 +291,14 @@ def compare(task: TunedTask, candidates: Mapping[str, Candidate]) -> Judged:
         errors = {name: _validation_errors(task, name, one) for name, one in candidates.items()}
         prompt = task.preferences.prompt_index[task.validation]
         used = task.checkpoints.processes.agreed(lambda: choose_encoder(errors, prompt))
-        fits = {
-            name: learn(
-                task.preferences, task.test_rows, one.vectors, one.features, task.options, task.steps_of(name),
-                task.watcher if name == used else FitWatcher(), directions=one.directions, trained=one.trained,
-                validation=None if name == "frozen" else task.validation,
-            )
-            for name, one in candidates.items()
-        }  # fmt: skip
+        fits = {}
+        for name, one in candidates.items():
+            data = task.data(one.features, one.vectors, name)
+            data = data if name == used else replace(data, watcher=FitWatcher())
+            if name == "frozen":
+                fits[name] = fit_members(data)
+            else:
+                fits[name] = fit_tuned_members(data, task.validation, *one.inputs(data))
     ensemble, held_out = fits[used]
     return replace(ensemble, record=replace(ensemble.record, encoders=encoder_choice(used, errors, fits))), held_out
 
@@ -303,21 +310,15 @@ def _validation_errors(task: TunedTask, name: str, one: Candidate) -> FloatArray
     may still be poor ones for hard votes. Target and regularisation are chosen on the same prompts, for all features
     alike: elsewhere a tuned model fits the votes too well to choose there.
     """
-    train, steps = ~task.test_rows, task.steps_of(f"{name}, without validation prompts")
+    data = replace(task.data(one.features, one.vectors, f"{name}, without validation prompts"), watcher=FitWatcher())
 
     def compute() -> Arrays:
-        inputs = (
-            one.trained.inputs
-            if one.trained
-            else feature_map(task.preferences, train, one.vectors, one.features, steps, one.directions)
-        )
-        teacher = one.trained.teacher if one.trained else None
-        pairs = task.pairs(inputs(one.vectors), steps.processes)[train]
-        fit = FitTask.start(pairs, task.options, steps, FitWatcher(), task.validation[train], teacher)
+        inputs, teacher = one.inputs(data)
+        fit = task_of(data, inputs, task.validation, teacher)
         share = validated_members(fit).prob_hat(fit.check, task.options.level)
         return {"errors": squared_error(share, fit.check.prob_a)}
 
-    return np.asarray(steps.arrays("validation", compute)["errors"], dtype=np.float64)
+    return np.asarray(data.checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
@@ -404,7 +405,7 @@ def sizes_on_validation(task: TunedTask, outputs: Array) -> SizesOnValidation:
     """
     pairs = task.pairs(outputs)
     check, sizes = pairs[task.validation], stage_members(pairs[task.learned])
-    return SizesOnValidation(check, sizes, [validation_brier(members, check, "vote") for members in sizes])
+    return SizesOnValidation(check, sizes, [members.brier(check, "vote") for members in sizes])
 
 
 def stage_members(pairs: Pairs) -> list[Members]:
@@ -445,24 +446,20 @@ def _fit_stages(
     task: TunedTask, models: FinetunedFeatures
 ) -> tuple[RewardEnsemble, HeldOutVotes, dict[str, int | str]]:
     """Solve the weights of stagewise members, and judge the ensemble. With ``--k auto``, say why training stopped."""
-    outputs = models(texts_of(task.preferences))
-    pairs, watcher = task.pairs(outputs), task.watcher
+    data = task.data(models, models(texts_of(task.preferences)))
     told: dict[str, int | str] = {}
-    train, test = pairs[~task.test_rows], TestPairs(task.preferences, task.test_rows, pairs[task.test_rows])
-    watcher.floor(calibration.floor(test.pairs.prob_a))
-    sizes = stage_members(train)
-    history = [test.history_row(members, train, "vote") for members in sizes]
-    for row in history:
-        watcher.record(row)
+    fit = task_of(data, identity_map(models.outputs))
+    sizes = stage_members(fit.train)
+    history = [fit.measured(members) for members in sizes]
     members = sizes[-1]
     if task.options.k == "auto":  # the models of later stages are left behind
-        k, stopped = choose_stages(task, outputs)
+        k, stopped = choose_stages(task, data.features)
         told = {"stages": len(sizes), "stopped": stopped}
-        models, outputs = models.first(k), outputs[:, :k]
-        pairs = replace(pairs, inputs=outputs)
-        train = pairs[~task.test_rows]
-        members = stage_members(train)[-1]
-    check, members = pairs[task.validation], members.unit_spread(train)
+        models = models.first(k)
+        data = replace(data, features=data.features[:, :k], text_features=models, watcher=FitWatcher())
+        fit = task_of(data, identity_map(k))
+        members = stage_members(fit.train)[-1]
+    check, members = fit.train[task.validation[~task.test_rows]], members.unit_spread(fit.train)
     ensemble = RewardEnsemble(
         LinearMembers(identity_map(models.outputs), members.theta),
         members.weights,
@@ -470,8 +467,7 @@ def _fit_stages(
         choose_temperature(members, check),
         members.undecided,
     )
-    baselines = _first_member_baselines(train, check)
-    return *judge(ensemble, test, outputs, task.options, baselines, history), told
+    return *measure_fit(ensemble, data, _first_member_baselines(fit.train, check), history), told
 
 
 def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:

@@ -606,12 +606,11 @@ def _stagewise(
         def head(residual: FloatArray = residual, variant: Variant = variant) -> FloatArray:
             difference, l2 = run.states.pairs.difference, run.states.teacher.l2
             with threadpool_limits(1, user_api="blas"):
-                theta = fit_member(difference, residual, l2=l2, variant=variant, loss=options.loss)
+                theta = fit_member(difference, residual, l2=l2, variant=variant)
                 return run.states.head(theta[:, None])
 
-        stage = stage_target(residual, variant, options.loss)
-        labels = {"prob_a": pairs.prob_a, "target": stage.target, "weight": stage.weight}
-        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(stage.loss, bound), labels, head), folder))
+        labels = {"prob_a": pairs.prob_a, "target": stage_target(residual, variant), "weight": np.ones(len(residual))}
+        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(bound), labels, head), folder))
         identity = (*identity, model_identity(folder, features))
         features = run.features("stagewise", j + 1, identity)
         outputs = run.read(features)
