@@ -3,19 +3,28 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+from simulated import paired
 
 from pluralign.core.arrays import FloatArray
 from pluralign.learning import raters as rater_mixture
 from pluralign.learning.bradley_terry import fit_bradley_terry
+from pluralign.learning.pairs import Members
 from pluralign.learning.raters import (
+    VOICES_SHARE,
+    NewPeople,
     VotesByRater,
+    fit_choice_model,
     fit_rater_mixture,
+    fit_rater_reward,
     log_likelihoods,
     member_loss,
+    model_from_voices,
     posteriors,
     predictive_log_loss,
+    rater_groups,
 )
 from pluralign.theory.calibration import sigmoid
+from pluralign.theory.posterior import SAFE_SHARE, ChoiceModel
 
 Votes = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], FloatArray]
 
@@ -151,13 +160,6 @@ def test_raters_reveal_opposite_tastes_that_shares_cannot() -> None:
     assert cosines(fit.theta, tastes).min() < 0.8
 
 
-def test_strong_shrinkage_gives_the_shared_reward() -> None:
-    x, (rater, pair, chose_a) = planted_raters(np.array([[3.0, -3.0], [1.0, 1.0]]), seed=4, n_raters=20)
-    center = np.array([0.0, 1.0])
-    fit = fit_rater_mixture(x, VotesByRater.count(rater, pair, chose_a, 20, len(x)), center, 2, 1e4)
-    np.testing.assert_allclose(fit.theta, np.column_stack([center, center]), atol=1e-3)
-
-
 def test_the_best_of_several_starts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     x, (rater, pair, chose_a) = planted_raters(np.eye(3) * 3, seed=5, n_raters=30, votes_each=8)
     votes, run = VotesByRater.count(rater, pair, chose_a, 30, len(x)), rater_mixture._expectation_maximisation
@@ -173,3 +175,86 @@ def test_member_loss_is_the_weighted_cross_entropy() -> None:
     expected = -2 * np.log(sigmoid(0.5)) - 3 * np.log(sigmoid(-1.0)) + 0.5 * 0.1 * 0.25
     loss = member_loss(theta, x, np.array([2.0, 0.0]), np.array([0.0, 3.0]), center, 0.1)
     assert loss == pytest.approx(float(expected))
+
+
+# --- the choice model: fitted to raters who are members, and safe where nothing shows that members are people ---------
+
+
+K, PAIRS, RATERS = 3, 60, 80
+WEIGHTS = np.full(K, 1 / K)
+
+
+def new_people(follow_members: bool, seed: int = 0) -> NewPeople:
+    """Return raters who follow one member each, or who all follow the average."""
+    random = np.random.default_rng(seed)
+    scores = 3 * random.normal(size=(2 * PAIRS, K + 1))
+    kind = random.integers(K, size=RATERS) if follow_members else np.full(RATERS, K)
+    rater, pair = (index.ravel().astype(np.int32) for index in np.indices((RATERS, 2 * PAIRS)))
+    chose_a = (random.random(len(rater)) < sigmoid(scores[pair, kind[rater]])).astype(float)
+    votes = VotesByRater.count(rater, pair, chose_a, RATERS, 2 * PAIRS)
+    known = np.arange(2 * PAIRS) < PAIRS
+    return NewPeople(votes[known], scores[known], votes[~known], scores[~known], WEIGHTS)
+
+
+def test_raters_who_follow_members_get_a_large_share_and_few_slips() -> None:
+    found = fit_choice_model([new_people(follow_members=True)])
+    assert found.people >= 0.9
+    assert found.slip <= 0.1
+    assert found.source == "raters"
+
+
+def test_raters_who_follow_the_average_get_the_smallest_share() -> None:
+    assert fit_choice_model([new_people(follow_members=False)]).people == SAFE_SHARE
+
+
+def test_few_raters_leave_the_default() -> None:
+    people = new_people(follow_members=True)
+    few = np.arange(RATERS) < 5
+    part = NewPeople(
+        people.known.of_raters(few), people.known_scores, people.new.of_raters(few), people.new_scores, WEIGHTS
+    )
+    assert fit_choice_model([part]) == ChoiceModel()
+
+
+def test_groups_of_raters_are_disjoint() -> None:
+    groups = rater_groups(50, 4, seed=1)
+    assert np.array_equal(np.sum(groups, axis=0), np.ones(50))
+
+
+@pytest.mark.parametrize(("distinct", "share"), [(True, VOICES_SHARE), (False, SAFE_SHARE)])
+def test_only_evidence_of_voices_raises_the_share_without_ids(distinct: bool, share: float) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(400, 2))
+    theta = np.array([[3.0, -1.0], [0.0, 3.0]]) if distinct else np.array([[3.0, 3.0], [0.5, 0.5]])
+    prob_a = sigmoid(x @ theta).mean(axis=1)
+    pairs = paired(x, prob_a, per_prompt=10)
+    single = sigmoid(x @ theta.mean(axis=1))
+    theta = theta if distinct else 1.3 * theta
+    found = model_from_voices(Members(theta, np.array([0.5, 0.5])), 1.0, single, pairs)
+    assert found.people == share
+
+
+# --- the reward of one rater: the dual fit against the primal one ---
+
+
+@pytest.mark.parametrize("variance", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("n", [1, 8, 40])
+def test_the_dual_fit_is_the_primal_fit(n: int, variance: float) -> None:
+    random = np.random.default_rng(n)
+    differences, y = random.normal(size=(n, 12)), random.choice([0.0, 0.5, 1.0], size=n)
+    dual = fit_rater_reward(differences @ differences.T, y, [0.01, variance])[1]
+    primal = fit_bradley_terry(differences, y, 1 / (variance * n))  # its loss is a mean over the n choices
+    np.testing.assert_allclose(differences.T @ dual, primal, atol=2e-3)
+
+
+def test_no_choices_give_no_reward() -> None:
+    assert fit_rater_reward(np.empty((0, 0)), [], [0.1, 1.0]).shape == (2, 0)
+
+
+def test_separable_choices_converge() -> None:
+    random = np.random.default_rng(0)
+    differences = random.normal(size=(30, 200))
+    y = (differences[:, 0] > 0).astype(float)
+    dual = fit_rater_reward(differences @ differences.T, y, [10.0])[0]
+    z = differences @ (differences.T @ dual)
+    np.testing.assert_allclose(dual, 10.0 * (y - 1 / (1 + np.exp(-z))), atol=1e-8)

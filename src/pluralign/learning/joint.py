@@ -167,22 +167,16 @@ def train_joint(
     Returns:
         The best restart of each ensemble.
     """
-    damped, axes = teacher.damp(pairs.difference), teacher.axes
-    x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
-    guide = (axes.T @ teacher.theta).astype(np.float32)
-    blends = list(dict.fromkeys(blend for _, blend in plans))
-    labels = _Labels(teacher, blends, scores(damped, np.column_stack([teacher.theta, teacher.voices])))
-    shares = labels.shares(labels.rewards.copy())
-    targets = labels.blended(shares, pairs.prob_a)
-    problem = _Problem(x, guide, labels, targets, shares[0], bound, undecided)
+    axes, blends = teacher.axes, list(dict.fromkeys(blend for _, blend in plans))
+    problem = _VoteProblem(pairs, teacher, blends)
     repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
-    trained = _train_ensembles(problem, repeated, seed, short)
+    trained = _train_ensembles(problem, repeated, bound, seed, undecided, short)
     best: list[Members] = []
     for position, (_, blend) in enumerate(plans):
-        target, errors, fits = targets[:, blends.index(blend)], [], []
+        target, errors, fits = problem.targets[:, blends.index(blend)], [], []
         for candidate in trained[position * restarts : (position + 1) * restarts]:
             # The penalty keeps members near the bound; the cap enforces it.
-            anchor = guide.astype(np.float64)
+            anchor, x = problem.guide.astype(np.float64), problem.x
             theta = np.column_stack([cap_disagreement(one, anchor, x, pairs.prob_a, bound) for one in candidate.T])
             votes = hard_votes(x, theta)
             weights, rest = weights_and_undecided(votes, target, undecided=undecided)
@@ -196,15 +190,22 @@ def train_joint(
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-class _Labels:
-    """The targets of pairs and of rotated pairs, in single precision."""
+class _VoteProblem:
+    """What all ensembles are trained on, in single precision: pairs, and the targets of pairs and of rotated pairs."""
 
-    def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
+    def __init__(self, pairs: Pairs, teacher: Teacher, blends: Sequence[Blend]) -> None:
+        damped, axes = teacher.damp(pairs.difference), teacher.axes
+        self.x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
+        """Damped differences in the leading directions, ``(n, m)``."""
+        self.guide = (axes.T @ teacher.theta).astype(np.float32)
+        """The one reward of the teacher, ``(m,)``."""
         self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
         self.with_mixture = any(blend.source == "mixture" for blend in blends)
-        columns = slice(None) if self.with_mixture else slice(1)
-        self.rewards = np.ascontiguousarray(rewards[:, columns], dtype=np.float32)
+        rewards = scores(damped, np.column_stack([teacher.theta, teacher.voices]))
+        self.rewards = np.ascontiguousarray(rewards if self.with_mixture else rewards[:, :1], dtype=np.float32)
         """Reward differences of the one reward, then of the mixture where it is needed, ``(n, 1 or 1 + n_voices)``."""
+        shares = self.shares(self.rewards.copy())
+        self.targets, self.share = self.blended(shares, pairs.prob_a), shares[0]
 
     def shares(self, rewards: SingleArray) -> tuple[SingleArray, SingleArray]:
         """Return the shares that the one reward and the mixture predict, ``(n,)`` each. Overwrites ``rewards``."""
@@ -224,40 +225,23 @@ class _Labels:
         return np.column_stack(columns).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What all ensembles are trained on, in the leading directions."""
-
-    x: SingleArray
-    """Damped differences, ``(n, m)``."""
-    teacher: SingleArray
-    """The one reward of the teacher, ``(m,)``."""
-    labels: _Labels
-    targets: SingleArray
-    """Shares that weighted votes should match, one column per blend, ``(n, n_blends)``."""
-    share: SingleArray
-    """Share that the teacher's one reward predicts, ``(n,)``."""
-    bound: float
-    """Disagreement above which a member is penalised; 1 sets no bound."""
-    undecided: bool
-    """Whether an undecided share is learned."""
-
-
-def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, short: bool) -> list[FloatArray]:
+def _train_ensembles(
+    problem: _VoteProblem, plans: Sequence[tuple[int, int]], bound: float, seed: int, undecided: bool, short: bool
+) -> list[FloatArray]:
     """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
     rng = random_stream(seed, JOINT)
     sizes = [k for k, _ in plans]
     steps, size = (int(STEPS * SHORT_STEPS), int(BATCH * SHORT_BATCH)) if short else (STEPS, BATCH)
     space = _UnitSpread(problem.x)
-    teacher = space.scaled(problem.teacher[:, None])
+    teacher = space.scaled(problem.guide[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
     # The logits of the members' weights, then that of the undecided share of each ensemble: a quarter at the start.
     logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
-    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if problem.undecided else -np.inf
+    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
     l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
     batches = _Batches(problem, [blend for _, blend in plans], size, rng)
-    gradients = VoteGradients(batches.weight, sizes, problem.bound)
+    gradients = VoteGradients(batches.weight, sizes, bound)
     for step in range(steps):
         done = step / max(steps - 1, 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
@@ -267,7 +251,7 @@ def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: 
         tangent = space.tangent(theta_gradient, theta, l2)
         theta = space.scaled(theta - theta_adam.step(tangent, rate))
         logits = logits - logit_adam.step(logit_gradient, rate)
-        if problem.bound < 1:
+        if bound < 1:
             theta = space.correlated(theta, teacher, np.float32(TEACHER_CORRELATION))
     return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
 
@@ -329,10 +313,10 @@ class _Batches:
         rng: draws pairs and angles.
     """
 
-    def __init__(self, problem: _Problem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
+    def __init__(self, problem: _VoteProblem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
         self.problem, self.blends, self.rng = problem, list(blends), rng
         n, m = problem.x.shape
-        raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
+        raw = np.array([problem.blends[blend].vote_share == 1 for blend in self.blends])
         self.n_rotated = 0 if raw.all() else int(size * ROTATED_SHARE)
         n_drawn = size - self.n_rotated
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
@@ -363,9 +347,8 @@ class _Batches:
         cosine, sine = np.cos(angle), np.sin(angle)
         self.rotated *= cosine
         self.rotated += np.multiply(self.other, sine, out=self.other)
-        labels, rewards = problem.labels, problem.labels.rewards
-        mixed = labels.shares(rewards[first] * cosine + rewards[second] * sine)
-        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed)])
+        mixed = problem.shares(problem.rewards[first] * cosine + problem.rewards[second] * sine)
+        target = np.concatenate([problem.targets[self.rows], problem.blended(mixed)])
         share = np.concatenate([problem.share[self.rows], mixed[0]])
         return self.batch, target[:, self.blends], share
 

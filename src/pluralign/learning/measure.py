@@ -94,16 +94,11 @@ def ensemble_predictor(
 ) -> Predictor:
     """Return an ensemble as a predictor, from the rewards of both responses of each pair, ``(n_pairs, k)``."""
     difference = reward_a - reward_b
+    readings = {str(level): share for level, share in ensemble.readings(difference).items()}
     return Predictor(
-        name=name,
-        kind="ensemble",
-        readings={str(level): share for level, share in ensemble.readings(difference).items()},
-        level=ensemble.level,
-        difference=difference,
-        weights=ensemble.weights,
-        undecided=ensemble.undecided,
-        temperature=ensemble.temperature,
-    )
+        name, "ensemble", readings, ensemble.level, difference, ensemble.weights, ensemble.undecided,
+        ensemble.temperature,
+    )  # fmt: skip
 
 
 def reward_predictor(
@@ -172,7 +167,7 @@ def cross_fitted(
         return calibration.with_undecided(calibration.policy_prob(rows, weights, temperature), undecided)
 
     for row, temperature in enumerate(temperatures):
-        error = calibration.squared_error(share(difference, temperature), prob_a)
+        error = squared_error(share(difference, temperature), prob_a)
         sums[row] = [error[mask].sum() for mask in held_out]
     chosen = temperatures[np.argmin(sums.sum(axis=1, keepdims=True) - sums, axis=0)]
     shares = np.empty(len(prob_a))
@@ -303,6 +298,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         ]
     several = subject.kind == "ensemble" and sum(member.weight > NEGLIGIBLE_WEIGHT for member in members) > 1
     shares = {name: baseline.share for name, baseline in baselines.items()}
+    voices = evidence_of_voices(subject.readings, shares, preferences) if several else None
     return Evaluation(
         level=subject.level,
         test=_figures(prediction, preferences),
@@ -311,10 +307,10 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         members=members,
         undecided=subject.undecided,
         reliability=reliability(prediction, p),
-        strata=by_stratum(calibration.squared_error(prediction, p), p),
+        strata=by_stratum(squared_error(prediction, p), p),
         pairs=len(preferences),
         prompts=len(preferences.prompts),
-        voices=evidence_of_voices(subject.readings, shares, preferences) if several else None,
+        voices=voices,
     )
 
 
@@ -324,17 +320,24 @@ def without_verdict(found: Compared) -> Compared:
     return replace(found, brier_corrected=math.nan, difference=unknown)
 
 
+def _errors(share: FloatArray, preferences: PreferenceSet) -> dict[str, float]:
+    p = preferences.prob_a
+    return {
+        "brier": brier(share, p),
+        "brier_corrected": calibration.brier_corrected(share, p, preferences.n_votes, preferences.counted_ties),
+        "log_loss": calibration.log_loss(share, p),
+        "absolute_error": calibration.absolute_error(share, p),
+    }
+
+
 def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-    error = calibration.squared_error(prediction, p)
+    error = squared_error(prediction, p)
     corrected = error - calibration.sampling_noise(p, n, ties)
     values = corrected if not np.isnan(corrected).all() else error
     return Figures(
-        brier=calibration.brier(prediction, p),
-        brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
+        **_errors(prediction, preferences),
         noise=calibration.noise(p, n, ties),
-        log_loss=calibration.log_loss(prediction, p),
-        absolute_error=calibration.absolute_error(prediction, p),
         calibration_error=expected_calibration_error(prediction, p),
         interval=clustered_interval(values, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
     )
@@ -344,17 +347,9 @@ def compare(
     share: FloatArray, prediction: FloatArray, preferences: PreferenceSet, k: int = 1, worst: float | None = None
 ) -> Compared:
     """Compare a baseline's predicted shares with ``prediction``, the shares of the predictor that is measured."""
-    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-    ours, theirs = calibration.squared_error(prediction, p), calibration.squared_error(share, p)
-    return Compared(
-        brier=calibration.brier(share, p),
-        brier_corrected=calibration.brier_corrected(share, p, n, ties),
-        log_loss=calibration.log_loss(share, p),
-        absolute_error=calibration.absolute_error(share, p),
-        k=k,
-        difference=paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
-        worst_disagreement=worst,
-    )
+    ours, theirs = (squared_error(one, preferences.prob_a) for one in (prediction, share))
+    difference = paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS)
+    return Compared(**_errors(share, preferences), k=k, difference=difference, worst_disagreement=worst)
 
 
 # --- a fitted ensemble on its held-out pairs, and the record of the fit -----------------------------------------------
@@ -432,10 +427,5 @@ def bound_cost(
     counted = unbounded.weights > NEGLIGIBLE_WEIGHT
     worst = evaluation.worst_disagreement()
     assert worst is not None  # noqa: S101 - an ensemble has members
-    return BoundCost(
-        max_disagreement=max_disagreement,
-        brier=evaluation.test.brier,
-        brier_without=unbounded.brier(test, level),
-        worst=worst,
-        worst_without=float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max()),
-    )
+    worst_without = float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max())
+    return BoundCost(max_disagreement, evaluation.test.brier, unbounded.brier(test, level), worst, worst_without)

@@ -461,51 +461,19 @@ def fit_choice_model(parts: Sequence[NewPeople], seed: int = 0) -> ChoiceModel:
         seed: of the choices.
     """
     samples = [sample for part in parts for sample in _samples(part, seed)]
-    if sum(sample.n_raters for sample in samples) < MIN_RATERS * len(CHOICES):
+    if sum(len(np.unique(sample.rater)) for sample in samples) < MIN_RATERS * len(CHOICES):
         return ChoiceModel()
-    start = ChoiceModel(people=VOICES_SHARE, source="raters")
     losses: dict[ChoiceModel, float] = {}
+
+    def try_all(slip: float, shares: Sequence[float]) -> None:
+        models = [ChoiceModel(people, slip, spread, "raters") for people in shares for spread in SPREADS]
+        found = np.mean([sample.log_losses(models, slip) for sample in samples], axis=0)
+        losses.update(zip(models, found.tolist(), strict=True))
+
     for slip in SLIPS:
-        scored = [sample.score(slip) for sample in samples]
-        for spread in SPREADS:
-            model = replace(start, slip=slip, spread=spread)
-            losses[model] = _mean_loss(scored, model)
-    slip = min(losses, key=losses.__getitem__).slip
-    scored = [sample.score(slip) for sample in samples]
-    for people in PEOPLE:
-        for spread in SPREADS:
-            model = replace(start, people=people, slip=slip, spread=spread)
-            losses[model] = _mean_loss(scored, model)
+        try_all(slip, [VOICES_SHARE])
+    try_all(min(losses, key=losses.__getitem__).slip, PEOPLE)
     return min(losses, key=losses.__getitem__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """Log likelihoods of choices and probabilities of votes under every hypothesis, for one slip."""
-
-    choices: FloatArray
-    """Summed over the choices of each rater, ``(n_raters, n_hypotheses)``."""
-    votes: FloatArray
-    """Probability of each vote to predict, ``(n_votes, n_hypotheses)``."""
-    rater: IntArray
-    """``(n_votes,)``."""
-    count: FloatArray
-    """1, or 1/2 for either side of a tie, ``(n_votes,)``."""
-    weights: FloatArray
-
-    def log_loss(self, model: ChoiceModel) -> float:
-        """Return the mean over raters of the mean log loss of their votes."""
-        with np.errstate(divide="ignore"):
-            log_prior = np.log(model.prior(self.weights)).ravel()
-        posterior = softmax(log_prior + self.choices, axis=1)
-        loss = -self.count * np.log(np.einsum("nh,nh->n", posterior[self.rater], self.votes))
-        counts = np.bincount(self.rater, self.count, minlength=len(posterior))
-        total = np.bincount(self.rater, loss, minlength=len(posterior))
-        return float((total[counts > 0] / counts[counts > 0]).mean())
-
-
-def _mean_loss(scored: Sequence[_Scored], model: ChoiceModel) -> float:
-    return sum(one.log_loss(model) for one in scored) / len(scored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -515,25 +483,34 @@ class _Sample:
     part: NewPeople
     chosen: VotesByRater
     rater: IntArray
+    """Of each vote, ``(n_votes,)``; the other fields likewise."""
     pair: IntArray
     for_a: Mask
     count: FloatArray
+    """1, or 1/2 for either side of a tie."""
 
-    @property
-    def n_raters(self) -> int:
-        return len(np.unique(self.rater))
+    def log_losses(self, models: Sequence[ChoiceModel], slip: float) -> FloatArray:
+        """Return the mean over raters of the mean log loss of their votes under each model with this slip."""
+        part = self.part
 
-    def score(self, slip: float) -> _Scored:
-        """Score choices and votes under every hypothesis."""
-        part, model = self.part, ChoiceModel(slip=slip)
-
-        def chances(z: FloatArray) -> FloatArray:
+        def chances(z: FloatArray) -> FloatArray:  # of a vote for a, under every hypothesis
+            model = ChoiceModel(slip=slip)
             return person_chances(z[:, :-1], z[:, -1], part.weights, 1.0, 0.0, model).reshape(len(z), -1)
 
         known, new = chances(part.known_scores), chances(part.new_scores)[self.pair]
-        choices = self.chosen.for_a @ np.log(known) + self.chosen.for_b @ np.log1p(-known)
+        choices = np.asarray(self.chosen.for_a @ np.log(known) + self.chosen.for_b @ np.log1p(-known))
         votes = np.where(self.for_a[:, None], new, 1 - new)
-        return _Scored(np.asarray(choices), votes, self.rater, self.count, part.weights)
+        counts = np.bincount(self.rater, self.count, minlength=len(choices))
+
+        def log_loss(model: ChoiceModel) -> float:
+            with np.errstate(divide="ignore"):
+                log_prior = np.log(model.prior(part.weights)).ravel()
+            posterior = softmax(log_prior + choices, axis=1)
+            loss = -self.count * np.log(np.einsum("nh,nh->n", posterior[self.rater], votes))
+            total = np.bincount(self.rater, loss, minlength=len(choices))
+            return float((total[counts > 0] / counts[counts > 0]).mean())
+
+        return np.array([log_loss(model) for model in models])
 
 
 def _samples(part: NewPeople, seed: int) -> Iterator[_Sample]:
