@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
-    from pluralign.experiments.plan import Plan, plan
     from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.learning.fit import fit
     from pluralign.learning.options import FinetuneOptions, FitOptions
@@ -67,7 +66,6 @@ _HOMES = {
     "MissingExtraError": "core.errors",
     "NoveltyGate": "answering.gate",
     "OwnPolicies": "answering.drafts",
-    "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "answering.options",
     "PreferenceSet": "votes.preferences",
@@ -105,7 +103,6 @@ _HOMES = {
     "load_tournament": "measuring.tournament",
     "measure_diversity": "measuring.diversity",
     "member_profiles": "measuring.cards",
-    "plan": "experiments.plan",
     "prune": "measuring.pruning",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
@@ -133,7 +130,6 @@ __all__ = [
     "MissingExtraError",
     "NoveltyGate",
     "OwnPolicies",
-    "Plan",
     "PluralignError",
     "PolicyOptions",
     "PreferenceSet",
@@ -172,7 +168,6 @@ __all__ = [
     "load_tournament",
     "measure_diversity",
     "member_profiles",
-    "plan",
     "prune",
     "reproduce",
     "score",
