@@ -20,7 +20,6 @@ from tiny import camp_votes, two_camps, write_backbone, write_sentence_encoder
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.processes import ALONE, Processes
-from pluralign.core.random_streams import random_states_restored
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone import train
 from pluralign.learning.backbone.base import base_states, load_base
@@ -34,6 +33,7 @@ from pluralign.measuring.evaluate import evaluate
 from pluralign.publishing.export import export
 from pluralign.text.classifier import classifier_rewards, model_rewards
 from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.loading import random_states_restored
 from pluralign.votes.load import load_preferences
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -24,10 +24,9 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_folder
 from pluralign.core.processes import launched_process
-from pluralign.core.random_streams import random_states_restored
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.text.causal import LocalModel, token_log_probs
-from pluralign.text.loading import quiet_transformers
+from pluralign.text.loading import quiet_transformers, random_states_restored
 from pluralign.text.options import SamplingOptions
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt

@@ -4,10 +4,6 @@ The numbers of streams must not change, because fitted ensembles and reports dep
 number give the same random numbers for the same seed; their results are never combined.
 """
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 
 from pluralign.core.errors import UsageError
@@ -64,17 +60,3 @@ def random_stream(seed: int, stream: int, *key: int) -> np.random.Generator:
     if seed < 0:
         raise UsageError("seed must not be negative.")
     return np.random.default_rng([seed, stream, *key])
-
-
-@contextmanager
-def random_states_restored() -> Iterator[None]:
-    """Restore the random states of Python, numpy and torch, which trainers seed for the whole process."""
-    import torch
-
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -406,3 +407,17 @@ def quiet_transformers() -> Iterator[None]:
                 settings.set_verbosity(_quiet_blocks.verbosity)
                 if _quiet_blocks.progress_bars:
                     settings.enable_progress_bar()
+
+
+@contextmanager
+def random_states_restored() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch, which trainers seed for the whole process."""
+    import torch
+
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002

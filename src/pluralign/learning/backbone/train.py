@@ -35,7 +35,7 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write, disk_errors_as_data_error
 from pluralign.core.processes import Processes
-from pluralign.core.random_streams import FINETUNE, random_states_restored
+from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
 from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
@@ -50,7 +50,7 @@ from pluralign.learning.task import AUTO_SIZES, FitWatcher
 from pluralign.learning.teacher import VOICES, damping_factor
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
-from pluralign.text.loading import Tokens, hub_source, padded, quiet_transformers
+from pluralign.text.loading import Tokens, hub_source, padded, quiet_transformers, random_states_restored
 from pluralign.text.precision import check_cpu_bfloat16
 from pluralign.text.transformer import layer_shape
 from pluralign.theory.calibration import votes_from_rewards
