@@ -530,7 +530,7 @@ def refuse_without_head(adapter: Path, head: str) -> None:
     peft does not replace it if ``modules_to_save`` did not name it.
     """
     weights = adapter / "adapter_model.safetensors"
-    name = head.removesuffix(".modules_to_save.default")
+    name, *_ = head.partition(".modules_to_save.")
     with safe_open(weights, framework="numpy") as file:
         if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
             remedy = "fit again; its rewards cannot be recovered"
