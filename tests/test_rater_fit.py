@@ -12,10 +12,9 @@ from test_fit import Interrupt, Watching, evaluation_of, same_fit
 
 from pluralign import RewardEnsemble, fit
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import UsageError
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs
-from pluralign.learning.raters import STRENGTHS, VotesByRater, choose_strength, smallest_as_good, training_votes
+from pluralign.learning.raters import STRENGTHS, RaterSearch, VotesByRater, smallest_as_good, training_votes
 from pluralign.learning.task import FitTask, FitWatcher
 from pluralign.theory.calibration import disagreement, sigmoid
 from pluralign.votes.raters import RaterVotes, load_rater_votes
@@ -113,7 +112,7 @@ def test_saved_ensembles_load_with_the_number_of_raters(votes: RaterVotes, tmp_p
 
 
 def task_of(pairs: Pairs) -> FitTask:
-    return FitTask.start(pairs, FitOptions(level="policy"), Checkpoints(None, {}), FitWatcher())
+    return FitTask(pairs, FitOptions(level="policy"), Checkpoints(None, {}), FitWatcher())
 
 
 @pytest.mark.parametrize(("scale", "weak"), [(2.0, True), (0.0, False)], ids=["two tastes", "coin flips"])
@@ -126,7 +125,7 @@ def test_shrinkage_is_weak_only_if_raters_differ(scale: float, weak: bool) -> No
     chose_a = (rng.random(600) < chance).astype(np.float64)
     pairs = Pairs(pairs.inputs, pairs.a, pairs.b, chose_a, rng.integers(30, size=600).astype(np.int32))
     votes = VotesByRater.count(rater, np.arange(600, dtype=np.int32), chose_a, 40, 600)
-    strength = choose_strength(task_of(pairs), votes, 2, 1.0)
+    strength = RaterSearch(task_of(pairs), votes, 1.0).choose_strength(2)
     assert strength in STRENGTHS
     assert (strength < 0.1) == weak
 
@@ -184,21 +183,6 @@ def test_other_raters_do_not_resume_from_the_old_work(votes: RaterVotes, tmp_pat
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "stagewise"}, "--raters requires --method joint, not stagewise."),
-        ({"backbone": "smollm2"}, "--raters cannot be used with --backbone; leave one of the two out."),
-        ({"target": "votes"}, "--target has no effect with --raters; leave it out."),
-    ],
-    ids=str,
-)
-def test_options_without_meaning_are_refused(votes: RaterVotes, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        fit(votes, **changes)
-    assert str(error.value) == message
 
 
 def test_the_command_line_fits_raters(file: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import gc
 import importlib
 import logging
 import math
-import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from pluralign.core.files import atomic_folder
 from pluralign.core.processes import launched_process
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.text.causal import LocalModel, token_log_probs
-from pluralign.text.loading import quiet_transformers
+from pluralign.text.loading import quiet_transformers, random_states_restored
 from pluralign.text.options import SamplingOptions
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
@@ -324,7 +323,7 @@ def train_adapter(policy: Policy, data: TrainingData, options: TuneOptions, adva
     build = {"dpo": dpo_trainer, "grpo": grpo_trainer}[options.method]
     with (
         quiet_trainers(),
-        _restored_random_state(),
+        random_states_restored(),
         out_of_memory_advice(options.micro_batch),
         tempfile.TemporaryDirectory() as scratch,
     ):
@@ -428,20 +427,6 @@ def quiet_trainers() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the random states that trainers seed: of Python, numpy and torch."""
-    import torch
-
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - trainers seed this one
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
 
 
 def _model_arguments(policy: Policy, options: TuneOptions, advance: Callable[[], None]) -> dict[str, Any]:

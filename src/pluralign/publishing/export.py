@@ -420,15 +420,15 @@ def _write_models(
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
     """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
-    places, outputs = model_folders(features), features.outputs
+    places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
-        places, theta, outputs = [places[own]], theta[own : own + 1], 1
-    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
+        places, theta = [places[own]], theta[own : own + 1]
+    model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
-    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
+    (replace_head if features.method == "joint" else keep_outputs)(model, theta)
     return model, tokenizer
 
 
@@ -495,7 +495,7 @@ def refuse_without_head(adapter: Path, head: str) -> None:
     peft does not replace it if ``modules_to_save`` did not name it.
     """
     weights = adapter / "adapter_model.safetensors"
-    name = head.removesuffix(".modules_to_save.default")
+    name, *_ = head.partition(".modules_to_save.")
     with safe_open(weights, framework="numpy") as file:
         if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
             remedy = "fit again; its rewards cannot be recovered"
