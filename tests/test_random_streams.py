@@ -20,7 +20,7 @@ def test_streams_of_one_seed_differ() -> None:
 def test_the_numbers_of_streams_are_fixed() -> None:
     numbers = {name: value for name, value in vars(random_streams).items() if name.isupper()}
     assert numbers == {
-        "FOLDS": 1, "JOINT": 2, "POLICY_LEVEL": 3, "BOOTSTRAP": 4, "MIXTURE": 5, "HIDDEN_LAYER": 6, "FINETUNE": 7,
+        "FOLDS": 1, "JOINT": 2, "POLICY_LEVEL": 3, "BOOTSTRAP": 4, "MIXTURE": 5, "FINETUNE": 7,
         "ORIENTATION": 8,
         "VALIDATION_PROMPTS": 6, "EVALUATION_FOLDS": 2, "CLUSTER_START": 3, "CLUSTER_RESTARTS": 4,
         "SIMULATED_VOTES": 5, "PROMPT_SUBSETS": 6, "SIMULATED_MAJORITIES": 7, "STEERING_WORDS": 11, "EXAMPLE_PAIRS": 7,
