@@ -1,5 +1,7 @@
 """The mixture of Bradley–Terry rewards with one posterior per rater, against slow computations and planted groups."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -164,7 +166,12 @@ def test_the_best_of_several_starts_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     x, (rater, pair, chose_a) = planted_raters(np.eye(3) * 3, seed=5, n_raters=30, votes_each=8)
     votes, run = VotesByRater.count(rater, pair, chose_a, 30, len(x)), rater_mixture._expectation_maximisation
     fits = []
-    monkeypatch.setattr(rater_mixture, "_expectation_maximisation", lambda *given: fits.append(run(*given)) or fits[-1])
+
+    def record(*given: Any) -> Any:
+        fits.append(run(*given))
+        return fits[-1]
+
+    monkeypatch.setattr(rater_mixture, "_expectation_maximisation", record)
     kept = fit_rater_mixture(x, votes, np.zeros(3), 3, 0.003, restarts=5)
     assert len(fits) == 5
     assert kept is max(fits, key=lambda fit: fit[1])[0]
