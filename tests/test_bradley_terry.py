@@ -80,15 +80,6 @@ def test_weight_equals_a_number_of_repetitions() -> None:
     np.testing.assert_allclose(weighted, repeated, atol=1e-5)
 
 
-def test_fit_does_not_depend_on_the_start() -> None:
-    difference, target, weight = shares(4)
-    cold = fit_bradley_terry(difference, target, 0.01, weight=weight)
-    for seed in range(10):
-        start = np.random.default_rng(seed).standard_normal(5) * 10
-        warm = fit_bradley_terry(difference, target, 0.01, weight=weight, start=start)
-        np.testing.assert_allclose(warm, cold, atol=2e-4)
-
-
 @given(st.integers(0, 10_000))
 def test_swapping_some_pairs_does_not_change_the_fit(seed: int) -> None:
     difference, target, weight = shares(seed)

@@ -125,7 +125,8 @@ def test_every_method_returns_members_weights_and_a_complete_record(
     assert ensemble.weights.sum() == pytest.approx(1.0, abs=1e-6)
     assert ensemble.temperature > 0
 
-    json.dumps(facts, allow_nan=False)  # raises where a NaN is left
+    written = json.dumps(facts, allow_nan=False)  # raises where a NaN is left
+    assert json.dumps(FitRecord.from_json(json.loads(written)).to_json(), allow_nan=False) == written
     assert set(facts) >= FIT_KEYS
     assert all(set(record) >= HISTORY_KEYS for record in facts["history"])
     assert set(facts["test"]) >= TEST_KEYS
@@ -171,13 +172,6 @@ def test_the_record_matches_an_evaluation_on_the_held_out_prompts(quick: None, v
     assert data.fingerprint == votes.fingerprint
     errors = (ensemble.prob_hat(train) - train.prob_a) ** 2
     assert ensemble.record.history[-1].train_brier == pytest.approx(errors.mean(), abs=1e-6)
-
-
-def test_the_record_survives_json(quick: None, votes: PreferenceSet) -> None:
-    for changes in ({}, {"method": "stagewise"}, {"max_disagreement": 1.0}):
-        record = fit_quickly(votes, **changes).record
-        written = json.dumps(record.to_json(), allow_nan=False)
-        assert json.dumps(FitRecord.from_json(json.loads(written)).to_json(), allow_nan=False) == written
 
 
 def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> None:
@@ -243,9 +237,6 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
         test, facts = evaluation_of(ensemble).test, ensemble.record.to_json()
         assert math.isnan(test.brier_corrected)
         assert math.isnan(test.noise)
-        assert math.isnan(ensemble.record.history[-1].test_brier_corrected)
-        assert facts["test"]["brier_corrected"] is None
-        assert facts["test"]["noise"] is None
         assert facts["history"][-1]["test_brier_corrected"] is None
         assert 0 < test.brier < 0.5
         assert test.interval.low < test.brier < test.interval.high
@@ -255,14 +246,7 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"k": 4},
-        {"level": "policy"},
-        {"method": "stagewise"},
-        {"k": "auto", "encoder": "hashing"},
-    ],
-    ids=str,
+    "changes", [{"k": 4}, {"level": "policy"}, {"method": "stagewise"}, {"k": "auto", "encoder": "hashing"}], ids=str
 )
 def test_votes_on_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     test = votes.test_mask()
@@ -295,19 +279,8 @@ def test_texts_of_test_prompts_never_reach_the_fit(quick: None, votes: Preferenc
 
 def test_an_official_split_defines_the_test_pairs(quick: None, votes: PreferenceSet) -> None:
     official = np.where(votes.prompt_index % 4 == 0, "test", "train").astype(object)
-    columns = {"split": official}
-    split = replace(votes, columns=columns)
-    data = data_of(fit_quickly(split, method="stagewise"))
+    data = data_of(fit_quickly(replace(votes, columns={"split": official}), method="stagewise"))
     assert data.test_pairs == int((official == "test").sum())
-
-
-def test_the_training_side_of_a_split_is_split_again(quick: None, votes: PreferenceSet) -> None:
-    train, test = votes.split()
-    ensemble = fit_quickly(train, method="stagewise")
-    data = data_of(ensemble)
-    assert data.train_pairs + data.test_pairs == len(train)
-    assert 0 < data.test_prompts < len(train.prompts) / 2
-    assert evaluate(ensemble, test).pairs == len(test)
 
 
 # --- determinism and resuming -----------------------------------------------------------------------------------------

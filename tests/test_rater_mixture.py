@@ -167,11 +167,11 @@ def test_the_best_of_several_starts_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     votes, run = VotesByRater.count(rater, pair, chose_a, 30, len(x)), rater_mixture._expectation_maximisation
     fits = []
 
-    def kept_run(*given: Any) -> Any:
+    def record(*given: Any) -> Any:
         fits.append(run(*given))
         return fits[-1]
 
-    monkeypatch.setattr(rater_mixture, "_expectation_maximisation", kept_run)
+    monkeypatch.setattr(rater_mixture, "_expectation_maximisation", record)
     kept = fit_rater_mixture(x, votes, np.zeros(3), 3, 0.003, restarts=5)
     assert len(fits) == 5
     assert kept is max(fits, key=lambda fit: fit[1])[0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
-from simulated import numeric_gradient, random_pairs
+from simulated import numeric_gradient
 
 from pluralign.learning.options import Variant
 from pluralign.learning.pairs import Members, hard_votes
@@ -119,16 +119,6 @@ def test_weights_are_optimal_for_hard_votes() -> None:
     votes = hard_votes(difference, theta)
     np.testing.assert_allclose(prob_hat, votes @ weights, atol=1e-12)
     assert optimality_gap(votes, prob_a, weights) < 1e-6
-
-
-@given(st.integers(0, 1000), st.integers(0, 3))
-def test_duplicated_member_does_not_change_the_best_fit(seed: int, copied: int) -> None:
-    pairs = random_pairs(seed)
-    theta = np.random.default_rng(seed).standard_normal((4, 4))
-    _, once = solve_weights(pairs.difference, theta, pairs.prob_a)
-    weights, twice = solve_weights(pairs.difference, theta[:, [0, 1, 2, 3, copied]], pairs.prob_a)
-    np.testing.assert_allclose(np.mean((twice - pairs.prob_a) ** 2), np.mean((once - pairs.prob_a) ** 2), atol=1e-7)
-    assert weights[copied] == pytest.approx(weights[4], abs=1e-5), "both copies get equal weight"
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
