@@ -13,7 +13,7 @@ from pluralign.core.late import late
 from pluralign.core.version import __version__
 
 if TYPE_CHECKING:
-    from pluralign.answering.drafts import OwnPolicies
+    from pluralign.answering.answer import Answer, Answerer
     from pluralign.answering.gate import NoveltyGate, fit_gate
     from pluralign.answering.generate import Generation, generate
     from pluralign.answering.options import PolicyOptions, TuneOptions
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "answering.answer",
+    "AnswerRequest": "answering.request",
+    "Answerer": "answering.answer",
     "Candidates": "votes.candidates",
     "CaseStudy": "measuring.diversity",
     "Certificate": "measuring.certificate",
@@ -66,7 +68,6 @@ _HOMES = {
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
     "NoveltyGate": "answering.gate",
-    "OwnPolicies": "answering.drafts",
     "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "answering.options",
@@ -116,6 +117,8 @@ _HOMES = {
 
 __all__ = [
     "Answer",
+    "AnswerRequest",
+    "Answerer",
     "Candidates",
     "CaseStudy",
     "Certificate",
@@ -132,7 +135,6 @@ __all__ = [
     "Message",
     "MissingExtraError",
     "NoveltyGate",
-    "OwnPolicies",
     "Plan",
     "PluralignError",
     "PolicyOptions",

@@ -181,8 +181,6 @@ def _toml(value: Any) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has the escapes of JSON
 
 
-SHARED_CANDIDATES = 8
-"""Candidates to sample if ``-n`` is not given."""
 PANELS = {
     LoadOptions: "Reading votes",
     FitOptions: "Fitting",

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from starlette.datastructures import MutableHeaders
 
-from pluralign.answering.answer import Answer, Mode
+from pluralign.answering.answer import Answer
+from pluralign.answering.request import Mode
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import without_nan
 from pluralign.server.errors import ApiError

@@ -12,16 +12,15 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from pluralign.answering.answer import Mode
+from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat
-from pluralign.server.candidates import SamplingOverrides
 from pluralign.server.chat import find_model, name_ignored
 from pluralign.server.errors import ApiError, FiniteJSONResponse
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
 from pluralign.server.schemas import (
-    AnswerRequest,
+    AnswerBody,
     AnswerResponse,
     ApiVersion,
     ChatCompletion,
@@ -50,11 +49,14 @@ from pluralign.server.schemas import (
 from pluralign.server.service import Service
 from pluralign.votes.prompts import Prompt
 
+SAME_FIELDS = ("mode", "rule", "level", "slate_size", "cover", "distill", "member", "like")
+"""Fields of ``AnswerBody`` that are fields of ``AnswerRequest``."""
+
 
 def answer_routes(service: Service) -> APIRouter:
     """Return the routes that answer prompts."""
     router = APIRouter()
-    k, generator = service.ensemble.k, service.candidates.generator
+    k, generator = service.ensemble.k, service.answerer.generator
     generator_name = generator.name if generator else None
 
     @router.get("/v1/models", tags=["answers"])
@@ -78,22 +80,19 @@ def answer_routes(service: Service) -> APIRouter:
             message = f"n must be 1 for {body.model}; several draws require {service.name}:distributional."
             raise ApiError(400, message, code="invalid", param="n")
         check_count(draws, service.limits.candidates, "draws", "n")
-        prompt = service.prompt(body.messages, single_as_text=not service.candidates.only_chats)
-        seed = service.seed_for(body.seed)
-        answers, _ = await service.answer(
-            prompt,
+        request = AnswerRequest(
+            service.prompt(body.messages, single_as_text=not service.only_chats),
             target.mode,
-            candidates=body.candidates,
-            seed=seed,
-            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_completion_tokens or body.max_tokens),
-            draws=draws,
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
             member=target.member,
+            sampling=service.sampling(body, body.max_completion_tokens or body.max_tokens),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            seed=service.seed_for(body.seed),
         )
+        answers, _ = await service.answer(request, body.candidates, draws)
         texts = [openai_chat.message_text(answer, target, service.names) for answer in answers]
         wrote = None if body.candidates else generator_name
-        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
-        prompt_text = Prompt(prompt).text
+        details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
+        prompt_text = Prompt(request.prompt).text
         if not body.stream:
             return openai_chat.completion(body.model, prompt_text, texts, details)
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -101,27 +100,21 @@ def answer_routes(service: Service) -> APIRouter:
         return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
 
     @router.post("/v1/answer", tags=["answers"])
-    async def answer(body: AnswerRequest, response: Response) -> AnswerResponse:
+    async def answer(body: AnswerBody, response: Response) -> AnswerResponse:
         """A slate and a consensus, one chosen member, or a random draw by weight, with the candidates."""
         ignored = name_ignored(body, response.headers)
-        seed = service.seed_for(body.seed)
-        answers, texts = await service.answer(
+        request = AnswerRequest(
             service.prompt(body.prompt),
-            body.mode,
-            candidates=body.candidates,
-            n_candidates=body.n_candidates,
-            seed=seed,
-            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_tokens),
-            choices=body.choices,
-            rule=body.rule,
-            level=body.level,
-            slate_size=body.slate_size,
-            cover=body.cover,
-            member=body.member,
-            like=body.like,
+            choices=None if body.choices is None else service.votes(body.choices),
+            n=body.n_candidates,
+            sampling=service.sampling(body, body.max_tokens),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            seed=service.seed_for(body.seed),
+            **{name: getattr(body, name) for name in SAME_FIELDS},
         )
+        answers, texts = await service.answer(request, body.candidates)
         wrote = None if body.candidates else generator_name
-        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
+        details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
         return AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
 
     @router.post("/v1/steer", tags=["answers"])
