@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from conftest import run
 from scipy import stats
+from served import Writer
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
-from pluralign.answering.answer import Mode, choose, refuse, score
+from pluralign.answering.answer import Answerer, choose, refuse
+from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.slate import favourites
-from pluralign.answering.steering import ScoredChoices
+from pluralign.answering.steering import ScoredChoices, find_user
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -71,31 +73,20 @@ def test_answer_is_score_followed_by_choose(
     ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
     ensemble, options = replace(ensemble, undecided=0.3), {**options, "level": level}
-    texts = [*CANDIDATES, CANDIDATES[0]]
-    scored = dict(options)
+    texts, scored, average = [*CANDIDATES, CANDIDATES[0]], None, None
     if "choices" in options:
-        votes = load_held_out(folder).preferences[:5]
+        options |= {"choices": load_held_out(folder).preferences[:5]}
         average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
-        options |= {"choices": votes}
-        scored |= {"choices": ScoredChoices.of(ensemble, votes), "average": average}
-    rewards = score(ensemble, PROMPT, texts)
-    assert rewards.shape == (6, ensemble.k)
+        scored = ScoredChoices.of(ensemble, options["choices"])
+    rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[[0, 1, 2, 3, 4, 0]]
+    voters = Voters.of(ensemble)
     for seed in range(5):
-        expected = answer(ensemble, PROMPT, texts, mode, profiles=cards, seed=seed, **options)
-        found = choose(
-            rewards,
-            ensemble.weights,
-            texts,
-            mode,
-            prompt=PROMPT,
-            temperature=ensemble.temperature,
-            undecided=0.3,
-            profiles=cards,
-            choice_model=ensemble.choice_model,
-            seed=seed,
-            **scored,
-        )
-        assert found == expected
+        request = AnswerRequest(PROMPT, mode, seed=seed, **options)
+        user = find_user(request, voters, choices=scored, cards=cards) if mode == "steerable" else None
+        found = choose(request, voters, texts, rewards, user=user, average=average)
+        assert found == answer(ensemble, PROMPT, texts, mode, profiles=cards, seed=seed, **options)
+        assert found == Answerer(ensemble, profiles=cards).answer(request, texts)
+        assert found == answer(ensemble, request, texts, profiles=cards)
 
 
 def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
@@ -107,9 +98,13 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
             encoded.extend(items)
             return super().rewards(items, progress)
 
-    rewards = score(Recording(**vars(ensemble)), PROMPT, ["Yes.", "No.", "Yes."])
+    answer(Recording(**vars(ensemble)), PROMPT, ["Yes.", "No.", "Yes."])
     assert encoded == [(PROMPT, "Yes."), (PROMPT, "No.")]
-    assert (rewards[0] == rewards[2]).all()
+
+
+def test_an_unknown_option_is_an_error_that_suggests_the_nearest(ensemble: RewardEnsemble) -> None:
+    with pytest.raises(UsageError, match="no option 'slatesize'; did you mean 'slate_size'"):
+        answer(ensemble, PROMPT, CANDIDATES, slatesize=2)
 
 
 # --- balanced ---------------------------------------------------------------------------------------------------------
@@ -120,7 +115,7 @@ def test_every_member_stands_behind_its_favourite_entry_of_the_slate(
     ensemble: RewardEnsemble, size: int | None
 ) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES, slate_size=size)
-    rewards = score(ensemble, PROMPT, [entry.text for entry in found.answers])
+    rewards = ensemble.rewards([(PROMPT, entry.text) for entry in found.answers])
     for row, entry in enumerate(found.answers):
         assert entry.members == tuple(np.flatnonzero(rewards.argmax(axis=0) == row).tolist())
         assert entry.weight == pytest.approx(sum(ensemble.weights[list(entry.members)]))
@@ -157,17 +152,14 @@ def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> Non
 
 
 def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ensemble: RewardEnsemble) -> None:
-    instructions: list[str] = []
-
-    def writer(instruction: str, count: int) -> list[str]:
-        instructions.append(instruction)
-        return [CANDIDATES[0], "", "Nonsense nonsense nonsense", CANDIDATES[0] + " We all agree on that, dear friends!"]
-
+    writer = Writer(
+        responses=[CANDIDATES[0], "", "Nonsense nonsense nonsense", f"{CANDIDATES[0]} We all agree, friends!"]
+    )
     ensemble = replace(ensemble, undecided=0.0)
     found = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
     assert found is not None
     assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
-    assert PROMPT in instructions[0]
+    assert PROMPT in str(writer.requests[0][0])
     rewards = ensemble.rewards([(PROMPT, text) for text in [found.text, *CANDIDATES]])
     against = [float((rewards[0] > rewards[i]) @ ensemble.weights) for i in range(1, 6)]
     assert found.least_support == pytest.approx(min(against))
@@ -179,16 +171,15 @@ def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ens
 
 
 def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: RewardEnsemble) -> None:
-    def too_long(instruction: str, count: int) -> list[str]:
-        raise DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
-
+    too_long = DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
     plain = answer(ensemble, PROMPT, CANDIDATES)
     for writer, note in (
-        (too_long, "no statement was written: the prompt has 9,000 tokens, but the model reads 512; shorten it"),
-        (lambda *_: ["", " ", CANDIDATES[1]], "the writer wrote nothing that is not among the candidates"),
+        (Writer(error=too_long), f"no statement was written: {str(too_long).rstrip('.')}"),
+        (Writer(responses=["", " ", CANDIDATES[1]]), "the writer wrote nothing that is not among the candidates"),
     ):
-        found = answer(ensemble, PROMPT, CANDIDATES, writer=writer)
-        assert found == replace(plain, notes=(note,))
+        assert answer(ensemble, PROMPT, CANDIDATES, writer=writer) == replace(plain, notes=(note,))
+    with pytest.raises(UsageError, match="needs a language model that writes it"):
+        answer(ensemble, PROMPT, CANDIDATES, distill=True)
 
 
 # --- distributional ---------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Answers over HTTP: OpenAI's chat completions, the three modes, steering, and seeds."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from served import TEXTS, Client, Writer, pair, running
 
 from pluralign import RewardEnsemble
+from pluralign.answering.steering import Likings, MeaningMatch
+from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.votes.prompts import Message, PromptLike
 
@@ -209,3 +212,43 @@ def test_a_base_seed_determines_the_seeds_of_requests(ensemble: RewardEnsemble) 
     assert drawn(7) == first
     assert not set(drawn(8)) & set(first)
     assert not set(drawn(None)) & set(drawn(None))
+
+
+def test_a_generator_writes_a_statement_on_request(ensemble: RewardEnsemble, client: Client) -> None:
+    writer = Writer(responses=[*TEXTS, "Let us plant a few trees."])
+    with running(ensemble, writer) as generating:
+        found = generating.json("/v1/answer", {"prompt": "Trees?", "candidates": TEXTS, "distill": True, "seed": 1})
+        assert (found["distilled"]["text"], found["distilled"]["drafts"]) == ("Let us plant a few trees.", 1)
+        instruction, n, options = writer.requests[0]
+        assert "People were asked: Trees?" in str(instruction)
+        assert (n, options.temperature, options.seed) == (4, 0.7, 1)
+        writer.error = DataError("the prompt is too long")
+        failed = generating.json("/v1/answer", {"prompt": "Trees?", "candidates": TEXTS, "distill": True})
+        assert failed["notes"] == ["no statement was written: the prompt is too long"]
+    body = {"prompt": "Trees?", "candidates": TEXTS, "distill": True}
+    assert client.error("/v1/answer", body)[:2] == (400, "unusable")
+
+
+def test_the_gate_warns_of_generated_texts_only(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    salad = "Scan couch carnivores view spirituality looming Antonio Good magblethon outside performance."
+    with running(ensemble, Writer(responses=[salad]), held_out=held_out) as client:
+        warned, given = (
+            client.json("/v1/answer", {"prompt": "Tea?", "mode": "steerable", "member": 0} | more)["notes"]
+            for more in ({"n": 1}, {"candidates": [salad]})
+        )
+    assert any("with care" in note for note in warned)
+    assert not any("with care" in note for note in given)
+
+
+def test_words_steer_by_their_meaning(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    likings = SimpleNamespace(match=lambda _, __: MeaningMatch(np.array([0.1, 0.8, 0.1])))
+    monkeypatch.setattr(Likings, "of", lambda *_: likings)
+    with running(ensemble, held_out=held_out) as client:
+        body = {"prompt": "Tea?", "candidates": TEXTS, "mode": "steerable", "like": "protect nature first"}
+        found = client.json("/v1/answer", body)["steering"]
+        assert (found["member"], "by their meaning" in found["why"]) == (1, True)
+        assert found["support"] is not None
+        short = client.json("/v1/answer", body | {"like": "short"})["steering"]
+        assert short["posterior"] == found["posterior"]

@@ -44,6 +44,13 @@ def test_the_slate_has_every_members_own_answer(client: Client) -> None:
     assert client.json("/v1/ensemble")["policies"] == [0, 1, 2]
 
 
+def test_slate_size_and_cover_choose_among_the_members_answers(client: Client) -> None:
+    found = client.json("/v1/answer", {"prompt": "Tea?", "slate_size": 2, "cover": "top-two", "seed": 0})
+    assert len(found["answers"]) == 2
+    assert sum(entry["weight"] for entry in found["answers"]) == pytest.approx(1)
+    assert 0 < found["coverage"] <= 1
+
+
 def test_the_model_of_a_member_is_its_policy(client: Client) -> None:
     for member, text in enumerate(["Which tea do you like?", "We like tea.", "Tea for us!"]):
         messages: Any = HELLO
@@ -83,7 +90,7 @@ def test_a_member_without_a_policy_chooses_among_candidates_of_the_generator() -
     with running(THREE, Writer(responses=("No!", "Yes. No.", "Perhaps it is so?")), policies=some, n=3) as client:
         found = client.json("/v1/answer", {"prompt": "Tea?", "seed": 0})
         assert {entry["member"]: entry["text"] for entry in found["answers"]} == {
-            0: "Which tea do you like?", 1: "Yes. No.", 2: "No!",
+            0: "Which? Why? Who?", 1: "Yes. No.", 2: "No!",
         }  # fmt: skip
         assert found["written"] == [0]
         assert found["notes"] == [

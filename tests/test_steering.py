@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pluralign import PreferenceSet, answer, member_profiles
+from pluralign.answering.request import Voters
 from pluralign.answering.steering import (
     FITTED_WITHOUT_IDS,
-    People,
     ScoredChoices,
     Steering,
     steer_by_choices,
@@ -32,7 +32,7 @@ def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 
 def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), People.of(ensemble))
+    return steer_by_choices(ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
 
 
 def choices_of_member(ensemble: RewardEnsemble, votes: PreferenceSet, member: int) -> PreferenceSet:
@@ -80,7 +80,7 @@ def test_without_evidence_of_people_choices_keep_the_answer_of_the_average(
 def test_the_answer_has_the_most_expected_wins(ensemble: RewardEnsemble) -> None:
     random = np.random.default_rng(0)
     rewards, average = random.normal(size=(5, ensemble.k)), random.normal(size=5)
-    people = People(ensemble.weights, 0.5, 0.1, ChoiceModel(people=0.6, spread=0.4))
+    people = Voters(ensemble.weights, 0.5, 0.1, ChoiceModel(people=0.6, spread=0.4))
     beliefs = people.prior
     wins = people.expected_wins(rewards, average, beliefs)
     for i in range(5):
@@ -127,7 +127,7 @@ def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profi
 
 
 def test_steering_without_rater_ids_notes_that_it_changes_little() -> None:
-    people = People(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
+    people = Voters(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
     assert steering_notes(people) == (FITTED_WITHOUT_IDS,)
     for model in (ChoiceModel(people=0.05, source="raters"), ChoiceModel(people=0.5, source="voices")):
         assert steering_notes(replace(people, model=model)) == ()

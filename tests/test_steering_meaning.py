@@ -5,15 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from served import Writer
 
 from pluralign import UsageError, answer
+from pluralign.answering.request import Voters
 from pluralign.answering.steering import (
     JUDGED_PAIRS,
+    Likings,
     MeaningMatch,
-    People,
     _verdict,
     judged_choices,
-    match_meaning,
     meaning_posterior,
     steer_by_choices,
     steer_by_meaning,
@@ -47,8 +48,8 @@ def test_a_description_selects_the_member_that_likes_this_direction() -> None:
 
 
 def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
-    people = People(np.array([0.5, 0.5]), model=ChoiceModel(people=0.3))
-    found = steer_by_meaning(MeaningMatch("green", np.array([0.2, 0.8])), people)
+    people = Voters(np.array([0.5, 0.5]), model=ChoiceModel(people=0.3))
+    found = steer_by_meaning(MeaningMatch(np.array([0.2, 0.8])), people)
     assert found.member == 1
     assert found.posterior == pytest.approx((0.06, 0.24))
     assert found.average == pytest.approx(0.7)
@@ -58,7 +59,7 @@ def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
 def test_an_ensemble_without_a_transformers_encoder_has_no_meaning_to_match(
     ensemble: RewardEnsemble, held_out: HeldOutVotes
 ) -> None:
-    assert match_meaning(ensemble, held_out, "short") is None
+    assert Likings.of(ensemble, held_out) is None
 
 
 def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
@@ -75,18 +76,21 @@ def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held
             a, b = ensemble.rewards([(prompt, first), (prompt, second)])[:, member]
             return "Response A." if a > b else "B"
 
-        choices = judged_choices(People.of(ensemble), held_out, "what member 1 wants", judge)
+        choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
         assert len(choices.votes) <= JUDGED_PAIRS
-        found = steer_by_choices(choices, People.of(ensemble))
+        found = steer_by_choices(choices, Voters.of(ensemble))
         assert found.member == member
     assert "what member 1 wants" in asked[0]
 
 
 def test_a_judge_that_always_says_a_is_refused(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
     with pytest.raises(UsageError, match="no usable answer"):
-        judged_choices(People.of(ensemble), held_out, "short", lambda _: "A")
+        judged_choices(Voters.of(ensemble), held_out, "short", lambda _: "A")
     with pytest.raises(UsageError, match="a judge needs a preference in words alone"):
-        answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", judge=lambda _: "A", held_out=held_out)
+        answer(ensemble, "Tea?", ["Yes."], "steerable", member=1, judge=Writer(), held_out=held_out)
+    judge = Writer(responses=["A"])
+    with pytest.raises(UsageError, match="no usable answer"):
+        answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", like="short", judge=judge, held_out=held_out)
 
 
 @pytest.mark.parametrize(

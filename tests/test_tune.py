@@ -20,7 +20,6 @@ from tiny import WORDS, write_backbone
 from pluralign.answering import tune as tune_module
 from pluralign.answering.adapters import Policy
 from pluralign.answering.answer import answer
-from pluralign.answering.drafts import OwnPolicies
 from pluralign.answering.generate import sample_distinct
 from pluralign.answering.options import TuneOptions
 from pluralign.answering.policies import ExampleAnswer, Manifest, load_policies
@@ -130,11 +129,11 @@ def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned
 
 def test_the_tuned_policies_write_the_members_own_answers(tuned: Tuning) -> None:
     policies = load_policies(tuned.folder, TOWN)
-    own = OwnPolicies(policies.samplers, SamplingOptions(max_new_tokens=10, temperature=1.0), n=4)
-    found = answer(TOWN, "tea rum ?", policies=own)
+    sampling = SamplingOptions(max_new_tokens=10, temperature=1.0)
+    found = answer(TOWN, "tea rum ?", policies=policies.samplers, sampling=sampling, n=4)
     assert found.written == (0, 1)
     assert sorted(j for entry in found.answers for j in entry.members) == [0, 1]
-    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, own.sampling).responses for j in (0, 1)]
+    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, sampling).responses for j in (0, 1)]
     rewards = np.array([TOWN.rewards([("tea rum ?", text) for text in texts]).mean(axis=0) for texts in drafts])
     assert rewards[0, 0] > rewards[1, 0]
     assert rewards[1, 1] > rewards[0, 1]

@@ -359,7 +359,7 @@ class Answerer:
     def samplers(self) -> list[Sampler]:
         """The language models."""
         models = (self.generator, self.writer, self.judge, *self.policies.values())
-        return list(dict.fromkeys(model for model in models if model is not None))
+        return list({id(model): model for model in models if model is not None}.values())
 
     @cached_property
     def cards(self) -> Sequence[Profile]:
