@@ -81,8 +81,8 @@ class Upstream(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def model(self, name: str = "parrot", **changes: Any) -> ServerModel:
-        return ServerModel(name, RemoteOptions(base_url=self.url, **changes))
+    def model(self, name: str = "parrot", concurrency: int = 1, **changes: Any) -> ServerModel:
+        return ServerModel(name, RemoteOptions(base_url=self.url, concurrency=concurrency, **changes))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -314,7 +314,7 @@ def test_an_endless_reply_is_not_read_to_its_end(serve: Serve, monkeypatch: pyte
 )
 def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Path, reply: Reply) -> None:
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
-    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
     assert "the prompt is too long for the model" in done.failed[0].error
@@ -341,7 +341,7 @@ def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):
-            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot"), 2, concurrency=concurrency)
+            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot", concurrency), 2)
         assert len({prompt_of(request) for request in server.requests}) <= concurrency
 
 
@@ -458,7 +458,7 @@ def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serv
         return counts(request)
 
     server, path = serve(script), tmp_path / "c.jsonl"
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, path, server.model(concurrency=3), 2)
     assert (done.lines, done.failed, done.model) == (6, [], f"parrot at {server.url}")
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     server.script = counts
@@ -480,17 +480,17 @@ def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serv
                 return fails(400, words)
         return says(f"{time.monotonic_ns()}")
 
-    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(), 2, concurrency=3)
+    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(concurrency=3), 2)
     assert (done.lines, done.failed) == (3, [])
 
 
 def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(serve: Serve, tmp_path: Path) -> None:
     server, path = serve(), tmp_path / "c.jsonl"
     server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
+    done = generate(PROMPTS, path, server.model(concurrency=4), 2)
     assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
     server.script, server.requests = counts, []
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
+    done = generate(PROMPTS, path, server.model(concurrency=4), 2)
     assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
@@ -509,12 +509,12 @@ def test_an_interrupted_run_keeps_finished_prompts_and_resumes(serve: Serve, tmp
 
     server, path = serve(script), tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        generate(PROMPTS, path, server.model(), 2, concurrency=2, progress=interrupt)
+        generate(PROMPTS, path, server.model(concurrency=2), 2, progress=interrupt)
     interrupted.set()
     time.sleep(0.3)
     assert len(server.requests) <= 4, "no further requests were sent"
     assert len(lines(path)) == 2
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=2)
+    done = generate(PROMPTS, path, server.model(concurrency=2), 2)
     assert (done.resumed, done.lines) == (2, 6)
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 

@@ -26,6 +26,7 @@ from pluralign.answering.policies import ExampleAnswer, Manifest, load_policies
 from pluralign.answering.tune import Tuning, split_prompts, tune
 from pluralign.cli.render.answers import tuning_page
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.features import TextFeatures
@@ -63,7 +64,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["dpo", "grpo"])
 def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     folder = tmp_path_factory.mktemp(request.param) / "policies"
-    return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, names=["asks", "stops"], **QUICK)
+    return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, **QUICK)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -147,13 +148,12 @@ def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, ll
         "weights": {"member-0": 0.75, "member-1": 0.25},
     }
     assert [(row["name"], row["weight"], row["path"]) for row in manifest["members"]] == [
-        ("asks", 0.75, "member-0"),
-        ("stops", 0.25, "member-1"),
+        ("member 0", 0.75, "member-0"),
+        ("member 1", 0.25, "member-1"),
     ]
-    assert manifest["base"] == str(llama)
-    read = Manifest.from_json(manifest)
-    assert list(read.members) == tuned.members
-    assert (read.serving, read.to_json()) == (tuned.serving, manifest)
+    assert manifest["base"]["name"] == str(llama)
+    read = from_json(Manifest, manifest)
+    assert (read.members, read.serving, to_json(read)) == (tuned.members, tuned.serving, manifest)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -354,4 +354,5 @@ def test_chat_prompts_can_be_tuned_on(tmp_path: Path, llama: Path) -> None:
         (Message("user", prompt), Message("assistant", "no"), Message("user", "so ?")) for prompt in PROMPTS[:6]
     ]
     found = tune(TOWN, chats, str(llama), tmp_path / "policies", members=[0], **QUICKEST | {"method": "grpo"})
-    assert found.members[0].samples[0].prompt[0]["role"] == "user"  # type: ignore[index]
+    assert found.members[0].samples[0].prompt[0]["role"] == "user"
+    assert load_policies(tmp_path / "policies", TOWN).missing == (1,)

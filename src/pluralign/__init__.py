@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pluralign.answering.answer import Answer, Answerer
     from pluralign.answering.gate import NoveltyGate, fit_gate
     from pluralign.answering.generate import Generation, generate
-    from pluralign.answering.options import PolicyOptions, TuneOptions
+    from pluralign.answering.options import TuneOptions
     from pluralign.answering.policies import TunedPolicies, load_policies
     from pluralign.answering.tune import Tuning, tune
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -70,7 +70,6 @@ _HOMES = {
     "NoveltyGate": "answering.gate",
     "Plan": "experiments.plan",
     "PluralignError": "core.errors",
-    "PolicyOptions": "answering.options",
     "PreferenceSet": "votes.preferences",
     "Profile": "measuring.cards",
     "Pruning": "measuring.pruning",
@@ -137,7 +136,6 @@ __all__ = [
     "NoveltyGate",
     "Plan",
     "PluralignError",
-    "PolicyOptions",
     "PreferenceSet",
     "Profile",
     "Pruning",

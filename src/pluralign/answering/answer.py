@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from pluralign.answering.gate import NoveltyGate, fit_gate
-from pluralign.answering.generate import Sampler, as_completed, find_sampler, sample_distinct
+from pluralign.answering.generate import Sampler, as_completed, concurrency_of, find_sampler, sample_distinct
 from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.slate import (
     DRAFTS,
@@ -311,8 +311,6 @@ class Answerer:
     """Refuses statements and warns of answers. Default: fitted on ``held_out``, for texts of language models."""
     profiles: Sequence[Profile] | None = None
     """The members' cards; measured on ``held_out`` by default."""
-    concurrency: int = 1
-    """Number of policies that write at the same time, each in a thread; for policies on a server."""
 
     @classmethod
     def of(
@@ -352,7 +350,6 @@ class Answerer:
             policies=own,
             writer=names.get(writer or ""),
             judge=names.get(judge or ""),
-            concurrency=remote.concurrency if remote and remote.base_url else 1,
         )
 
     @property
@@ -496,7 +493,7 @@ class Answerer:
 
         def write() -> dict[int, Any]:
             sample = lambda j: sample_distinct(self.policies[j], request.prompt, n, sampling)  # noqa: E731
-            return dict(as_completed(sample, writing, self.concurrency))
+            return dict(as_completed(sample, writing, min(concurrency_of(self.policies[j]) for j in writing)))
 
         outcomes = host.sample(write, "a policy", "answer")
         failed = {j: one for j in writing if isinstance(one := outcomes[j], DataError)}

@@ -131,11 +131,8 @@ def generate(
     from pluralign.cli.render.answers import generation_page
 
     sampler = find_sampler(model, remote_options)
-    concurrency = remote_options.concurrency if remote_options.base_url else 1
     with progress_bar(f"Sampling from {sampler.name}") as progress:
-        generation = generate_candidates(
-            prompts, output, sampler, n, sampling_options, limit=limit, concurrency=concurrency, progress=progress
-        )
+        generation = generate_candidates(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
     emit(generation.to_json(), generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)

@@ -18,7 +18,6 @@ from pluralign.cli.options import (
     Json,
     OtherVotesOption,
     PolicyFolder,
-    PromptLimit,
     Prompts,
     command_history,
     with_options,
@@ -46,7 +45,6 @@ def tune(
     member: Annotated[
         list[int], typer.Option(metavar="J", help="Tune this member only (default: all with weight). Repeatable.")
     ] = [],  # noqa: B006
-    limit: PromptLimit = None,
     as_json: Json = False,
 ) -> None:
     """Tune a language model to each member: one LoRA adapter per member, evaluated on held-out prompts.
@@ -58,15 +56,9 @@ def tune(
     """
     from pluralign.answering.tune import tune as tune_policies
     from pluralign.cli.render.answers import tuning_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.publishing.export import member_names
 
-    loaded = RewardEnsemble.load(ensemble)
-    names = member_names(ensemble, loaded)
     with progress_bar(f"Tuning {model}") as progress:
-        tuning = tune_policies(
-            loaded, prompts, model, output, tune_options, members=member, names=names, limit=limit, progress=progress
-        )
+        tuning = tune_policies(ensemble, prompts, model, output, tune_options, members=member, progress=progress)
     emit(tuning, tuning_page(tuning), as_json)
 
 
