@@ -648,7 +648,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert facts["notes"] == ["parrot gave 2 distinct responses, not 8"]
+    assert facts["notes"][0].endswith("gave 2 distinct responses, not 8")
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")

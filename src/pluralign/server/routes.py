@@ -15,37 +15,11 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat
+from pluralign.server import schemas
 from pluralign.server.chat import find_model, name_ignored
 from pluralign.server.errors import ApiError, FiniteJSONResponse
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
-from pluralign.server.schemas import (
-    AnswerBody,
-    AnswerResponse,
-    ApiVersion,
-    ChatCompletion,
-    ChatRequest,
-    CohereMeta,
-    CohereRequest,
-    CohereResponse,
-    CompareRequest,
-    CompareResponse,
-    Document,
-    ExplainResponse,
-    Health,
-    Model,
-    ModelList,
-    Pair,
-    RankedDocument,
-    RankedText,
-    RerankRequest,
-    RewardRequest,
-    RewardResponse,
-    ScoreRequest,
-    ScoreResponse,
-    SteeringResponse,
-    SteerRequest,
-)
 from pluralign.server.service import Service
 from pluralign.votes.prompts import Prompt
 
@@ -60,18 +34,20 @@ def answer_routes(service: Service) -> APIRouter:
     generator_name = generator.name if generator else None
 
     @router.get("/v1/models", tags=["answers"])
-    async def models() -> ModelList:
+    async def models() -> schemas.ModelList:
         """OpenAI's list of models: the modes of the ensemble, and every member."""
-        return ModelList(data=[Model(id=model) for model in openai_chat.model_ids(service.name, k)])
+        return schemas.ModelList(data=[schemas.Model(id=model) for model in openai_chat.model_ids(service.name, k)])
 
     @router.get("/v1/models/{model:path}", tags=["answers"])
-    async def model(model: str) -> Model:
+    async def model(model: str) -> schemas.Model:
         """OpenAI's description of one model; 404 if there is no such model."""
         openai_chat.find_model(model, service.name, k)
-        return Model(id=model)
+        return schemas.Model(id=model)
 
-    @router.post("/v1/chat/completions", tags=["answers"], response_model=ChatCompletion)
-    async def chat_completions(body: ChatRequest, response: Response) -> ChatCompletion | StreamingResponse:
+    @router.post("/v1/chat/completions", tags=["answers"], response_model=schemas.ChatCompletion)
+    async def chat_completions(
+        body: schemas.ChatRequest, response: Response
+    ) -> schemas.ChatCompletion | StreamingResponse:
         """OpenAI's chat completion, optionally streamed. The field ``pluralign`` has the members and their weights."""
         ignored = name_ignored(body, response.headers)
         target = openai_chat.find_model(body.model, service.name, k)
@@ -100,7 +76,7 @@ def answer_routes(service: Service) -> APIRouter:
         return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
 
     @router.post("/v1/answer", tags=["answers"])
-    async def answer(body: AnswerBody, response: Response) -> AnswerResponse:
+    async def answer(body: schemas.AnswerBody, response: Response) -> schemas.AnswerResponse:
         """A slate and a consensus, one chosen member, or a random draw by weight, with the candidates."""
         ignored = name_ignored(body, response.headers)
         request = AnswerRequest(
@@ -115,10 +91,10 @@ def answer_routes(service: Service) -> APIRouter:
         answers, texts = await service.answer(request, body.candidates)
         wrote = None if body.candidates else generator_name
         details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
-        return AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
+        return schemas.AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
 
     @router.post("/v1/steer", tags=["answers"])
-    async def steer(body: SteerRequest, response: Response) -> SteeringResponse:
+    async def steer(body: schemas.SteerRequest, response: Response) -> schemas.SteeringResponse:
         """What a user's choices say: the most likely member, the posterior, and the probability of no member."""
         name_ignored(body, response.headers)
         return await service.steer(body.choices)
@@ -168,9 +144,9 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
 
     @router.get("/health", tags=["server"])
     @router.get("/healthz", tags=["server"])
-    async def healthz() -> Health:
+    async def healthz() -> schemas.Health:
         """Whether the server answers: ``{status: "ok"}``."""
-        return Health()
+        return schemas.Health()
 
     @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics_text() -> Response:
@@ -255,19 +231,19 @@ def score_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/compare", tags=["scores"])
-    async def compare(body: CompareRequest, response: Response) -> CompareResponse:
+    async def compare(body: schemas.CompareRequest, response: Response) -> schemas.CompareResponse:
         """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
         name_ignored(body, response.headers)
-        return CompareResponse(results=await service.compare(body.pairs))
+        return schemas.CompareResponse(results=await service.compare(body.pairs))
 
     @router.post("/v1/score", tags=["scores"])
-    async def score(body: ScoreRequest, response: Response) -> ScoreResponse:
+    async def score(body: schemas.ScoreRequest, response: Response) -> schemas.ScoreResponse:
         """Rewards of every member: ``{results: [{rewards: [k numbers]}]}``, one result per text."""
         name_ignored(body, response.headers)
-        return ScoreResponse(results=await service.score_texts(body.texts))
+        return schemas.ScoreResponse(results=await service.score_texts(body.texts))
 
     @router.post("/v1/explain", tags=["scores"])
-    async def explain(body: Pair, response: Response) -> ExplainResponse:
+    async def explain(body: schemas.Pair, response: Response) -> schemas.ExplainResponse:
         """Each member's vote on a pair, with reasons.
 
         ``{votes, prob_hat, prob_policy, rewards, members, undecided}``
@@ -276,37 +252,43 @@ def score_routes(service: Service) -> APIRouter:
         return await service.explain(body)
 
     @router.post("/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def rerank(body: RerankRequest, response: Response, member: Member = None) -> list[RankedText]:
+    async def rerank(
+        body: schemas.RerankRequest, response: Response, member: Member = None
+    ) -> list[schemas.RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
         Scores are weighted pairwise support (Borda); raw scores are rewards.
         """
         name_ignored(body, response.headers)
         scores = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
-        ranked = [RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
+        ranked = [
+            schemas.RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()
+        ]
         if body.return_text:
             return [one.model_copy(update={"text": body.texts[one.index]}) for one in ranked]
         return ranked
 
     @router.post("/v1/rerank", tags=["rerank"], response_model_exclude_unset=True)
     @router.post("/v2/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def cohere_rerank(body: CohereRequest, response: Response) -> CohereResponse:
+    async def cohere_rerank(body: schemas.CohereRequest, response: Response) -> schemas.CohereResponse:
         """Cohere's rerank: ``{results: [{index, relevance_score}]}``, best first. A model id can name one member."""
         name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
         scores = await service.rank(body.query, texts, target.member, raw=False)
         results = [
-            RankedDocument(index=i, relevance_score=float(scores[i]))
+            schemas.RankedDocument(index=i, relevance_score=float(scores[i]))
             for i in (-scores).argsort(kind="stable").tolist()[: body.top_n]
         ]
         if body.return_documents:
-            results = [one.model_copy(update={"document": Document(text=texts[one.index])}) for one in results]
-        meta = CohereMeta(api_version=ApiVersion(version="2"))
-        return CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
+            results = [one.model_copy(update={"document": schemas.Document(text=texts[one.index])}) for one in results]
+        meta = schemas.CohereMeta(api_version=schemas.ApiVersion(version="2"))
+        return schemas.CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
 
     @router.post("/get_reward", tags=["rewards"])
-    async def get_reward(body: RewardRequest, response: Response, member: Member = None) -> RewardResponse:
+    async def get_reward(
+        body: schemas.RewardRequest, response: Response, member: Member = None
+    ) -> schemas.RewardResponse:
         """OpenRLHF's remote reward model: ``{rewards, scores, extra_logs}``, one number per query.
 
         With ``?member=3`` the rewards of that member, otherwise the weighted mean. ``extra_logs`` has every member's.
@@ -319,6 +301,6 @@ def score_routes(service: Service) -> APIRouter:
         weights, rewards = service.weights(member), await service.decoded_rewards(prompts, body.query)
         mean = (rewards @ weights).tolist()
         logs = {f"member_{j}": rewards[:, j].tolist() for j in range(service.ensemble.k)}
-        return RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
+        return schemas.RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
 
     return router

@@ -3,13 +3,15 @@
 The number and the length of texts are checked in ``service``, because the server is started with these limits.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pluralign.answering.request import Mode
-from pluralign.answering.slate import Consensus, Distilled
+from pluralign.answering.slate import Consensus, Distilled, SlateEntry
+from pluralign.answering.steering import Steering
 from pluralign.core.types import Level
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import MemberVote
@@ -319,42 +321,20 @@ class AnswerBody(Sampled):
     )
 
 
-class AnswerEntry(Result):
+@dataclass(frozen=True)
+class AnswerEntry(SlateEntry):
     """One answer, and the members that support it."""
 
-    text: str
-    member: int | None = Field(description="The member that answers; null for a refusal")
-    weight: float = Field(
-        description="Slate: weight of the members that prefer it to all other entries; else: of those that chose it"
-    )
-    members: list[int]
-    share: float | None = Field(description="Predicted share of people whose favourite it is; null if steered")
-    name: str | None = Field(description="Name of the member that answers")
+    name: str | None = None
+    """Name of the member that answers."""
 
 
-class AskedPair(Result):
-    """Two candidates between which the user's choice would say most about the user."""
-
-    prompt: str
-    response_a: str
-    response_b: str
-    gain: float = Field(description="Expected information about the user, in nats")
-
-
-class SteeringResponse(Result):
+@dataclass(frozen=True)
+class SteeringResponse(Steering):
     """What is known about the user."""
 
-    member: int = Field(description="The most likely member")
-    why: str
-    sure: float = Field(description="Probability that the user follows this member")
-    posterior: list[float] = Field(description="That probability for every member; the rest of 1 is `average`")
-    path: list[list[float]] = Field(description="The posterior after each choice; the first entry is the prior")
-    average: float = Field(description="Probability that the user follows no member")
-    support: float | None = Field(
-        description="Expected share of the other candidates that the user would reject for the answer"
-    )
-    ask: AskedPair | None = Field(description="The choice between candidates that would say most next")
-    name: str
+    name: str = ""
+    """Name of the most likely member."""
 
 
 class AnswerDetails(Result):

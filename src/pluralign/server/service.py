@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -23,23 +23,12 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.options import with_changes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.server import schemas
 from pluralign.server.batching import Batcher, QueueFullError
 from pluralign.server.candidates import Slots, in_thread, prompt_text
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
 from pluralign.server.limits import ServerSettings, check_count
-from pluralign.server.schemas import (
-    Choice,
-    Comparison,
-    ExplainResponse,
-    Pair,
-    PairRewards,
-    Sampled,
-    SteeringResponse,
-    Text,
-    TextRewards,
-    Turn,
-)
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
 from pluralign.votes.candidates import Candidates, candidates_of
@@ -124,7 +113,7 @@ class Service:
         known = self.held_out_prompts.values()
         return bool(known) and all(Prompt(candidates.prompt).is_chat for candidates in known)
 
-    def prompt(self, given: str | Sequence[Turn], *, single_as_text: bool = False) -> PromptLike:
+    def prompt(self, given: str | Sequence[schemas.Turn], *, single_as_text: bool = False) -> PromptLike:
         """Return a prompt as the ensemble reads it: a text, or the messages of a chat.
 
         Args:
@@ -163,17 +152,17 @@ class Service:
             items.append((prompt, without_end_marks(response)))
         return await self.rewards(items)
 
-    async def score_texts(self, texts: Sequence[Text]) -> list[TextRewards]:
+    async def score_texts(self, texts: Sequence[schemas.Text]) -> list[schemas.TextRewards]:
         """Return the rewards of each text."""
         split = [text.split() for text in texts]
         rewards = await self.rewards([(self.prompt(prompt), response) for prompt, response in split])
-        return [TextRewards(rewards=row.tolist()) for row in rewards]
+        return [schemas.TextRewards(rewards=row.tolist()) for row in rewards]
 
-    async def compare(self, pairs: Sequence[Pair]) -> list[Comparison]:
+    async def compare(self, pairs: Sequence[schemas.Pair]) -> list[schemas.Comparison]:
         """Return the votes and both predicted shares of each pair."""
         return self._comparisons(await self._pair_rewards(pairs))
 
-    async def explain(self, pair: Pair) -> ExplainResponse:
+    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
         """Return the votes on a pair, and the reasons of every member."""
         rewards = await self._pair_rewards([pair])
         prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
@@ -181,17 +170,17 @@ class Service:
         members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
         (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
         undecided = self.ensemble.undecided
-        return ExplainResponse(
-            **comparison.model_dump(), rewards=PairRewards(a=a, b=b), members=members, undecided=undecided
+        return schemas.ExplainResponse(
+            **comparison.model_dump(), rewards=schemas.PairRewards(a=a, b=b), members=members, undecided=undecided
         )
 
-    def _comparisons(self, rewards: FloatArray) -> list[Comparison]:
+    def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
         votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
         shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
         rows = zip(votes.tolist(), shares["vote"].tolist(), shares["policy"].tolist(), strict=True)
-        return [Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        return [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
 
-    async def _pair_rewards(self, pairs: Sequence[Pair]) -> FloatArray:
+    async def _pair_rewards(self, pairs: Sequence[schemas.Pair]) -> FloatArray:
         """Return the rewards of the first and the second response of each pair in turn, ``(2 n_pairs, k)``."""
         items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
         return await self.rewards(items)
@@ -228,7 +217,7 @@ class Service:
 
     # --- answering --------------------------------------------------------------------------------------------------
 
-    def sampling(self, body: Sampled, max_tokens: int | None) -> SamplingOptions:
+    def sampling(self, body: schemas.Sampled, max_tokens: int | None) -> SamplingOptions:
         """Return the server's sampling options with those that a request sets."""
         check_count(max_tokens or 1, self.limits.max_tokens, "tokens per candidate")
         temperature = None if body.temperature is None else max(body.temperature, MIN_TEMPERATURE)
@@ -269,7 +258,7 @@ class Service:
         n_members = sum(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT for j in self.answerer.policies)
         return (request.n or 1) * (int(n_members) if request.mode == "balanced" else 1)
 
-    async def steer(self, choices: Sequence[Choice]) -> SteeringResponse:
+    async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
         voters = Voters.of(self.ensemble)
         if choices:
@@ -281,9 +270,9 @@ class Service:
             likeliest = prior.index(max(prior))
             why = "it has the most weight"
             steering = Steering(likeliest, why, prior[likeliest], prior, (prior,), average=1 - sum(prior))
-        return SteeringResponse(**asdict(steering), name=self.names[steering.member])
+        return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
-    def votes(self, choices: Sequence[Choice]) -> PreferenceSet:
+    def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
         """Return the choices of a request as votes."""
         check_count(len(choices), self.limits.choices, "choices")
         chose_a = np.array([choice.chosen == "a" for choice in choices], dtype=np.int64)
