@@ -79,7 +79,7 @@ def headline(
         place = standing(rival.difference)
         verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):z.4f})."
     return Headline(
-        main=_main(evaluation, held_out=record is not None and evaluation.left_out.known),
+        main=_main(evaluation, held_out=record is not None and bool(record.method)),
         verdict=verdict,
         standing=place,
         next_step=_next_step(evaluation, rival, place, beats_half, record, folder, in_report),

@@ -122,8 +122,8 @@ def without_trained_candidates(
     Raises:
         DataError: every prompt was used for training.
     """
-    if all_prompts or ensemble.trained_on is None:
-        return list(candidates), LeftOut(known=ensemble.trained_on is not None)
+    if all_prompts:
+        return list(candidates), LeftOut()
     trained = are_trained([of_prompt.prompt for of_prompt in candidates], ensemble.trained_on)
     kept = [of_prompt for of_prompt, known in zip(candidates, trained, strict=True) if not known]
     if candidates and not kept:

@@ -24,6 +24,7 @@ from pluralign.core.random_streams import (
     SIMULATED_VOTES,
     random_stream,
 )
+from pluralign.measuring.leans import WORDS
 from pluralign.theory import calibration
 from pluralign.theory.calibration import expected_calibration_error, strata
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
@@ -34,65 +35,26 @@ from pluralign.votes.prompts import Prompt, PromptLike
 
 
 Labels: TypeAlias = npt.NDArray[np.object_]
-
-
 DEFAULT_GROUPINGS = ("length", "topic")
-
-
 OWN_GROUPINGS = ("length", "topic", "strata")
-
-
 LENGTH_RATIOS = (1.1, 1.5, 2.5)
 """Edges of the bins of longer ÷ shorter response."""
-
-
 MANY_VALUES = 10
 """A numeric column with more distinct values is split into quartiles."""
-
-
 RARE = 30
 """Values of a column with fewer pairs are grouped together."""
-
-
 PROMPTS_A_TOPIC = 30
-
-
 MOST_TOPICS = 8
-
-
 TOPIC_WORDS = 3
-
-
 ALL_PROMPTS = "all prompts"
 """The topic of prompts that are too few, or too different, to cluster."""
-
-
 VOCABULARY = 2000
-
-
 TOPIC_DIMENSIONS = 32
-
-
 RESTARTS = 4
-
-
 MOST_COMMON = 0.5
 """A word in more than this share of the prompts does not describe a topic."""
-
-
 _WORD = re.compile(r"[^\W\d_]{3,}")
-
-
-FUNCTION_WORDS = frozenset(
-    _WORD.findall(
-        "about above after again against all also any and are because been before being below between both but can "
-        "could did does doing don down during each every few for from further get give had has have having her here "
-        "him his how into its just let like make many may might more most much must not now off one only onto other "
-        "others our out over own please same shall she should some such tell than that the their them then there these "
-        "they think thinking this those through too two under until upon use very want was way well were what when "
-        "where whether which while who whom whose why will with within without would write yes yet you your"
-    )
-)
+FUNCTION_WORDS = frozenset(WORDS["function_words"].split())
 
 
 def groupings_of(preferences: PreferenceSet) -> list[str]:
@@ -243,9 +205,6 @@ SUBSETS = 200
 SUBSETS_AT_ONCE = 50
 SIMULATIONS = 20
 BINS = 10
-
-
-# --- grouping ---------------------------------------------------------------------------------------------------------
 
 
 # --- calibration within groups ----------------------------------------------------------------------------------------
@@ -420,6 +379,3 @@ def adversarial_calibration(
         high = float(np.quantile(worst[1:], 0.95))
         found.append(AdversarialGroup(fraction, chosen, float(worst[0]), float(worst[1:].mean()), high))
     return found
-
-
-# --- what is left of disagreement -------------------------------------------------------------------------------------

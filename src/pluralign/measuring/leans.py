@@ -17,16 +17,17 @@ member cares less.
 import logging
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from pluralign.core.arrays import FloatArray, IndexArray
+from pluralign.core.arrays import FloatArray, IndexArray, IntArray
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.text.surface import NAMES, surface_features
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
@@ -51,34 +52,8 @@ class Trait:
     """How it is counted, in one sentence."""
 
 
-TRAITS = (
-    Trait("length", "longer answers", "shorter answers", "Logarithm of the number of words."),
-    Trait("sentence_length", "longer sentences", "shorter sentences", "Words per sentence."),
-    Trait("structure", "lists", "running prose", "Logarithm of the lines that are list items or headings."),
-    Trait("questions", "asking questions", "not asking questions", "Question marks per word."),
-    Trait("first_person", "speaking as I or we", "impersonal wording", "I, me, my, we, us, our… per word."),
-    Trait("second_person", "addressing the reader", "not addressing the reader", "You, your, yours… per word."),
-    Trait("hedging", "hedged claims", "unhedged claims", "May, might, perhaps, probably, it depends… per word."),
-    Trait("certainty", "confident wording", "less confident wording", "Certainly, clearly, never, always… per word."),
-    Trait("directives", "giving instructions", "leaving the decision open", "Must, should… and imperatives, per word."),
-    Trait("sentiment", "a positive tone", "a negative tone", "Compound sentiment of VADER, from -1 to 1."),
-    Trait(
-        "formality",
-        "formal wording",
-        "informal wording",
-        "Therefore, regarding… minus contractions, okay… per word.",
-    ),
-    Trait("concreteness", "concrete details", "general statements", "Numbers, for example, a story… per word."),
-    Trait("balance", "weighing both sides", "arguing one side", "However, although, both, compromise… per word."),
-    Trait("warmth", "a warm tone", "a neutral tone", "Please, thank, sorry, understand, friends, welcome… per word."),
-    Trait("readability", "easy-to-read text", "hard-to-read text", "Flesch reading ease, from groups of vowels."),
-    Trait(
-        "echo",
-        "repeating words of the prompt",
-        "other words than the prompt",
-        "Share of its longer words that the prompt has.",
-    ),
-)
+WORDS = tomllib.loads(files("pluralign").joinpath("measuring/words.toml").read_text(encoding="utf-8"))
+TRAITS = tuple(Trait(**values) for values in WORDS["traits"])
 KEYS = tuple(trait.key for trait in TRAITS)
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
@@ -90,59 +65,16 @@ _CONTRACTION = re.compile(
     r"n['’]t\b|\w['’](?:re|ll|ve|m|d)\b|\b(?:it|that|there|here|what|who|he|she|let)['’]s\b", re.IGNORECASE
 )
 _FIRST_WORD = re.compile(r"(?:^|[.!?…:]\s+|^\s*(?:[-*•]|\d+[.)])\s+)([^\W\d_]+)", re.MULTILINE)
-_COMMANDS = frozenset(re.findall(r"\w+", """
-    add allow ask avoid be begin bring build call check choose come consider create do ensure fix follow get give go
-    help hold join keep leave listen look make put read remember say scrap send set show speak spend start stay stop
-    support take tell think try turn use vote wait wake work write
-"""))  # fmt: skip
 
 
 def _any_of(phrases: str) -> re.Pattern[str]:
     """Return a pattern that matches any of the comma-separated phrases; * matches any ending."""
-    escaped = (re.escape(phrase.strip()).replace(r"\*", r"\w*") for phrase in phrases.split(","))
+    escaped = (re.escape(" ".join(phrase.split())).replace(r"\*", r"\w*") for phrase in phrases.split(","))
     return re.compile(rf"\b(?:{'|'.join(escaped)})\b", re.IGNORECASE)
 
 
-_COUNTED = {
-    "second_person": _any_of("you, your, yours, yourself, yourselves"),
-    "hedging": _any_of(
-        "may, might, perhaps, maybe, possibl*, probabl*, seem, seems, likely, unlikely, somewhat, presumabl*, "
-        "apparently, arguabl*, suppose, guess, wonder, tend, tends, not sure, unsure, not certain, uncertain*, "
-        "depend, depends, depending, as far as i, in my opinion, i think, i believe, it appears, in some cases, to "
-        "some extent, i lean, some doubts, could be, if i"
-    ),
-    "certainty": _any_of(
-        "certain, certainly, clear, clearly, definite*, absolute*, obvious*, undoubted*, of course, no doubt, "
-        "without any doubt, without doubt, beyond doubt, always, never, firmly, fully, completely, totally, "
-        "utterly, without question, nothing will, surely"
-    ),
-    "directives": _any_of("must, should, shall, ought, need to, needs to, have to, has to, let us, let's, had better"),
-    "formal": _any_of(
-        "therefore, furthermore, moreover, consequently, accordingly, nevertheless, nonetheless, hence, thus, "
-        "regarding, concerning, with respect to, with reference to, with due respect, in accordance, pursuant, "
-        "subsequent*, prior to, whereas, thereby, herein, in conclusion, in addition, additionally, respective*, "
-        "honourable, submit*, consultation, the record, in order to, upon"
-    ),
-    "informal": _any_of(
-        "okay, ok, yeah, yep, nope, hey, hi, wow, kinda, gonna, wanna, gotta, stuff, guys, kids, awesome, cool, "
-        "crap, damn, lol, nonsense, rubbish, waffle, come on, frankly, sick of, crying out loud, a lot, lots of, "
-        "pretty much, dumb"
-    ),
-    "examples": _any_of(
-        "for example, for instance, e.g, such as, example*, story, stories, last year, last week, yesterday, "
-        "hundred*, thousand*, million*, billion*, percent*, per cent, pounds, dollars, euros"
-    ),
-    "balance": _any_of(
-        "however, although, though, whereas, on the one hand, on the other hand, on one hand, both, either, "
-        "neither, balance*, compromise*, middle, halfway, trade-off*, tradeoff*, pros, cons, at the same time, "
-        "nevertheless, nonetheless, while some, two sides, each side, yet"
-    ),
-    "warmth": _any_of(
-        "please, thank*, sorry, grateful*, gratitude, appreciat*, understand*, welcome*, kindly, kindness, friend*, "
-        "dear, warm*, heart*, love*, lovely, hug, bless, hope, care, caring, glad, happy, together, respect*, "
-        "sympath*, empath*"
-    ),
-}
+_COUNTED = {name: _any_of(phrases) for name, phrases in WORDS["counted"].items()}
+_COMMANDS = frozenset(WORDS["commands"].split())
 
 
 def trait_values(prompts: Sequence[str], responses: Sequence[str]) -> FloatArray:
@@ -254,8 +186,6 @@ def _vader() -> Any:
 
     return LinearTimeAnalyzer()
 
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 SIGNIFICANCE = 0.05
 """Probability of any false claim on all cards of an ensemble together, for traits and for words."""

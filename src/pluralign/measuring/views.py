@@ -26,12 +26,13 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.groups import ALL_PROMPTS, FUNCTION_WORDS, topics
+from pluralign.measuring.groups import ALL_PROMPTS, topics
 from pluralign.measuring.leans import (
     DISLIKES_WORD,
     LIKES_WORD,
     PREFERS,
     SIGNIFICANCE,
+    WORDS,
     Contrast,
     Lean,
     fit_contrast,
@@ -54,14 +55,7 @@ EXCERPT_LENGTH = 180
 _BREAK = re.compile(r"[.!?;:,()\[\]{}\"“”„«»\n\r\t…–—*#|/<>]+")
 _TOKEN = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
-_NOT_A_VIEW = FUNCTION_WORDS | frozenset(re.findall(r"\S+", """
-    able actually almost already although always another anybody anyone anything away back been came come comes done
-    else enough even ever everybody everyone everything far going gone got however i'd i'll i'm i've instead isn't it's
-    keep know less lot made maybe mean means met nobody nor nothing often once ones perhaps put quite rather really say
-    says see seem seems set since somebody someone something soon still sure take than that's themselves therefore thing
-    things though thus today together told took turn upon whole won won't wouldn't you're can't cannot don't doesn't
-    didn't aren't shouldn't let's there's they're we'd we'll we're we've what's who's
-"""))  # fmt: skip
+_NOT_A_VIEW = frozenset((WORDS["function_words"] + WORDS["no_view"]).split())
 
 
 def phrases_of(text: str) -> frozenset[str]:
