@@ -11,7 +11,7 @@ import pytest
 from conftest import run
 from scipy import stats
 
-from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
+from pluralign import PreferenceSet, answer, fit, town_hall
 from pluralign.answering.answer import Mode, choose, refuse, score
 from pluralign.answering.slate import favourites
 from pluralign.answering.steering import ScoredChoices
@@ -19,7 +19,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
-from pluralign.measuring.cards import Profile
+from pluralign.measuring.cards import Profile, member_profiles
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [

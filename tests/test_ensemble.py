@@ -273,7 +273,7 @@ def test_changed_arrays_are_rejected(tmp_path: Path) -> None:
         (b"\xff\xfe", "it is not JSON"),
         ("[1]", "does not describe an ensemble"),
         ('{"format": "other"}', "does not describe an ensemble"),
-        ('{"format": "pluralign-ensemble", "format_version": 99}', "newer Pluralign; upgrade"),
+        ('{"format": "pluralign-ensemble", "format_version": 99}', "its format_version is 99, not 4"),
     ],
 )
 def test_a_foreign_description_is_rejected(tmp_path: Path, content: str | bytes, message: str) -> None:

@@ -30,9 +30,9 @@ from pluralign.ensemble.folder import (
 from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.votes.storage import parquet_bytes
 
 VOTES = town_hall(60).preferences
-OLD = Path(__file__).with_name("data") / "ensemble-0.1"
 
 
 def save(folder: Path, seed: int = 0) -> RewardEnsemble:
@@ -146,14 +146,6 @@ def test_figures_about_raters_are_removed_with_their_ensemble(tmp_path: Path) ->
         assert (tmp_path / REPRESENTATION_FILE).exists() == kept
 
 
-def test_a_folder_of_version_0_1_is_replaced(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    assert has_held_out(tmp_path)
-    save(tmp_path)
-    assert not (tmp_path / VOTES_FILE).exists()
-    assert len(list(tmp_path.iterdir())) == 4
-
-
 # --- hashes -----------------------------------------------------------------------------------------------------------
 
 
@@ -216,7 +208,8 @@ def test_layout_and_order_of_the_json_do_not_matter(tmp_path: Path) -> None:
         ({"features": {"pooling": "soup"}}, "its description of the features cannot be read"),
         ({"facts": {"level": "soup"}}, "its record of the fit cannot be read"),
         ({"facts": {"k": "3"}}, "its record of the fit cannot be read"),
-        ({"format_version": "3"}, "format_version must be a whole number"),
+        ({"choice_model": {"people": 2.0}}, "people must be between 0 and 1"),
+        ({"choice_model": {"slip": "0"}}, "its choice model cannot be read"),
     ],
 )
 def test_impossible_values_are_refused_even_with_the_right_hash(
@@ -261,14 +254,29 @@ def test_impossible_arrays_are_refused_even_with_the_right_hash(
         RewardEnsemble.load(tmp_path)
 
 
-def test_held_out_rewards_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    shutil.copytree(OLD, tmp_path, dirs_exist_ok=True)
-    with safetensors.safe_open(tmp_path / REWARDS_FILE, framework="numpy") as file:
-        rewards, metadata = file.get_tensor("rewards"), file.metadata()
-    for bad, problem in ((rewards * np.nan, "rewards must be finite"), (rewards[:, :1], "those of another ensemble")):
-        (tmp_path / REWARDS_FILE).write_bytes(safetensors.numpy.save({"rewards": bad.copy()}, metadata=metadata))
+def test_impossible_held_out_rewards_are_refused(tmp_path: Path) -> None:
+    ensemble, held_out = some_ensemble(), score_held_out(some_ensemble(), VOTES)
+    for bad, problem in ((held_out.rewards * np.nan, "must be finite"), (held_out.rewards[:, :1], "another ensemble")):
+        ensemble.save(tmp_path, held_out_files(ensemble, replace(held_out, rewards=bad)))
         with pytest.raises(DataError, match=problem):
             load_held_out(tmp_path)
+    files = held_out_files(ensemble, held_out)
+    for name, content, problem in (
+        (REWARDS_FILE, b"nonsense", "it is damaged"),
+        (VOTES_FILE, b"nonsense", "not a file written by"),
+        (VOTES_FILE, parquet_bytes(VOTES[:50]), "do not belong together"),
+    ):
+        ensemble.save(tmp_path, files | {name: content})
+        with pytest.raises(DataError, match=problem):
+            load_held_out(tmp_path)
+
+
+def test_another_format_version_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    for version in (3, 99, "4", None):
+        save(tmp_path)
+        change(tmp_path, lambda description, version=version: description.update(format_version=version))  # type: ignore[misc]
+        with pytest.raises(DataError, match="use the version of pluralign that wrote it"):
+            RewardEnsemble.load(tmp_path)
 
 
 def test_an_ensemble_that_could_not_be_read_back_is_not_saved(tmp_path: Path) -> None:

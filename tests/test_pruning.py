@@ -144,7 +144,7 @@ def test_the_record_is_measured_again(folder: Path, pruned: Pruning) -> None:
     assert original.evaluation is not None
     assert record.evaluation is not None
     assert record.evaluation.to_json() == again.to_json()
-    assert set(record.to_json()) == set(original.to_json()) | {"pruned"}
+    assert set(record.to_json()) == set(original.to_json()) - {"bound"} | {"pruned"}
     assert pruned.removed != []
     assert record.k == len(record.evaluation.members) == pruned.ensemble.k == 6 - len(pruned.removed)
     assert record.evaluation.test != original.evaluation.test
@@ -165,7 +165,6 @@ def test_a_saved_pruned_ensemble_loads_with_its_votes(folder: Path, pruned: Prun
     np.testing.assert_array_equal(held_out.rewards, load_held_out(folder).rewards[:, pruned.kept])
     assert loaded.record.pruned is not None
     assert loaded.record.pruned.source == str(folder)
-    assert loaded.record.to_json()["pruned"]["from"] == str(folder)
     assert set(loaded.baselines) == set(RewardEnsemble.load(folder).baselines)
 
 

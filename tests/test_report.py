@@ -22,7 +22,7 @@ from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.ensemble.record import Evaluation, LeftOut
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
-from pluralign.measuring.report_data import ReportData, collect_report_data
+from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.publishing.figures import (
     as_svg,
     brier_by_size,
@@ -196,7 +196,7 @@ def test_a_report_on_other_votes_does_not_use_the_cross_validation_of_the_fit(
     evaluation = evaluation_of(ensemble)
     validated = replace(ensemble, record=replace(ensemble.record, cross_validation=evaluation))
     other = replace(evaluation, left_out=LeftOut(pairs=40, prompts=5))
-    found = collect_report_data(validated, load_held_out(folder), other, cases=0)
+    found = collect_report_data(validated, load_held_out(folder), other, ReportOptions(cases=0))
     assert found.main is other
     text = page(validated, found)
     assert "Left out 5 prompts (40 pairs) that were used for training." in text

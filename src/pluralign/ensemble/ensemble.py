@@ -145,7 +145,7 @@ class RewardEnsemble:
         """
         own, surface = self.features, self.features.surface
         encoders: list[Encoder | None] = [own.load_checked()] if isinstance(own, TextFeatures) else [*own.parts()]
-        surface, theta = self._theta_and_average if average else self.members.theta
+        theta = self._theta_and_average if average else self.members.theta
 
         def rewards(items: ItemsLike) -> FloatArray:
             texts = as_items(items)

@@ -223,8 +223,8 @@ def read_description(folder: Path) -> dict[str, Any]:
             "it does not describe an ensemble", file=str(path), remedy="give a folder written by pluralign fit"
         )
     if description.get("format_version") != FORMAT_VERSION:
-        problem = f"its format is version {description.get('format_version')}, and this Pluralign reads version {FORMAT_VERSION}"
-        raise DataError(problem, file=str(path), remedy="fit again, or use the Pluralign that wrote it")
+        version = f"its format_version is {description.get('format_version')!r:.20}, not {FORMAT_VERSION}"
+        raise DataError(version, file=str(path), remedy="use the version of pluralign that wrote it, or fit again")
     if problem := problem_of(description):
         raise DataError(problem, file=str(path), remedy=REMEDY)
     if not is_intact(description):

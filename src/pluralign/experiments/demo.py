@@ -23,8 +23,8 @@ from pluralign.learning.raters import rater_options
 from pluralign.learning.task import MANY_PAIRS, FitWatcher
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
-from pluralign.measuring.report_data import ReportData, collect_report_data
-from pluralign.measuring.tournament import RankingResult, Tournament, rankings
+from pluralign.measuring.rankings import RankingResult, Tournament, rankings
+from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
@@ -153,7 +153,7 @@ class DemoResult:
             "camps_rater_ids": self.camps_rater_ids.to_json(),
             "camps_true_features": self.camps_true_features.to_json(),
             "pruning": self.pruning.to_json(),
-            "rankings": self.rankings.to_json(),
+            "rankings": to_json(self.rankings),
             "asked": to_json(self.asked),
         }
 
@@ -206,7 +206,7 @@ def run_demo(
     return DemoResult(
         methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
-        report_data=collect_report_data(ensemble, held_out, seed=seed),
+        report_data=collect_report_data(ensemble, held_out, options=ReportOptions(seed=seed)),
         camps=camps_of_ensemble(town, rows, ensemble),
         camps_rater_ids=camps_of_ensemble(town, rows, with_ids),
         camps_true_features=_camps_on_true_features(true_feature_pairs, k, seed, test_fraction),

@@ -43,8 +43,8 @@ from pluralign.experiments.recipes import OWN, RECIPES, Recipe, load_recipe, shr
 from pluralign.experiments.rehearsal import one_thread, write_prism, write_sample, write_tiny_model
 from pluralign.learning.fit import fit
 from pluralign.learning.routes import Choice, Devices, Route, check_launch, choose_route, visible_devices, weights_of
-from pluralign.measuring.diversity import Diversity, measure_diversity
-from pluralign.measuring.report_data import collect_report_data
+from pluralign.measuring.diversity import Diversity, measure_diversity, score_candidates
+from pluralign.measuring.report_data import ReportOptions, collect_report_data
 from pluralign.votes.candidates import load_candidates
 from pluralign.votes.load import load_preferences
 from pluralign.votes.options import LoadOptions
@@ -234,7 +234,10 @@ def _run(
         except ModuleNotFoundError as missing:
             raise MissingExtraError(missing.name or "matplotlib", "report", "a report") from None
         data = collect_report_data(
-            ensemble(), load_held_out(ensemble_folder), candidates=candidates(), seed=inputs.seed, progress=progress
+            ensemble(),
+            load_held_out(ensemble_folder),
+            options=ReportOptions(candidates(), seed=inputs.seed),
+            progress=progress,
         )
         rehearsed = ", a rehearsal on synthetic votes" if recipe.paper else ", a rehearsal with a tiny model"
         title = f"{recipe.title}{rehearsed if tiny else ''}"
@@ -257,9 +260,11 @@ def _run(
         lambda: _generated(recipe, inputs, ensemble_folder, candidates_file, progress),
         candidates_file,
     )
-    diversity = from_json(
-        Diversity, run(steps["diversity"], lambda: measure_diversity(ensemble(), candidates(), progress=progress))
-    )
+
+    def measure_rankings() -> Diversity:
+        return measure_diversity(ensemble(), score_candidates(ensemble(), candidates(), progress))
+
+    diversity = from_json(Diversity, run(steps["diversity"], measure_rankings))
     run(steps["report"], write_report, page)
     run.write_record()
     return Reproduction(

@@ -26,7 +26,8 @@ from pluralign.core.text import counted, one_line, printable, shortened
 from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_beside
-from pluralign.ensemble.held_out import HeldOutVotes
+from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
+from pluralign.ensemble.record import LeftOut
 from pluralign.measuring.leans import (
     CARES_LESS,
     KEYS,
@@ -41,7 +42,6 @@ from pluralign.measuring.leans import (
     measure_leans,
     sample_prompts,
 )
-from pluralign.measuring.pruning import as_held_out
 from pluralign.measuring.views import Views, find_views, reward_scale, split_prompts, telling_phrases
 from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
 from pluralign.text.options import SamplingOptions
@@ -118,6 +118,8 @@ def load_descriptions(folder: str | os.PathLike[str]) -> Descriptions | None:
 
 MAX_CORRELATION = 0.5
 """A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
+CHECKED = 100
+"""Pairs that a description is checked on."""
 EXAMPLES = 3
 WORDS_SHOWN = 8
 WORDS_IN_NAME = 3
@@ -209,15 +211,72 @@ def unnamed_reason(profiles: Sequence[Profile], prompts: int) -> str:
     return f"{start} on {found}, no difference from the other members in a trait is significant."
 
 
-def member_profiles(
-    weights: RewardEnsemble | npt.ArrayLike, held_out: HeldOutVotes | VotesLike, *, max_characters: int | None = None
-) -> list[Profile]:
-    """Describe how each member of an ensemble differs from the others.
+@dataclass(frozen=True)
+class MemberProfiles:
+    """The cards of all members, and the votes that they were measured on."""
+
+    members: list[Profile]
+    described: JudgeUsage | None
+    """Calls of the language model that described the members, if one did."""
+    unnamed: str
+    """Why some members have no name; empty if all have one."""
+    undecided: float
+    pairs: int
+    prompts: int
+    left_out: LeftOut
+
+
+def profile(
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
+    *,
+    describe: JudgeModel | None = None,
+    check_pairs: int = CHECKED,
+    concurrency: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> MemberProfiles:
+    """Describe how each member differs from the others: style, phrases and positions, with significance tests.
 
     Args:
-        weights: the ensemble, or the weights of its members, ``(k,)``.
-        held_out: held-out votes with the rewards of the members. With an ensemble, any votes (a ``PreferenceSet``, a
-            path, a pandas DataFrame, a list of dicts): it scores them, without the prompts it was trained on.
+        ensemble: the ensemble, or its folder.
+        votes: held-out votes, see ``held_out_votes``.
+        describe: a language model that writes a name and a sentence per member, which are checked on other prompts. For
+            the held-out votes of a folder they are saved there, and read again by a later call without a model.
+        check_pairs: number of pairs to check a description on, with two calls per pair and member.
+        concurrency: number of questions to the model at the same time.
+        seed: of the texts and of the choice of pairs.
+        progress: called with the number of calls done and the total.
+    """
+    loaded, held_out = held_out_votes(ensemble, votes)
+    folder = None if votes is not None or isinstance(ensemble, RewardEnsemble) else ensemble
+    written = load_descriptions(folder) if folder is not None and describe is None else None
+    if describe is not None:
+        written = describe_members(
+            held_out, loaded.weights, describe, pairs=check_pairs, concurrency=concurrency, seed=seed, progress=progress
+        )
+        if folder is not None:
+            save_descriptions(written, folder)
+    members, people = with_descriptions(member_profiles(loaded.weights, held_out), written), held_out.preferences
+    return MemberProfiles(
+        members=members,
+        described=written.usage if written else None,
+        unnamed=unnamed_reason(members, len(people.prompts)),
+        undecided=loaded.undecided,
+        pairs=len(people),
+        prompts=len(people.prompts),
+        left_out=held_out.left_out,
+    )
+
+
+def member_profiles(
+    weights: npt.ArrayLike, held_out: HeldOutVotes, *, max_characters: int | None = None
+) -> list[Profile]:
+    """Return the card of each member.
+
+    Args:
+        weights: of the members, ``(k,)``.
+        held_out: held-out votes with the rewards of the members.
         max_characters: measure leans on a sample of prompts with at most this much text (``sample_prompts``); all other
             figures use all votes.
 
@@ -231,11 +290,6 @@ def member_profiles(
         Prefers longer answers
         Cares less about longer answers
     """
-    if isinstance(weights, RewardEnsemble):
-        held_out = as_held_out(weights, held_out)
-        weights = weights.weights
-    if not isinstance(held_out, HeldOutVotes):
-        raise UsageError("member_profiles needs an ensemble to score votes: member_profiles(ensemble, votes).")
     votes, alpha = held_out.preferences, np.asarray(weights, dtype=np.float64)
     if held_out.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")
@@ -416,8 +470,6 @@ def distinguishing_pairs(
 # --- A name and a sentence for each member, written by a language model and checked on other prompts.
 
 
-CHECKED = 100
-"""Pairs that a description is checked on."""
 EXAMPLES_SHOWN = 4
 EXAMPLE_LENGTH = 400
 ATTEMPTS = 3

@@ -239,7 +239,7 @@ class WorstGroup:
     """Number of groups with enough prompts to be selected."""
 
 
-def judge_groups(
+def measure_groups(
     prob_hat: FloatArray, preferences: PreferenceSet, groupings: Sequence[str], *, seed: int = 0
 ) -> tuple[dict[str, list[Group]], WorstGroup | None]:
     """Return the calibration within each group of each grouping, and the worst group.

@@ -24,13 +24,11 @@ from pluralign.measuring.diversity import (
     score_candidates,
 )
 from pluralign.measuring.evaluate import MajorityShare, majority_shares
-from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import Representation
 from pluralign.theory.best_of_n import BestOfN, best_of_n
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.summary import Inspection, inspect
-
-CASES = 4
 
 
 @dataclass(frozen=True)
@@ -77,18 +75,30 @@ class ReportData:
         return {"facts": self.record.to_json(), **to_json(others)}
 
 
+@dataclass(frozen=True)
+class ReportOptions:
+    """What to show in a report."""
+
+    candidates: Sequence[Candidates] | None = None
+    """Responses to rank for diversity and case studies (default: the responses of the held-out prompts)."""
+    cases: int = 4
+    """Number of case studies."""
+    containing: str = ""
+    """Restrict case studies to prompts with this text."""
+    groupings: Sequence[str] = DEFAULT_GROUPINGS
+    """How to group pairs: ``length``, ``topic`` or columns of the votes."""
+    seed: int = 0
+    """Random seed of the topic clusters."""
+
+
 def collect_report_data(
     ensemble: RewardEnsemble,
     held_out: HeldOutVotes,
     evaluation: Evaluation | None = None,
+    options: ReportOptions | None = None,
     *,
-    candidates: Sequence[Candidates] | None = None,
-    cases: int = CASES,
-    containing: str = "",
-    groupings: Sequence[str] = DEFAULT_GROUPINGS,
     representation: Representation | None = None,
     descriptions: Descriptions | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> ReportData:
     """Measure everything that a report shows.
@@ -97,35 +107,34 @@ def collect_report_data(
         ensemble: the ensemble to report on.
         held_out: held-out votes with the rewards of its members.
         evaluation: figures on these votes (default: those that ``fit`` recorded on its held-out votes).
-        candidates: responses to rank for diversity and case studies (default: the responses of the held-out prompts).
-        cases: number of case studies.
-        containing: restrict case studies to prompts with this text.
-        groupings: how to group pairs: ``length``, ``topic`` or columns of the votes.
+        options: what to show.
         representation: how well individual raters are represented, from ``load_representation``.
         descriptions: of the members by a language model, from ``load_descriptions``.
-        seed: random seed of the topic clusters.
         progress: called while candidates are encoded.
     """
-    record = ensemble.record
+    record, options = ensemble.record, options or ReportOptions()
     if evaluation is not None:
         record = replace(record, evaluation=evaluation, cross_validation=None)
-    if candidates is None:
+    if (candidates := options.candidates) is None:
         candidates, rewards = held_out_candidates(held_out)
     else:
         rewards = score_candidates(ensemble, candidates, progress)
     people, share = held_out.preferences, held_out.prob_hat(ensemble)
-    groups, worst = judge_groups(share, people, groupings, seed=seed)
+    groups, worst = measure_groups(share, people, options.groupings, seed=options.seed)
     ranked = any(len(of_prompt) > 1 for of_prompt in rewards)
+    cases: list[CaseStudy] = []
+    if ranked:
+        cases = case_studies(ensemble, candidates, options.cases, rewards=rewards, containing=options.containing)
     return ReportData(
         record=record,
         votes=inspect(people),
-        majorities=majority_shares(share, people.prob_a, people.n_votes, seed=seed),
+        majorities=majority_shares(share, people.prob_a, people.n_votes, seed=options.seed),
         groups=groups,
         worst_group=worst,
-        diversity=measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if ranked else None,
+        diversity=measure_diversity(ensemble, rewards, held_out) if ranked else None,
         best_of_n=best_of_n(rewards),
         profiles=with_descriptions(member_profiles(ensemble.weights, held_out), descriptions),
         certificate=certify(ensemble, held_out),
-        cases=case_studies(ensemble, candidates, cases, containing=containing, rewards=rewards) if ranked else [],
+        cases=cases,
         representation=representation,
     )

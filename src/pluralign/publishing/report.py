@@ -290,7 +290,7 @@ def _cards(data: ReportData) -> Iterator[_Card]:
         yield _Card(
             profile=card,
             worse_than_chance=worse_than_chance(profile.disagreement, profile.weight),
-            outlier=profile.member in data.certificate.theorem_3.outliers,
+            outlier=profile.member in data.certificate.theorem_3.pruning.outliers_before,
             leans=[_lean_bar(lean) for lean in claimed[:LEANS_PER_CARD]],
         )
 

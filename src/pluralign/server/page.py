@@ -28,7 +28,7 @@ from pluralign.measuring.cards import (
     unnamed_reason,
 )
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
-from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
+from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, measure_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
 from pluralign.measuring.leans import CARES_LESS, KEYS, PREFERS, TRAITS, Lean, sample_prompts
 from pluralign.measuring.verdicts import (
@@ -507,7 +507,7 @@ def _with_held_out(
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
     sample, summary = sample_prompts(held_out, max_characters), inspect(votes)
-    groups, worst_group = judge_groups(prediction, votes, DEFAULT_GROUPINGS)
+    groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
     return replace(
         data,
         votes=VoteCounts(summary.pairs, summary.prompts, summary.votes, summary.votes_per_pair, summary.majority_share),
@@ -609,4 +609,4 @@ def card_lean(lean: Lean) -> CardLean:
 def _diversity(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Diversity | None:
     """Return how differently the members rank; None if no prompt has enough responses."""
     candidates, rewards = held_out_candidates(held_out)
-    return measure_diversity(ensemble, candidates, rewards=rewards, held_out=held_out) if candidates else None
+    return measure_diversity(ensemble, rewards, held_out) if candidates else None

@@ -1,6 +1,5 @@
 """Commands that analyse one ensemble: ``prune``, ``certify``, ``diversity``, ``profile`` and ``report``."""
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,6 @@ from pluralign.cli.inputs import (
     load_held_out_votes,
     needs_extra,
     note_left_out,
-    saved_held_out_votes,
 )
 from pluralign.cli.options import (
     AllPrompts,
@@ -123,33 +121,22 @@ def diversity(
         pluralign diversity ensemble candidates.jsonl --prompt 'school' --json
     """
     from pluralign.cli.render.analysis import diversity_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.ensemble.held_out import load_held_out
-    from pluralign.measuring import diversity as member_rankings
+    from pluralign.measuring.diversity import diversity as measure_diversity
     from pluralign.votes.candidates import load_candidates
 
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out(ensemble) if candidates is None else saved_held_out_votes(ensemble)
-    if candidates is None and held_out:
-        lists, rewards = member_rankings.held_out_candidates(held_out)
-        if not lists:
-            raise UsageError("no held-out prompt has three responses to rank; name a file of candidates.")
-    else:
+    lists = None
+    if candidates is not None:
         with progress_bar("Reading candidates") as progress:
-            lists = load_candidates(candidates or "-", progress)
+            lists = load_candidates(candidates, progress)
         if repeats := sum(one.repeats for one in lists):
             note(f"dropped {repeats:,} duplicate responses to the same prompt.")
-        lists, left_out = member_rankings.without_trained_candidates(loaded, lists, all_prompts=all_prompts)
-        note_left_out(left_out)
-        with progress_bar("Encoding texts") as progress:
-            rewards = member_rankings.score_candidates(loaded, lists, progress)
-    measured = member_rankings.measure_diversity(loaded, lists, rewards=rewards, held_out=held_out)
-    numbers = [int(prompt)] if prompt and prompt.isdecimal() else []
-    shown = member_rankings.case_studies(
-        loaded, lists, cases, containing="" if numbers else prompt or "", numbers=numbers, rewards=rewards
-    )
+    with progress_bar("Encoding texts") as progress:
+        found = measure_diversity(
+            ensemble, lists, cases=cases, prompt=prompt or "", all_prompts=all_prompts, progress=progress
+        )
+    note_left_out(found.left_out)
     title = f"{ensemble} on {candidates or 'its held-out prompts'}"
-    emit({**dataclasses.asdict(measured), "cases": shown}, diversity_page(measured, shown, title), as_json)
+    emit(found, diversity_page(found, found.cases, title), as_json)
 
 
 @with_options(LoadOptions, RemoteOptions)
@@ -182,47 +169,27 @@ def profile(
     """
     from pluralign.cli.render.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.measuring.cards import (
-        describe_members,
-        load_descriptions,
-        member_profiles,
-        save_descriptions,
-        unnamed_reason,
-        with_descriptions,
-    )
+    from pluralign.measuring.cards import profile as profile_members
     from pluralign.text.judge import find_judge
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
-    profiles, votes = member_profiles(loaded.weights, held_out), held_out.preferences
-    written = load_descriptions(ensemble) if data is None and not describe else None
-    if describe:
-        with progress_bar(f"Describing members with {describe}") as progress:
-            written = describe_members(
-                held_out,
-                loaded.weights,
-                find_judge(describe, remote_options),
-                pairs=check_pairs,
-                concurrency=remote_options.concurrency if remote_options.base_url else 1,
-                seed=seed,
-                progress=progress,
-            )
-        if data is None:
-            save_descriptions(written, ensemble)
-    profiles = with_descriptions(profiles, written)
-    prompts = len(votes.prompts)
-    result = {
-        "members": profiles,
-        "described": written.usage if written else None,
-        "unnamed": unnamed_reason(profiles, prompts),
-        "undecided": loaded.undecided,
-        "pairs": len(votes),
-        "prompts": prompts,
-        "left_out": held_out.left_out,
-    }
-    emit(result, profile_page(profiles, prompts, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
+    votes = None
+    if data is not None or all_prompts:
+        loaded = RewardEnsemble.load(ensemble)
+        votes = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+    with progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
+        found = profile_members(
+            ensemble,
+            votes,
+            describe=find_judge(describe, remote_options) if describe else None,
+            check_pairs=check_pairs,
+            concurrency=remote_options.concurrency if remote_options.base_url else 1,
+            seed=seed,
+            progress=progress,
+        )
+    title = f"{ensemble} on {data or 'its held-out votes'}"
+    emit(found, profile_page(found.members, found.prompts, title), as_json)
 
 
 @with_options(LoadOptions)
@@ -258,7 +225,7 @@ def report(
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.cards import load_descriptions
     from pluralign.measuring.individuals import load_representation
-    from pluralign.measuring.report_data import collect_report_data
+    from pluralign.measuring.report_data import ReportOptions, collect_report_data
     from pluralign.votes.candidates import load_candidates
 
     with needs_extra("matplotlib", "report", "a report"):
@@ -273,13 +240,9 @@ def report(
             loaded,
             held_out,
             evaluate_held_out(loaded, held_out, seed) if data else None,
-            candidates=load_candidates(candidates) if candidates else None,
-            cases=cases,
-            containing=prompt,
-            groupings=group,
+            ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group, seed),
             representation=load_representation(ensemble),
             descriptions=None if data else load_descriptions(ensemble),
-            seed=seed,
             progress=progress,
         )
     with working("Drawing"):
