@@ -1,16 +1,12 @@
-"""Agreement of votes, distances between ensembles, and the example of equal shares from opposite members."""
-
-import itertools
+"""Agreement of votes, and the example of equal shares from opposite members."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.arrays import FloatArray
-from pluralign.measuring.camps import agreement, even_part_distance, member_distance, transport_cost, unmatched_distance
 from pluralign.theory.calibration import ensemble_prob, votes_from_rewards
-from pluralign.theory.kendall import weight_on_tops
+from pluralign.theory.kendall import vote_agreement, weight_on_tops
 
 SEEDS = st.integers(0, 10_000)
 
@@ -20,23 +16,7 @@ def test_agreement_counts_equal_votes_and_half_of_the_ties() -> None:
     v, w = random.choice([0.0, 0.5, 1.0], size=(50, 3)), random.choice([0.0, 1.0], size=(50, 2))
     counted = [[np.mean([1 - abs(a - b) for a, b in zip(v[:, i], w[:, j], strict=True)]) for j in range(2)]
                for i in range(3)]  # fmt: skip
-    np.testing.assert_allclose(agreement(v, w), counted)
-
-
-@given(SEEDS, st.integers(1, 5))
-def test_transport_with_equal_weights_is_the_best_assignment(seed: int, k: int) -> None:
-    cost = np.random.default_rng(seed).random((k, k))
-    best = min(np.mean([cost[i, j] for i, j in enumerate(order)]) for order in itertools.permutations(range(k)))
-    assert transport_cost(cost, np.full(k, 1 / k), np.full(k, 1 / k)) == pytest.approx(best)
-
-
-@given(SEEDS)
-def test_transport_between_points_on_a_line_is_the_area_between_their_distributions(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    x, y, a, b = random.random(4), random.random(6), random.dirichlet(np.ones(4)), random.dirichlet(np.ones(6))
-    grid = np.sort(np.concatenate([x, y]))
-    below = [abs(a[x <= left].sum() - b[y <= left].sum()) for left in grid[:-1]]
-    assert transport_cost(abs(x[:, None] - y), a, b) == pytest.approx(np.sum(below * np.diff(grid)))
+    np.testing.assert_allclose(vote_agreement(v, w), counted)
 
 
 def drawn_votes(random: np.random.Generator, k: int, n_responses: int = 6) -> tuple[FloatArray, FloatArray]:
@@ -44,29 +24,6 @@ def drawn_votes(random: np.random.Generator, k: int, n_responses: int = 6) -> tu
     rewards = random.standard_normal((n_responses, k))
     a, b = np.triu_indices(n_responses, 1)
     return rewards, votes_from_rewards(rewards[a], rewards[b])
-
-
-@given(SEEDS)
-def test_members_in_another_order_are_the_same_ensemble(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    _, votes = drawn_votes(random, 4)
-    weights, order = random.dirichlet(np.ones(4)), random.permutation(4)
-    matrix = agreement(votes, votes[:, order])
-    assert member_distance(matrix, weights, weights[order]) == pytest.approx(0, abs=1e-9)
-    _, others = drawn_votes(random, 3)
-    matrix, equal = agreement(votes, others), np.full(3, 1 / 3)
-    assert member_distance(matrix, weights, equal) <= unmatched_distance(matrix, weights, equal) + 1e-9
-
-
-@given(SEEDS)
-def test_the_even_part_distance_is_that_of_the_symmetric_ensembles(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    (_, votes), (_, others) = drawn_votes(random, 3), drawn_votes(random, 4)
-    a, b = random.dirichlet(np.ones(3)), random.dirichlet(np.ones(4))
-    both, both_others = np.hstack([votes, 1 - votes]), np.hstack([others, 1 - others])
-    direct = member_distance(agreement(both, both_others), np.tile(a, 2) / 2, np.tile(b, 2) / 2)
-    assert even_part_distance(agreement(votes, others), a, b) == pytest.approx(direct, abs=1e-9)
-    np.testing.assert_allclose(ensemble_prob(both, np.tile(a, 2) / 2), 0.5)
 
 
 def test_two_perfectly_calibrated_ensembles_can_have_opposite_members() -> None:
@@ -77,10 +34,8 @@ def test_two_perfectly_calibrated_ensembles_can_have_opposite_members() -> None:
     votes, others = votes_from_rewards(first[a], first[b]), votes_from_rewards(second[a], second[b])
     np.testing.assert_array_equal(ensemble_prob(votes, half), np.full(6, 0.5))
     np.testing.assert_array_equal(ensemble_prob(votes, half), ensemble_prob(others, half))
-    matrix = agreement(votes, others)
+    matrix = vote_agreement(votes, others)
     np.testing.assert_array_equal(matrix, np.full((2, 2), 0.5))  # each agrees with each as often as a coin
-    assert member_distance(matrix, half, half) == pytest.approx(0.5)
-    assert even_part_distance(matrix, half, half) == pytest.approx(0.5)
     np.testing.assert_array_equal(weight_on_tops(first, half), [0.5, 0, 0, 0.5])  # no first choice in common
     np.testing.assert_array_equal(weight_on_tops(second, half), [0, 0.5, 0.5, 0])
 

@@ -77,7 +77,7 @@ def headline(
     if place == "ahead" and beats_half and (single := _single_as_good(evaluation)):
         rival = evaluation.baselines[single]
         place = standing(rival.difference)
-        verdict += f" {_WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):z.4f})."
+        verdict += f" {WORDS[place]} the best single reward ({BASELINE_NAMES[single]}: {_score(rival):z.4f})."
     return Headline(
         main=_main(evaluation, held_out=record is not None and bool(record.method)),
         verdict=verdict,
@@ -86,7 +86,7 @@ def headline(
     )
 
 
-_WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
+WORDS = {"ahead": "Better than", "level": "Not significantly different from", "behind": "Worse than"}
 
 
 def _score(found: Compared | Figures) -> float:
@@ -120,7 +120,7 @@ def _verdict(evaluation: Evaluation, rival: Compared | None, name: str, place: S
     if rival is None or place == "unknown":
         return "No verdict: there is no baseline to compare with."
     ratio = f"; ratio of Brier scores {evaluation.test.brier / rival.brier:.3f}" if rival.brier else ""
-    return f"{_WORDS[place]} {name} ({_score(rival):z.4f}{ratio})."
+    return f"{WORDS[place]} {name} ({_score(rival):z.4f}{ratio})."
 
 
 def _single_as_good(evaluation: Evaluation) -> str | None:
