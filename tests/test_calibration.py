@@ -251,16 +251,6 @@ def test_sampling_noise_is_unbiased_when_ties_count_half(win: int, tie: int, n_v
     assert (estimate > -1e-15).all()
 
 
-def test_ignoring_ties_overstates_the_noise() -> None:
-    assert sampling_noise([0.5], 2, 2) == pytest.approx([0.0])
-    assert sampling_noise([0.5], 2, 0) == pytest.approx([0.25])
-
-
-def test_a_scalar_number_of_votes_applies_to_all_pairs() -> None:
-    p = [0.0, 0.25, 0.5]
-    assert sampling_noise(p, 4, 0).tolist() == sampling_noise(p, [4, 4, 4], [0, 0, 0]).tolist()
-
-
 @pytest.mark.parametrize("n_votes", range(2, 9))
 def test_the_corrected_floor_is_never_above_the_true_floor_on_average(n_votes: int) -> None:
     for win, tie in itertools.product(range(9), repeat=2):
@@ -270,11 +260,6 @@ def test_the_corrected_floor_is_never_above_the_true_floor_on_average(n_votes: i
         expected = sum(float(w) * floor_corrected([float(p)], n_votes, ties) for p, ties, w in every)
         share = (2 * win + tie) / 16
         assert expected <= min(share, 1 - share) ** 2 + 1e-12
-
-
-def test_the_corrected_floor_is_well_below_the_true_floor_for_two_votes_on_an_even_pair() -> None:
-    expected = sum(float(w) * floor_corrected([float(p)], 2) for p, w in outcomes(Fraction(1, 2), 2))
-    assert expected == pytest.approx(0.0)  # half of the pairs 1/4 - 1/4, half of them 0; the true floor is 1/4
 
 
 def test_the_corrected_floor_is_the_corrected_score_of_the_observed_majority() -> None:

@@ -80,7 +80,6 @@ def test_people_are_compared_as_by_a_loop_over_them(
     assert people.closest_camp == pytest.approx(np.mean(camps))
     assert people.gain.mean == pytest.approx(np.mean(own) - np.mean(single))
     assert people.better_than_soft_bt == np.mean(np.array(own) > np.array(single))
-    assert people.closest_to == tuple(np.bincount(chosen) / 200)
 
 
 def test_the_closest_member_is_chosen_on_training_prompts(

@@ -23,7 +23,6 @@ from pluralign.measuring.groups import (
 from pluralign.theory.calibration import expected_calibration_error
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
-from pluralign.votes.town_hall.town_hall import town_hall
 
 
 def some_votes(n: int = 240, n_votes: int = 5, seed: int = 0, **columns: Any) -> tuple[PreferenceSet, FloatArray]:
@@ -187,18 +186,6 @@ def test_adversarial_error_is_within_noise_for_a_calibrated_prediction() -> None
     assert above <= 10, "of 50; one in twenty is expected, and the sizes of one seed go together"
 
 
-def test_adversarial_error_grows_for_smaller_groups() -> None:
-    votes, truth = some_votes(400)
-    found = adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index)
-    errors = [group.worst for group in found]
-    assert errors == sorted(errors, reverse=True)
-    assert [group.prompts for group in found] == [5, 10, 20, 50, 100]
-    lean = np.where(truth > 0.5, truth, 1 - truth)
-    toward = np.where(truth > 0.5, votes.prob_a, 1 - votes.prob_a)
-    assert by_fraction(found)[1.0].worst == pytest.approx(expected_calibration_error(lean, toward))
-    assert adversarial_calibration(truth, votes.prob_a, votes.n_votes, votes.prompt_index) == found, "seeded"
-
-
 def test_a_miscalibrated_tenth_shows_in_small_groups() -> None:
     votes, truth = some_votes(800, n_votes=50)
     spoiled = np.where(votes.prompt_index < 20, 1 - truth, truth)
@@ -235,12 +222,3 @@ def test_a_calibrated_prediction_matches_its_expected_majority_shares() -> None:
     collapsed = majority_shares((truth > 0.5).astype(float), votes.prob_a, votes.n_votes)
     assert collapsed["contested"].certain == 1.0
     assert collapsed["unanimous"].expected == 1.0
-
-
-def test_the_town_hall_can_be_grouped_by_every_column() -> None:
-    votes = town_hall(300).preferences
-    found, worst = measure_groups(np.full(300, 0.5), votes, ["length", "topic", "strata"])
-    for groups in found.values():
-        assert sum(group.pairs for group in groups) == 300
-        assert all(group.residual.mean == 0 for group in groups) or groups is found["length"]
-    assert worst is not None

@@ -127,14 +127,6 @@ def test_diversity_reads_held_out_prompts_and_draws_a_heat_map(folder: Path) -> 
     assert "first choices among" in done.stdout
 
 
-def test_profile_shows_a_card_for_each_member(folder: Path) -> None:
-    shown = run("profile", folder).stdout
-    assert all(f"─ Member {j}" in shown for j in range(3))
-    found = json.loads(run("profile", folder, "--json").stdout)
-    assert [member["member"] for member in found["members"]] == [0, 1, 2]
-    assert found["members"][0]["leans"][0]["trait"] == "length"
-
-
 def test_bad_candidates_are_one_sentence_and_exit_code_two(folder: Path, write_jsonl: WriteLines) -> None:
     path = write_jsonl([{"prompt": "Tea?", "responses": 3}], "bad.jsonl")
     done = run("diversity", folder, path, "--json")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import run, run_in_terminal
+from conftest import run
 
 from pluralign.cli.console import show
 from pluralign.cli.render.analysis import rankings_page
@@ -241,25 +241,3 @@ def test_bad_input_is_one_sentence_and_exit_code_two() -> None:
     done = run("rankings", "-", "--json", stdin="{}")
     assert done.returncode == 2
     assert done.stderr.startswith("pluralign: standard input: it must be a JSON object")
-
-
-@pytest.mark.parametrize("arguments", [["rankings"], ["rankings", "nowhere.json"], ["rankings", "-", "--k", "0"]])
-def test_bad_usage_exits_with_two_and_no_traceback(arguments: list[str]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
-
-
-def test_help_shows_the_file_format() -> None:
-    assert "pairs: [[i, j, votes_i, votes_j]]" in " ".join(run("rankings", "--help").stdout.replace("│", "").split())
-
-
-def test_a_terminal_shows_a_progress_bar(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pairs = [[i, j, *rng.multinomial(50, [0.5, 0.5]).tolist()] for i in range(12) for j in range(i + 1, 12)]
-    path = written(tmp_path, {"alternatives": [str(n) for n in range(12)], "pairs": pairs})
-    code, out, shown = run_in_terminal("rankings", path, "--json")
-    assert code == 0
-    assert json.loads(out)["exact"] is True
-    assert "Searching rankings of 12 alternatives" in shown

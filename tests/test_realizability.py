@@ -186,13 +186,6 @@ def test_pairs_without_votes_are_unconstrained() -> None:
     check_refutation(result.certificate, shares)
 
 
-def test_progress_is_reported_every_round() -> None:
-    calls: list[tuple[int, int]] = []
-    decompose(random_mixture(1, 8, 50), progress=lambda done, total: calls.append((done, total)))
-    assert calls == [(rounds, 0) for rounds in range(1, len(calls) + 1)]
-    assert len(calls) > 5
-
-
 # --- above the exact limit --------------------------------------------------------------------------------------------
 
 
@@ -244,15 +237,6 @@ def test_above_the_exact_limit_a_tournament_without_a_proof_stays_undecided(monk
 
 
 # --- shares near one half, and arguments ------------------------------------------------------------------------------
-
-
-@given(SEEDS, st.integers(2, 7))
-@settings(max_examples=40)
-def test_shares_near_one_half_are_always_realizable(seed: int, m: int) -> None:
-    # App. D.1's ball: McGarvey's tournaments, half a unit from the centre along each of d axes, reach 1/(2d) everywhere
-    reach = 1 / (2 * math.comb(m, 2))
-    upper = 0.5 + np.random.default_rng(seed).choice([-reach, reach], size=(m, m))
-    assert decompose(np.triu(upper, 1) + np.tril(1 - upper.T, -1)).realizable is True
 
 
 @pytest.mark.parametrize(

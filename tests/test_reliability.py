@@ -59,12 +59,6 @@ def test_equal_width_bins_are_closed_below_and_the_last_on_both_sides() -> None:
     assert reliability([0.57, 0.575], [0.5, 0.5], n_bins=100, strategy="width").count.tolist() == [2]
 
 
-def test_the_standard_error_of_a_single_pair_is_unknown() -> None:
-    curve = reliability([0.1, 0.9, 0.9], [0.0, 0.5, 1.0], n_bins=2)
-    assert math.isnan(curve.standard_error[0])
-    assert curve.standard_error[1] == pytest.approx(0.25)
-
-
 def test_calibration_error_averages_the_gap_over_pairs() -> None:
     levels = [0.2, 0.2, 0.2, 0.7, 0.7, 1.0]
     shares = [0.0, 0.5, 0.1, 0.9, 0.6, 0.7]
@@ -92,11 +86,6 @@ def test_strata_follow_the_exact_fraction_for_every_small_number_of_votes() -> N
                 expected = "even" if majority == Fraction(1, 2) else "contested"
             for share in (a / n, float(np.float32(a / n))):
                 assert [name for name, mask in strata([share]).items() if mask[0]] == [expected], (a, n)
-
-
-@given(st.lists(st.floats(0.0, 1.0), min_size=1))
-def test_strata_partition_the_pairs(prob_a: list[float]) -> None:
-    assert (np.sum(list(strata(prob_a).values()), axis=0) == 1).all()
 
 
 def test_values_are_averaged_within_strata_and_missing_ones_are_ignored() -> None:

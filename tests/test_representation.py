@@ -306,13 +306,6 @@ def test_evaluate_measures_and_saves_representation(
     assert "secret" not in shown
 
 
-def test_raters_need_an_ensemble(write_jsonl: WriteLines, votes: RaterVotes) -> None:
-    data = str(write_jsonl(records(votes)))
-    refused = run("evaluate", data, data, "--raters", "worker")
-    assert refused.returncode == 2
-    assert "--raters needs an ensemble folder" in refused.stderr
-
-
 def test_the_counted_votes_must_be_those_of_the_raters(ensemble: RewardEnsemble, votes: RaterVotes) -> None:
     with pytest.raises(UsageError, match=r"preferences must be raters\.preferences"):
         evaluate(ensemble, votes.preferences[:10], raters=votes)

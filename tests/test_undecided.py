@@ -14,7 +14,6 @@ from pluralign.answering.answer import choose
 from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
-from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.learning.measure import cross_fitted, reward_predictor
 from pluralign.measuring.evaluate import evaluate
 from pluralign.measuring.pruning import plan_pruning
@@ -182,13 +181,6 @@ def test_a_near_undecided_share_is_kept_and_scaled_like_the_members() -> None:
     assert pruning.to_json()["undecided"] == pytest.approx(pruning.ensemble.undecided)
 
 
-def test_pruning_without_an_undecided_share_is_unchanged() -> None:
-    ensemble, held_out = four_and_a_contrarian(3, 1)
-    pruning = plan_pruning(ensemble, held_out, beta=11)
-    assert pruning.removed_weight == pytest.approx(0.08)
-    assert pruning.ensemble.undecided == 0
-
-
 # --- certificates and evaluation --------------------------------------------------------------------------------------
 
 
@@ -245,14 +237,6 @@ def test_rewards_trained_elsewhere_may_have_an_undecided_share(votes: Preference
     np.testing.assert_array_equal(found.readings["tempered"], shares)
     assert shares.min() >= 0.25
     assert shares.max() <= 0.75
-
-
-def test_the_first_stages_have_the_undecided_share_of_their_size() -> None:
-    rows = [HistoryRow(k, 0.1, 0.1, 0.1, [1 / k] * k, undecided=0.1 * k) for k in (1, 2, 3)]
-    ensemble = replace(some_ensemble(), undecided=0.3, record=FitRecord(method="stagewise", history=rows))
-    assert [ensemble.first(k).undecided for k in (1, 2, 3)] == [row.undecided for row in rows]
-    assert ensemble.take([0], [1.0]).undecided == 0.3
-    assert "undecided 0.30" in repr(ensemble)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------

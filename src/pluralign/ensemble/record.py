@@ -4,7 +4,7 @@ Undefined figures are NaN here and null in JSON.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -149,6 +149,11 @@ class Scores:
     log_loss: float
     absolute_error: float
     """mean |p̂ − p|."""
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The scores by name."""
+        return {part.name: getattr(self, part.name) for part in fields(Scores)}
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,6 @@ class PeopleResult:
     """``closest_member`` − ``soft_bt``, with its 95 % interval over prompts."""
     better_than_soft_bt: float
     """Share of people with whom the closest member agrees more often than soft BT does."""
-    closest_to: tuple[float, ...]
-    """Share of people whose closest member is j, ``(k,)``."""
 
     def sentence(self) -> str:
         """Return the result in one sentence."""
@@ -196,7 +194,6 @@ def study_people(
         closest_camp=float(measured[everyone, k + camp].mean()),
         gain=clustered_interval(np.concatenate(gain), town.preferences.prompt_index[rows]),
         better_than_soft_bt=float(np.mean(closest > single)),
-        closest_to=tuple((np.bincount(member, minlength=k) / len(everyone)).tolist()),
     )
 
 

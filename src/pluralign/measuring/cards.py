@@ -309,7 +309,7 @@ def member_profiles(
             disagreement=float(disagreement[j]),
             name=names[j],
             named=bool(claims[j]),
-            description=_description(claims[j]),
+            description=" ".join(claim.sentence for claim in claims[j][:2]),
             leans=tuple(leans[j]),
             likes=tuple(likes[j]),
             dislikes=tuple(dislikes[j]),
@@ -412,11 +412,6 @@ def _joined(claims: list[_Claim]) -> str:
         verb + " and ".join(filter(None, [", ".join(listed[:-1]), listed[-1]])) for verb, listed in objects.items()
     )
     return text[0].upper() + text[1:]
-
-
-def _description(claims: list[_Claim]) -> str:
-    """Return one sentence with numbers for each of the two clearest claims."""
-    return " ".join(claim.sentence for claim in claims[:2])
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------

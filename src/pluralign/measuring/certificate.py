@@ -154,10 +154,6 @@ class HeldOut(Statement):
     """L' = true error + C: the Brier score with equal weight per prompt."""
     true_error: Range
     """The calibration error. If all pairs have one vote, only its upper end is known: that of ``error``."""
-    hoeffding_width: float
-    """Half-width of ``error`` by Hoeffding's inequality, for comparison."""
-    bernstein_width: float
-    """Half-width of ``error`` by the empirical Bernstein inequality, for comparison."""
     difference: Range
     """Error minus the error of always predicting ½; the noise of the votes cancels."""
 
@@ -385,7 +381,5 @@ def _held_out(ensemble: RewardEnsemble, held_out: HeldOutVotes, delta: float) ->
         prompts=len(means),
         error=error,
         true_error=true_error,
-        hoeffding_width=guarantees.hoeffding_width(len(means), delta),
-        bernstein_width=guarantees.bernstein_width(means, delta),
         difference=difference,
     )

@@ -57,14 +57,9 @@ _WORD = re.compile(r"[^\W\d_]{3,}")
 FUNCTION_WORDS = frozenset(WORDS["function_words"].split())
 
 
-def groupings_of(preferences: PreferenceSet) -> list[str]:
-    """Return the names of all groupings of a data set."""
-    return [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
-
-
 def check_grouping(grouping: str, preferences: PreferenceSet) -> None:
     """Raise UsageError for an unknown grouping."""
-    known = groupings_of(preferences)
+    known = [*OWN_GROUPINGS, *(name for name in preferences.columns if name not in OWN_GROUPINGS)]
     if grouping not in known:
         raise UsageError(f"pairs cannot be grouped by {grouping!r}; {did_you_mean(grouping, known)}.")
 

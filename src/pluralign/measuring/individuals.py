@@ -189,7 +189,7 @@ def _predict_rater(
     prompt, pair, y = votes.prompt[own], votes.pair[own], votes.chose_a[own]
     random = random_stream(seed, RATER_CHOICES, int(votes.rater[own[0]]))
     prompts = random.permutation(np.unique(prompt[measured[prompt]]))
-    differences = predictions.pairs.rows(pair).astype(np.float64)
+    differences = predictions.pairs.rows(pair.astype(np.int64)).astype(np.float64)
     gram = differences @ differences.T
     log_likelihood = choice_log_likelihood(predictions.chance[pair], y, 1 - y)
     for part in np.array_split(prompts, min(FOLDS, len(prompts))):

@@ -287,24 +287,17 @@ def find_contrasts(held_out: HeldOutVotes) -> Contrasts:
     difference = values[items.a] - values[items.b]
     signs = np.nan_to_num(np.sign(difference))  # an unmeasured trait does not differ in any pair
     length = difference[:, KEYS.index("length")]
+    traits = []
+    for trait, x in zip(TRAITS, signs.T, strict=True):
+        cares_less, rows = (CARES_LESS + trait.more, CARES_LESS + trait.less), np.flatnonzero(x)
+        claims = PREFERS + trait.more, PREFERS + trait.less
+        traits.append(Contrast(trait.key, *claims, cares_less, rows, x[rows], trait.key != "length"))
     norm = np.sqrt(np.maximum((signs**2).sum(axis=0), 1.0))
     return Contrasts(
-        traits=_trait_contrasts(signs),
+        traits=traits,
         length=np.stack([np.sign(length), np.clip(length / (length.std() or 1.0), -3.0, 3.0)], axis=1),
         trait_correlation=(signs.T @ signs) / np.outer(norm, norm),
     )
-
-
-def _trait_contrasts(signs: FloatArray) -> list[Contrast]:
-    contrasts = []
-    for trait, x in zip(TRAITS, signs.T, strict=True):
-        rows = np.flatnonzero(x)
-        cares_less = (CARES_LESS + trait.more, CARES_LESS + trait.less)
-        contrast = Contrast(
-            trait.key, PREFERS + trait.more, PREFERS + trait.less, cares_less, rows, x[rows], trait.key != "length"
-        )
-        contrasts.append(contrast)
-    return contrasts
 
 
 # --- regressions ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from pluralign.ensemble.headline import WORDS, Standing, standing
-from pluralign.ensemble.record import BASELINE_NAMES, Evaluation, VoicesEvidence
+from pluralign.ensemble.record import BASELINE_NAMES, Compared, Evaluation, Scores, VoicesEvidence
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.individuals import MIN_RATERS, Representation, RepresentationRow
 from pluralign.theory.intervals import Interval
@@ -15,16 +15,11 @@ READING_NAMES = {"vote": "votes", "policy": "policies", "tempered": "σ(Δr/T)",
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Scores):
     """One row of the comparison: a way to predict the shares."""
 
     name: str
     k: int
-    brier: float
-    brier_corrected: float
-    log_loss: float
-    absolute_error: float
-    """NaN in records of version 0.1."""
     worst: float | None
     """Largest disagreement of a member. None if it has no votes."""
     interval: Interval | None
@@ -50,26 +45,30 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
     worst, k = evaluation.worst_disagreement(), len(evaluation.members) or k or 1
     rows = [
         Prediction(
-            _row_name(kind, name, level), k, own.brier, own.brier_corrected, own.log_loss, own.absolute_error, worst,
-            None if math.isnan(own.interval.low) else own.interval, None, level == evaluation.level,
+            **own.scores,
+            name=_row_name(kind, name, level),
+            k=k,
+            worst=worst,
+            interval=None if math.isnan(own.interval.low) else own.interval,
+            difference=None,
+            judged=level == evaluation.level,
         )
         for level, own in evaluation.levels.items()
-    ]  # fmt: skip
-    others = [
+    ]
+    others: list[tuple[str, Compared]] = [
         (BASELINE_NAMES.get(key, key), other)
         for key, other in evaluation.baselines.items()
         if key != "floor" or floor_is_compared(evaluation)
     ]
-    for rival in full.against if full else []:
-        label = PurePath(rival.name).name
-        others += [(_row_name(rival.kind, label, reading), other) for reading, other in rival.readings.items()]
-    rows += [
-        Prediction(
-            label, other.k, other.brier, other.brier_corrected, other.log_loss, other.absolute_error,
-            other.worst_disagreement, None, None if math.isnan(other.difference.low) else other.difference, False,
+    for one in full.against if full else []:
+        label = PurePath(one.name).name
+        others += [(_row_name(one.kind, label, reading), other) for reading, other in one.readings.items()]
+    for label, other in others:
+        gap = None if math.isnan(other.difference.low) else other.difference
+        worst = other.worst_disagreement
+        rows.append(
+            Prediction(**other.scores, name=label, k=other.k, worst=worst, interval=None, difference=gap, judged=False)
         )
-        for label, other in others
-    ]  # fmt: skip
     return sorted(rows, key=lambda row: row.brier)
 
 

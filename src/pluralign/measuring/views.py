@@ -218,8 +218,6 @@ class Views:
     """Views of one phrase, the clearest first."""
     positions: tuple[View, ...] = ()
     """Views of several phrases: over all prompts, then by topic."""
-    proposed: int = 0
-    """Number of views that were tested, both kinds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +278,6 @@ def find_views(held_out: HeldOutVotes, weights: FloatArray, length: FloatArray) 
         Views(
             tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
             tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
-            sum(one.member == j for one in (*singles, *groups)),
         )
         for j in range(k)
     ]
