@@ -54,18 +54,6 @@ def test_theorem_2_compares_with_random_annotators(votes: PreferenceSet, certifi
     assert found.worth_annotators == pytest.approx(variance / found.own_error)
 
 
-def test_k_random_people_as_members_count_as_k_annotators() -> None:
-    """Three random people are the members, evaluated on the votes of other people."""
-    random = np.random.default_rng(0)
-    n, k = 4000, 3
-    true = random.random(n)
-    people = _votes_on(true, random, votes_per_pair=5)
-    members = (random.random((n, k)) < true[:, None]).astype(float)
-    found = certify(some_ensemble(k=k).take(range(k), np.full(k, 1 / k)), _with_votes(people, members)).theorem_2
-    assert found.worth_annotators == pytest.approx(k, rel=0.1)
-    assert found.own_error == pytest.approx(found.random_error, rel=0.1)
-
-
 def test_theorem_3_agrees_with_pruning(held_out: HeldOutVotes, certificate: Certificate) -> None:
     found, pruned = certificate.theorem_3, plan_pruning(some_ensemble(), held_out, beta=3)
     assert found.pruning.to_json() == pruned.to_json()

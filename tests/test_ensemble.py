@@ -73,12 +73,6 @@ def test_a_hidden_layer_is_appended_to_the_inputs() -> None:
     assert reward.tolist() == pytest.approx([0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5)], abs=1e-6)
 
 
-def test_a_constant_feature_is_ignored() -> None:
-    features = np.array([[1.0, 5.0], [2.0, 5.0]], dtype=np.float32)
-    np.testing.assert_array_equal(fit_feature_map(features, 0)(features), [[-1, 0], [1, 0]])
-    np.testing.assert_array_equal(fit_feature_map(features, 0)(np.array([[1e9, -1e9]])), [[6, 0]])
-
-
 def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: PreferenceSet) -> None:
     ensemble = some_ensemble()
     reward_a, reward_b = ensemble.pair_rewards(votes)
@@ -167,20 +161,6 @@ def test_saving_and_loading_round_trips(votes: PreferenceSet, tmp_path: Path, en
     assert loaded.record.to_json() == ensemble.record.to_json()
     assert loaded.first(2).weights.tolist() == [0.75, 0.25]
     np.testing.assert_array_equal(loaded.baselines["soft_bt"]["theta"], ensemble.baselines["soft_bt"]["theta"])
-
-
-def test_a_hidden_layer_is_saved_too(tmp_path: Path) -> None:
-    ensemble = some_ensemble()
-    random = np.random.default_rng(0)
-    inputs = replace(
-        ensemble.members.inputs,
-        hidden=random.standard_normal((len(NAMES), 4)).astype(np.float32),
-        bias=random.standard_normal(4).astype(np.float32),
-    )
-    deep = replace(ensemble, members=LinearMembers(inputs, random.standard_normal((len(NAMES) + 4, 3))))
-    deep.save(tmp_path)
-    items = [("x", "Yes."), ("x", "I might.")]
-    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).rewards(items), deep.rewards(items))
 
 
 def test_nothing_in_the_package_reads_pickles() -> None:

@@ -10,6 +10,7 @@ import pytest
 from conftest import run
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.headline import headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
 from pluralign.learning.cross_validation import fold_of_prompts
@@ -180,7 +181,7 @@ def test_folds_test_every_prompt_once_and_allow_a_verdict(tmp_path: Path) -> Non
     assert headline(pooled, ensemble.record).standing != "unknown"
     saved = RewardEnsemble.load(tmp_path).record.cross_validation
     assert saved is not None
-    assert saved.to_json() == pooled.to_json()
+    assert to_json(saved) == to_json(pooled)
 
 
 def test_folds_hold_every_prompt_out_once_and_differ_by_one_prompt_in_size() -> None:

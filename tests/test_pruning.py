@@ -12,6 +12,7 @@ from test_ensemble import some_ensemble
 
 from pluralign import RewardEnsemble, fit, prune, town_hall
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.learning.measure import evaluate_features
 from pluralign.measuring.pruning import Pruning, plan_pruning
@@ -143,7 +144,7 @@ def test_the_record_is_measured_again(folder: Path, pruned: Pruning) -> None:
     again = evaluate_features(pruned.ensemble, held_out.preferences, features)
     assert original.evaluation is not None
     assert record.evaluation is not None
-    assert record.evaluation.to_json() == again.to_json()
+    assert to_json(record.evaluation) == to_json(again)
     assert set(record.to_json()) == set(original.to_json()) - {"bound"} | {"pruned"}
     assert pruned.removed != []
     assert record.k == len(record.evaluation.members) == pruned.ensemble.k == 6 - len(pruned.removed)

@@ -212,20 +212,7 @@ def test_every_figure_of_an_evaluation_uses_the_undecided_share(votes: Preferenc
     assert found.levels["vote"].brier == rows[0.0]
     assert found.levels["vote"].absolute_error == pytest.approx(np.mean(np.abs(hard - votes.prob_a)))
     assert found.baselines["constant_half"].absolute_error == pytest.approx(np.mean(np.abs(0.5 - votes.prob_a)))
-    assert found.to_json()["undecided"] == 0.4
-
-
-def test_the_reference_policy_does_not_move_the_undecided_share(votes: PreferenceSet) -> None:
-    ratio = np.linspace(-3, 3, len(votes))
-    columns = {"logprob_a": ratio, "logprob_b": np.zeros(len(votes))}
-    referred = replace(votes, columns={**votes.columns, **columns})
-    ensemble = replace(some_ensemble(), undecided=0.4)
-    found = evaluate(ensemble, referred, groups=[], reference="data")
-    difference = np.subtract(*ensemble.pair_rewards(votes))
-    policy = 0.2 + 0.6 * (1 / (1 + np.exp(-(difference / 10 + ratio[:, None])))) @ ensemble.weights
-    assert found.policy is not None
-    row = next(row for row in found.policy.rows if row.beta == 10.0)
-    assert row.brier_reference == pytest.approx(np.mean((policy - votes.prob_a) ** 2))
+    assert found.undecided == 0.4
 
 
 def test_rewards_trained_elsewhere_may_have_an_undecided_share(votes: PreferenceSet) -> None:

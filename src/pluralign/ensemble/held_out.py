@@ -29,7 +29,7 @@ from pluralign.ensemble.folder import (
     read_file,
     readable,
 )
-from pluralign.ensemble.record import LeftOut, without_training_prompts
+from pluralign.ensemble.record import LeftOut, pairs_to_measure
 from pluralign.theory import calibration
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
@@ -85,7 +85,8 @@ def score_held_out(
 
     With ``all_prompts`` nothing is left out; then figures on these votes can be too good.
     """
-    measured, left_out = without_training_prompts(preferences, ensemble.trained_on, all_prompts=all_prompts)
+    rows, left_out = pairs_to_measure(preferences, [ensemble.trained_on], all_prompts=all_prompts)
+    measured = preferences[rows] if left_out.pairs else preferences
     return HeldOutVotes(measured, ensemble.rewards(texts_of(measured), progress), left_out)
 
 

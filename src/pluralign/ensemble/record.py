@@ -95,14 +95,6 @@ def pairs_to_measure(
     return ~rows, LeftOut(int(rows.sum()), int(trained.sum()))
 
 
-def without_training_prompts(
-    preferences: PreferenceSet, trained_on: PromptHashes, *, all_prompts: bool = False
-) -> tuple[PreferenceSet, LeftOut]:
-    """Return the pairs whose prompts one ensemble was not trained on. Arguments as for ``pairs_to_measure``."""
-    measured, left_out = pairs_to_measure(preferences, [trained_on], all_prompts=all_prompts)
-    return (preferences[measured] if left_out.pairs else preferences), left_out
-
-
 NEGLIGIBLE_WEIGHT = 1e-6
 """Members with no more weight than this are ignored."""
 CHANCE = 0.5
@@ -258,11 +250,6 @@ class Evaluation:
         drawing: Figure = late("publishing.figures", "plot_evaluation", purpose="a figure")(self)
         return drawing
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the figures with the keys of the command line's JSON; ``voices`` only where it was tested."""
-        figures = dict(to_json(self))
-        return figures if self.voices else {key: value for key, value in figures.items() if key != "voices"}
-
 
 @dataclass(frozen=True)
 class HistoryRow:
@@ -402,8 +389,9 @@ class FitRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record with the keys of the command line's JSON; figures of ``evaluation`` are top-level keys."""
-        own = {name: value for name, value in to_json(self).items() if value is not None and name != "evaluation"}
-        return own | (self.evaluation.to_json() if self.evaluation else {})
+        own: dict[str, Any] = {name: value for name, value in to_json(self).items() if value is not None}
+        figures: dict[str, Any] = own.pop("evaluation", {})
+        return own | figures
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FitRecord":

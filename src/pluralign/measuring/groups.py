@@ -6,7 +6,7 @@ A good average can hide a group that is predicted badly. Results do not depend o
 import itertools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -150,7 +150,7 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
     if k == 1 or len(vocabulary) <= k:
         return np.full(len(prompts), ALL_PROMPTS, dtype=object)
-    present = _presence(words, vocabulary)
+    present = presence(words, vocabulary)
     cluster = _clusters(present, k, seed)
     labels = np.empty(len(prompts), dtype=object)
     everywhere = np.asarray(present.mean(axis=0)).ravel()
@@ -166,7 +166,8 @@ def _text(prompt: PromptLike) -> str:
     return " ".join(turn.content for turn in Prompt(prompt).turns)
 
 
-def _presence(words: Sequence[set[str]], vocabulary: Sequence[str]) -> Any:
+def presence(words: Sequence[Collection[str]], vocabulary: Sequence[str]) -> Any:
+    """Return which texts have which words or phrases, a sparse matrix of 0 and 1, ``(n_texts, n_words)``."""
     column_of = {word: column for column, word in enumerate(vocabulary)}
     columns = [sorted(column_of[word] for word in own if word in column_of) for own in words]
     starts = np.cumsum([0, *map(len, columns)])

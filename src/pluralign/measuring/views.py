@@ -26,7 +26,7 @@ from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.random_streams import VIEW_HALVES, random_stream
 from pluralign.core.text import shortened
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.groups import ALL_PROMPTS, topics
+from pluralign.measuring.groups import ALL_PROMPTS, presence, topics
 from pluralign.measuring.leans import (
     DISLIKES_WORD,
     LIKES_WORD,
@@ -106,11 +106,7 @@ def phrase_table(texts: Sequence[str], a: IndexArray, b: IndexArray, *, min_text
     counts = Counter(phrase for of_text in of_texts for phrase in of_text)
     frequent = sorted((phrase for phrase, count in counts.items() if count >= min_texts), key=lambda p: (-counts[p], p))
     phrases = frequent[:MAX_PHRASES]
-    column = {phrase: index for index, phrase in enumerate(phrases)}
-    columns = [sorted(column[phrase] for phrase in of_text if phrase in column) for of_text in of_texts]
-    starts = np.cumsum([0, *map(len, columns)])
-    entries = np.array([index for of_text in columns for index in of_text], dtype=np.int64)
-    present = sparse.csr_array((np.ones(len(entries)), entries, starts), shape=(len(texts), len(phrases)))
+    present = presence(of_texts, phrases)
     difference = sparse.csc_array(present[a] - present[b])
     difference.eliminate_zeros()
     return PhraseTable(phrases, difference)
@@ -218,6 +214,8 @@ class Views:
     """Views of one phrase, the clearest first."""
     positions: tuple[View, ...] = ()
     """Views of several phrases: over all prompts, then by topic."""
+    proposed: int = 0
+    """Number of views that were tested, both kinds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +276,7 @@ def find_views(held_out: HeldOutVotes, weights: FloatArray, length: FloatArray) 
         Views(
             tuple(sorted(phrases[j], key=lambda view: -abs(view.lean.z))),
             tuple(sorted(positions[j], key=lambda view: (view.topic != "", -abs(view.lean.z)))),
+            sum(one.member == j for one in (*singles, *groups)),
         )
         for j in range(k)
     ]

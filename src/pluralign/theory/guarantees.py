@@ -360,8 +360,8 @@ def betting_interval(values: npt.ArrayLike, delta: float, low: float = 0.0, high
         λ_i = √(2 log(2/δ) / (n σ²_{i−1})), at most 0.9/m,
 
     use only the values before the i-th, so the game is fair. σ² is the variance of these values, so stakes are larger
-    if values vary little. With a few hundred prompts the interval is several times narrower than ``hoeffding_width``
-    and ``bernstein_width``, and as rigorous.
+    if values vary little. With a few hundred prompts the interval is several times narrower than
+    those of Hoeffding and of empirical Bernstein, and as rigorous.
 
     Args:
         values: independent values, in an order that does not depend on them, ``(n,)``.
