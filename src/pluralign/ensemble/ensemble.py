@@ -1,7 +1,7 @@
 """``RewardEnsemble``: k reward models, their weights, and the two readings of their votes.
 
 An ensemble is a value: fitting and pruning return new ones. Its files are in ``folder``, and how it is learned is in
-``fitting``.
+``learning``.
 """
 
 import os

@@ -1,4 +1,6 @@
-"""``FitRecord``: the typed record of a fit, with held-out figures, history, data, options and timings.
+"""``FitRecord``: the typed record of a fit, with held-out figures (``Evaluation``), history, data and options.
+
+Also decided here: which pairs are measured, so that no figure is about a training prompt by mistake.
 
 Undefined figures are NaN here and null in JSON.
 """

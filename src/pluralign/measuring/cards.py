@@ -3,6 +3,7 @@
 Cards are measured on held-out votes only. This module decides the name and the description of a member, made of the
 claims of ``leans`` (style) and ``views`` (phrases and positions), and the example texts. Which claims are significant
 is decided there. A member without claims is called by its number; ``unnamed_reason`` explains it once for all of them.
+A language model may write names and sentences too; they are shown only if they predict votes on other prompts.
 """
 
 import math
@@ -166,7 +167,7 @@ class Profile:
     description: str
     """The claims with numbers; empty if it has none."""
     leans: tuple[Lean, ...]
-    """One per trait, in the order of ``traits.TRAITS``."""
+    """One per trait, in the order of ``leans.TRAITS``."""
     likes: tuple[Lean, ...]
     """Phrases whose responses it prefers, the clearest first, from ``views``."""
     dislikes: tuple[Lean, ...]

@@ -1,4 +1,8 @@
-"""``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level."""
+"""``evaluate``: a predictor of vote shares, with its baselines, other predictors, groups and the policy level.
+
+This module decides what an evaluation has: ``EvaluateOptions`` and ``FullEvaluation``. It also measures how much
+disagreement a prediction keeps (``majority_shares``) and the policy level at several strengths of regularisation.
+"""
 
 import itertools
 import math
@@ -70,7 +74,7 @@ class MajorityShare:
 def majority_shares(
     prob_hat: FloatArray, prob_a: FloatArray, n_votes: npt.NDArray[np.int64], *, seed: int = 0
 ) -> dict[str, MajorityShare]:
-    """Return the observed and predicted share of the majority's side for each of ``reliability.strata``.
+    """Return the observed and predicted share of the majority's side for each of ``calibration.strata``.
 
     Majorities estimated from few votes look larger than they are, so even a calibrated prediction gives unanimous
     pairs less than 1. ``expected`` is the same figure for votes drawn from the prediction.

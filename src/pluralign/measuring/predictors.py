@@ -1,4 +1,7 @@
-"""Predictors by name: the folder of an ensemble, a transformers reward model, a file of scores, or personas."""
+"""Predictors by name: the folder of an ensemble, a transformers reward model, a file of scores, or personas.
+
+This module decides which names are known, the columns of score files, and how their rows are matched to pairs.
+"""
 
 import json
 import math

@@ -73,7 +73,7 @@ def comparison(evaluation: Evaluation, k: int | None = None) -> list[Prediction]
 
 
 def floor_is_compared(evaluation: Evaluation) -> bool:
-    """Return whether the floor is a rival on these votes. With 2–3 votes per pair it is 0 by definition."""
+    """Return whether the floor is compared on these votes. With 2–3 votes per pair it is 0 by definition."""
     floor = evaluation.baselines.get("floor")
     return floor is not None and not math.isnan(floor.brier_corrected)
 
@@ -109,7 +109,7 @@ _COMPARED = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an ensemble compares with a rival, in one sentence."""
+    """How an ensemble compares with a baseline, in one sentence."""
 
     kind: str
     """``good``, ``level`` (no significant difference) or ``behind``."""

@@ -1,7 +1,7 @@
 """Measures of how well predicted vote shares match observed votes, corrected for the noise of small samples.
 
 Every reported figure is defined here: the Brier score and its correction, the floor, disagreement, and regret.
-Reliability curves are in ``reliability``, confidence intervals in ``intervals``. Functions take arrays and return
+So are reliability curves. Confidence intervals are in ``intervals``. Functions take arrays and return
 arrays or numbers. Nothing is fitted, and the source of a prediction does not matter.
 
 These arguments have the same meaning everywhere, and shape ``(n_pairs,)``:
