@@ -82,6 +82,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str:
     """Replace or remove one value of a JSON file; with ``reseal`` its hash is right all the same."""
     value = json.loads(path.read_bytes())
+    before = json.dumps(value)
     chosen = list(places(value))[int(random.integers(len(list(places(value)))))]
     if len(chosen) > 1 and random.random() < 0.3:  # long parts hide the short ones
         chosen = chosen[: int(random.integers(1, len(chosen)))]
@@ -93,6 +94,8 @@ def damage_json(path: Path, random: np.random.Generator, *, reseal: bool) -> str
         del inside[chosen[-1]]
     else:
         inside[chosen[-1]] = new
+    if json.dumps(value) == before:
+        return ""
     if reseal:
         value.pop("sha256", None)
         value = sealed(value)
