@@ -30,7 +30,7 @@ from rich.table import Table
 import pluralign
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.experiments.demo import fit_true_features
+from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import baselines_of
 from pluralign.learning.pairs import Differences
 from pluralign.learning.stagewise import hard_votes
@@ -128,7 +128,7 @@ def fit(
     """Fit an ensemble on true features or on an encoder's, with or without rater ids."""
     options = {"k": arguments.k, "seed": seed, "test_fraction": TEST_FRACTION, **method}
     if arguments.features == TRUE:
-        return fit_true_features(town, raters, **options)[0]
+        return fit_features(town.preferences, town.features, raters, **options)[0]
     return pluralign.fit(raters or town.preferences, encoder=arguments.features, **options)
 
 

@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -38,9 +37,8 @@ from pluralign.measuring.leans import find_contrasts
 from pluralign.measuring.views import View, Views, find_views, phrases_of
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import RaterVotes, town_hall_votes
-from pluralign.votes.town_hall import arguments, phrases
 from pluralign.votes.town_hall.town_hall import TownHall
-from pluralign.votes.town_hall.writing import VALUE_AXES
+from pluralign.votes.town_hall.writing import VALUE_AXES, load_words
 
 TEST_FRACTION = 0.2
 EXPRESSES = 0.9
@@ -200,19 +198,21 @@ def expressed() -> dict[str, Sign]:
 
 def _sentences() -> Iterator[tuple[Sign, str]]:
     """Yield sentences with the feature and sign that they express; an empty feature for all others."""
-    for values in (arguments.VALUE_TAGS, arguments.VALUES):
-        for (axis, side), sentences in values.items():
-            yield from (((axis, float(side)), sentence) for sentence in sentences)
-    for of_stance in (arguments.BALANCE_TAGS, arguments.BALANCE):
-        for stance, sentences in of_stance.items():
+    words = load_words()
+    for values in (words.value_tags, words.values):
+        for axis, by_end in values.items():
+            for end, sentences in by_end.items():
+                yield from (((axis, 1.0 if end == "for" else -1.0), sentence) for sentence in sentences)
+    for by_stance in (words.balance_tags, words.balance):
+        for stance, sentences in by_stance.items():
             key = (COMPROMISE, 1.0) if stance == COMPROMISE else ("", 0.0)
             yield from ((key, sentence) for sentence in sentences)
-    for (stance, _), sentences in phrases.POSITIONS.items():
+    for stance, by_hedge in words.positions.items():
         key = (COMPROMISE, 1.0) if stance == COMPROMISE else ("", 0.0)
-        yield from ((key, sentence) for sentence in sentences)
-    other: list[Any] = [phrases.LEADS, phrases.OPENERS, phrases.CLOSERS, phrases.ASSURANCES, phrases.NEXT_STEPS]
-    other += [phrases.CALLS, phrases.LIST_TITLES, arguments.SUPPORT, arguments.SUPPORT_FRAMES, arguments.COST]
-    for table in other:
+        yield from ((key, sentence) for sentences in by_hedge.values() for sentence in sentences)
+    others = [words.leads, words.openers, words.closers, words.assurances, words.next_steps, words.calls]
+    others += [words.list_titles, words.support_frames, *words.support.values(), *words.cost.values()]
+    for table in others:
         yield from ((("", 0.0), sentence) for sentences in table.values() for sentence in sentences)
 
 

@@ -1,59 +1,64 @@
-"""Fit an ensemble again with its recorded options, and compare every figure with the recorded one.
+"""Compare two folders that ``pluralign fit`` wrote from the same votes and options, before and after a change of code.
 
-    python benchmarks/same_figures.py FOLDER DATA
+    python benchmarks/same_figures.py BEFORE AFTER
 
-FOLDER was written by ``pluralign fit DATA -o FOLDER``, by this version or an earlier one, on frozen features. After a
-change of the code that should not change results, this prints "identical": parameters, weights, temperature, undecided
-share and all figures of the record are the same to the last digit. Timings and versions are not compared. Another CPU
-can change the last digits.
+Prints "identical" if the members, weights, temperature, undecided share and every figure of the record are the same to
+the last digit, else one line per difference. The files are read without Pluralign, so BEFORE may come from an earlier
+version. Timings, versions and hashes are not compared. Values that only one folder has (an option that was removed, a
+figure that was added) are listed, and do not count as differences. Another CPU can change the last digits.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from safetensors.numpy import load_file
 
-import pluralign
-from pluralign.learning.options import FitOptions
-
-IGNORED = ("seconds", "seconds_encoding", "baseline_seconds", "versions", "processes", "pruned")
+IGNORED = (
+    "seconds", "seconds_encoding", "seconds_members", "baseline_seconds", "versions", "processes", "sha256", "file",
+    "format_version", "command",
+)  # fmt: skip
 
 
 def main() -> None:
-    """Print the differences; exit with 1 if there are any."""
+    """Print the differences; exit with 1 if a value differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="folder of the recorded ensemble")
-    parser.add_argument("data", help="the votes it was fitted to, as for pluralign fit")
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path)
     arguments = parser.parse_args()
-    recorded = pluralign.RewardEnsemble.load(arguments.folder)
-    known = {option.name for option in fields(FitOptions)}
-    options: dict[str, Any] = {name: value for name, value in recorded.record.options.items() if name in known}
-    again = pluralign.fit(pluralign.load_preferences(arguments.data), **options)
-    found = list(differences(recorded.record.to_json(), again.record.to_json()))
-    if recorded.members.theta.tobytes() != again.members.theta.tobytes():
-        found.append("members: the parameters differ")
-    found += [
-        f"{name}: the values differ"
-        for name in ("weights", "temperature", "undecided")
-        if not np.array_equal(getattr(recorded, name), getattr(again, name))
+    before, after = values(arguments.before), values(arguments.after)
+    changed = [
+        f"{name}: the arrays differ" if "/arrays/" in name else f"{name}: {before[name]} before, {after[name]} after"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
     ]
-    print("\n".join(found) or "identical")
-    sys.exit(bool(found))
+    for where, names in (("before", before.keys() - after.keys()), ("after", after.keys() - before.keys())):
+        print(*(f"only {where}: {name}" for name in sorted(names)), sep="\n", end="\n" if names else "")
+    print("\n".join(changed) or f"identical: {len(before.keys() & after.keys())} values")
+    sys.exit(bool(changed))
 
 
-def differences(recorded: Any, again: Any, path: str = "") -> Iterator[str]:
-    """Yield one line per value that differs; keys that only one of them has differ too."""
-    if isinstance(recorded, dict) and isinstance(again, dict):
-        for key in sorted({*recorded, *again} - {*IGNORED}):
-            yield from differences(recorded.get(key), again.get(key), f"{path}/{key}")
-    elif isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
-        for position, (one, other) in enumerate(zip(recorded, again, strict=True)):
-            yield from differences(one, other, f"{path}/{position}")
-    elif recorded != again:
-        yield f"{path}: {recorded} was recorded, {again} is new"
+def values(folder: Path) -> dict[str, Any]:
+    """Return every number, text and array of an ensemble folder by its path."""
+    description = json.loads((folder / "ensemble.json").read_text(encoding="utf-8"))
+    arrays = load_file(folder / description["arrays"]["file"])
+    found = dict(leaves(description))
+    return found | {f"/arrays/{name}": (array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of every leaf of a JSON value."""
+    if isinstance(value, dict):
+        for key in value.keys() - {*IGNORED}:
+            yield from leaves(value[key], f"{path}/{key}")
+    elif isinstance(value, list):
+        for position, one in enumerate(value):
+            yield from leaves(one, f"{path}/{position}")
+    else:
+        yield path, value
 
 
 if __name__ == "__main__":

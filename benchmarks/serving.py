@@ -273,7 +273,7 @@ def fresh_pairs() -> Iterator[Pair]:
 
 def compare_all(ensemble: RewardEnsemble, lines: bytes) -> list[ComparedLine]:
     """Compare offline."""
-    return list(compare(ensemble, io.BytesIO(lines), "pairs"))
+    return list(compare(ensemble, io.BytesIO(lines)))
 
 
 def take(pairs: Iterator[Pair], n: int) -> list[Pair]:

@@ -255,7 +255,7 @@ def comparing(encoder: ModelEncoder, votes: PreferenceSet, rounds: int, texts: i
 
 def compare_lines(ensemble: RewardEnsemble, lines: Sequence[str]) -> list[ComparedLine]:
     """Return what ``pluralign compare`` prints for these lines."""
-    return list(compare(ensemble, io.BytesIO("\n".join(lines).encode()), "lines"))
+    return list(compare(ensemble, io.BytesIO("\n".join(lines).encode())))
 
 
 # --- timing -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from page_browser import Tab
 
-    from pluralign import RewardEnsemble
+    from pluralign import PreferenceSet, RewardEnsemble
     from pluralign.ensemble.held_out import HeldOutVotes
 
 settings.register_profile("pluralign", deadline=None)  # machines are noisy; time is measured in benchmarks/
@@ -150,6 +150,13 @@ def one_torch_thread() -> Iterator[None]:
     with one_thread(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # for the commands that tests start
         yield
+
+
+def pairs_of(votes: "PreferenceSet", *, columns: bool = False) -> list[tuple[Any, ...]]:
+    """Return (prompt, response a, response b, votes for a, votes for b, ties) of each pair, and its other columns."""
+    texts = votes.prompts[votes.prompt_index], votes.responses[votes.a_index], votes.responses[votes.b_index]
+    numbers = votes.votes_a.tolist(), votes.votes_b.tolist(), votes.ties.tolist()
+    return list(zip(*texts, *numbers, *(votes.columns.values() if columns else ()), strict=True))
 
 
 def wide(**changes: Any) -> dict[str, Any]:

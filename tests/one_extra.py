@@ -103,7 +103,7 @@ def core() -> None:
     needs("answer town Tea? --model smollm2", "encoders")
     needs("answer town Tea? --model any --base-url http://127.0.0.1:9/v1", "server")
     needs("tune town town -o other", "finetune")
-    needs("reproduce multipref --tiny -o rehearsal", "encoders")
+    needs("reproduce multipref --tiny -o rehearsal", "report")
     needs("report town -o report.html", "report")
     needs("serve town", "server")
     needs("inspect hf:someone/something", "hf")
@@ -120,11 +120,11 @@ def short_demo() -> Iterator[None]:
     from pluralign.text import encoders as encoder
 
     small: dict[str, Any] = {"k": 2, "true_feature_pairs": 300}
-    accepted = inspect.signature(demo_story.run_demo).parameters.keys() & small.keys()
-    short = functools.partial(demo_story.run_demo, **{name: small[name] for name in accepted})
+    accepted = inspect.signature(demo_story.demo).parameters.keys() & small.keys()
+    short = functools.partial(demo_story.demo, **{name: small[name] for name in accepted})
     with contextlib.ExitStack() as patches:
         for module, name, value in (
-            (demo_story, "run_demo", short),
+            (demo_story, "demo", short),
             (encoder, "HASH_DIMENSION", 16),
             (joint, "STEPS", 20),
         ):

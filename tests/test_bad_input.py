@@ -14,6 +14,7 @@ import pytest
 from conftest import WriteLines, wide
 
 from pluralign import DataError, UsageError, load_preferences
+from pluralign.votes import formats
 
 GOOD = [wide(), wide(prompt="Rain?")]
 
@@ -36,9 +37,9 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_a_bad_row_raises_one_sentence_with_file_row_and_remedy(kind: str, write_jsonl: WriteLines) -> None:
+def test_a_bad_row_is_one_sentence_with_file_row_and_remedy(kind: str, write_jsonl: WriteLines) -> None:
     row, problem = BAD_ROWS[kind]
-    path = write_jsonl([GOOD[0], row, GOOD[1]])
+    path = write_jsonl([GOOD[0], row, row, GOOD[1]])
     with pytest.raises(DataError, match=problem) as caught:
         load_preferences(path)
     sentence = str(caught.value)
@@ -46,12 +47,7 @@ def test_a_bad_row_raises_one_sentence_with_file_row_and_remedy(kind: str, write
     assert sentence.endswith("or drop such rows with --skip-bad.")
     assert sentence.count("\n") == 0
     assert caught.value.row == 2
-
-
-@pytest.mark.parametrize("kind", BAD_ROWS)
-def test_skipping_bad_rows_counts_them_by_kind_and_keeps_the_rest(kind: str, write_jsonl: WriteLines) -> None:
-    row, _ = BAD_ROWS[kind]
-    loaded = load_preferences(write_jsonl([GOOD[0], row, row, GOOD[1]]), skip_bad=True)
+    loaded = load_preferences(path, skip_bad=True)
     assert loaded.dropped == {kind: 2}
     assert loaded == load_preferences(GOOD)
 
@@ -82,14 +78,8 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
             wide(response_a=[{"role": "assistant", "content": c} for c in "AB"]),
             "response_a has 2 messages, not one",
         ),
-        "an incomplete ranking": (
-            lists | {"rankings": [[0, 1], [0]]},
-            "ranking 2 is list .*, but must name each",
-        ),
-        "a repeated response in a ranking": (
-            lists | {"rankings": [[0, 0]]},
-            "must name each of the 2 responses once",
-        ),
+        "an incomplete ranking": (lists | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
+        "a repeated response in a ranking": (lists | {"rankings": [[0, 0]]}, "must name each of the 2 responses once"),
         "rankings that are not a list": (lists | {"rankings": 3}, "rankings must be a list, not int 3"),
         "scores of uneven length": (lists | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
         "scores that are words": (lists | {"scores": [["good"], [1]]}, "scores must be a number, not str 'good'"),
@@ -114,14 +104,6 @@ def other_bad_rows() -> dict[str, tuple[dict[str, Any], str]]:
     }
 
 
-@pytest.mark.parametrize("case", other_bad_rows())
-def test_every_layout_reports_the_problem(case: str) -> None:
-    row, problem = other_bad_rows()[case]
-    with pytest.raises(DataError, match=problem) as caught:
-        load_preferences([row])
-    assert caught.value.row == 1
-
-
 def test_identical_texts_drop_only_their_own_pair() -> None:
     row = {"prompt": "x", "responses": ["A", "B", "A"], "scores": [[1, 3], [2, 2], [3, 1]]}
     loaded = load_preferences([row], skip_bad=True)
@@ -140,10 +122,6 @@ def test_missing_columns_are_reported_with_the_nearest_layout() -> None:
         load_preferences([{"text": "x"}])
 
 
-def test_single_votes_are_kept_with_min_votes_1() -> None:
-    assert load_preferences([wide(votes_a=1, votes_b=0)], min_votes=1).n_votes.tolist() == [1]
-
-
 @pytest.mark.parametrize("keep", [0.3, 0.7, 0.95])
 def test_a_truncated_gzip_is_reported_and_its_complete_rows_can_be_kept(keep: float, tmp_path: Path) -> None:
     lines = [json.dumps(wide(prompt=f"{i} {os.urandom(8).hex()}")) + "\n" for i in range(4000)]
@@ -156,16 +134,6 @@ def test_a_truncated_gzip_is_reported_and_its_complete_rows_can_be_kept(keep: fl
     assert part.dropped["truncated gzip"] == 1
     assert len(part) > 4000 * keep * 0.8
     assert list(part.prompts) == [json.loads(line)["prompt"] for line in lines[: len(part)]]
-
-
-def test_a_damaged_gzip_is_reported(tmp_path: Path) -> None:
-    data = bytearray(gzip.compress(json.dumps(wide()).encode() * 50))
-    data[30] ^= 0xFF
-    with pytest.raises(zlib.error):
-        gzip.decompress(bytes(data))
-    (tmp_path / "damaged.jsonl.gz").write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"damaged\.jsonl\.gz, row 1: the gzip stream is damaged"):
-        load_preferences(tmp_path / "damaged.jsonl.gz")
 
 
 CSV_HEAD = "prompt,response_a,response_b,votes_a,votes_b\nTea?,Yes.,No.,3,2\n"
@@ -194,15 +162,11 @@ def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, 
 
 def test_two_columns_with_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "votes.csv").write_text("prompt,prompt\nTea?,Yes.\n")
-    with pytest.raises(DataError, match="two columns have the same name"):
-        load_preferences(tmp_path / "votes.csv")
-
-
-def test_wrong_types_in_parquet_are_reported_with_file_and_row(tmp_path: Path) -> None:
-    rows = [wide(votes_a="3"), wide(votes_a="three")]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "votes.parquet")
-    with pytest.raises(DataError, match=r"votes\.parquet, row 1: votes_a must be a whole number"):
-        load_preferences(tmp_path / "votes.parquet")
+    table = pa.table({name: [value] for name, value in wide().items()})
+    pq.write_table(table.append_column("votes_a", pa.array([9])), tmp_path / "votes.parquet")
+    for name in ("votes.csv", "votes.parquet"):
+        with pytest.raises(DataError, match="two columns have the same name"):
+            load_preferences(tmp_path / name)
 
 
 def test_a_damaged_parquet_file_is_reported(tmp_path: Path) -> None:
@@ -224,11 +188,6 @@ def test_a_header_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "votes.csv").write_text(CSV_HEAD.splitlines()[0])
     with pytest.raises(DataError, match="the file has no rows"):
         load_preferences(tmp_path / "votes.csv")
-
-
-def test_an_error_lists_the_dropped_rows_if_none_is_left(write_jsonl: WriteLines) -> None:
-    with pytest.raises(DataError, match=r"no pairs in it; .*'negative count': 2"):
-        load_preferences(write_jsonl([wide(votes_a=-1)] * 2), skip_bad=True)
 
 
 def test_a_json_list_is_refused(tmp_path: Path) -> None:
@@ -281,11 +240,14 @@ def hostile_rows() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("case", hostile_rows())
-def test_a_hostile_row_is_one_sentence_and_can_be_skipped(case: str) -> None:
-    row, problem = hostile_rows()[case]
+ROWS = {**other_bad_rows(), **hostile_rows()}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_a_row_that_is_no_vote_is_one_sentence_and_can_be_skipped(case: str) -> None:
+    row, problem = ROWS[case]
     with pytest.raises(DataError, match=problem) as caught:
-        load_preferences([row], min_votes=1)
+        load_preferences([row])
     assert caught.value.row == 1
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match=r"no pair has enough votes|there are no pairs in it"):
@@ -331,13 +293,6 @@ def test_extra_integers_of_any_size_can_be_saved(values: list[Any], tmp_path: Pa
     assert loaded.columns["id"].tolist() == expected
     loaded.save(tmp_path / "votes.parquet")
     assert load_preferences(tmp_path / "votes.parquet") == loaded
-
-
-def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    table = pa.table({name: [value] for name, value in wide().items()})
-    pq.write_table(table.append_column("votes_a", pa.array([9])), tmp_path / "twice.parquet")
-    with pytest.raises(DataError, match="two columns have the same name"):
-        load_preferences(tmp_path / "twice.parquet")
 
 
 def test_parquet_text_that_is_no_utf8_is_a_bad_row(tmp_path: Path) -> None:
@@ -417,20 +372,20 @@ def test_gzip_that_expands_too_much_is_refused(tmp_path: Path) -> None:
     line = row + b" " * 100_000 + b"\n"
     (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * 800))
     for skip_bad in (False, True):
-        with pytest.raises(DataError, match="expands to more than 200 times its size; use --max-expansion"):
+        with pytest.raises(DataError, match="expands to more than 200 times its size"):
             load_preferences(tmp_path / "bomb.jsonl.gz", skip_bad=skip_bad)
-    assert len(load_preferences(tmp_path / "bomb.jsonl.gz", max_expansion=2000)) == 800
 
 
-def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path) -> None:
+def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [json.dumps(wide(prompt=prompt)).encode() for prompt in ("Tea?", "x" * 1_100_000, "Rum?")]
     path = tmp_path / "long.jsonl"
     path.write_bytes(b"\n".join(rows))
-    with pytest.raises(DataError, match=r"row 2: the line is longer than 1 MB; raise the limit with --max-line-mb"):
-        load_preferences(path, max_line_mb=1)
-    loaded = load_preferences(path, max_line_mb=1, skip_bad=True)
-    assert (list(loaded.prompts), loaded.dropped) == (["Tea?", "Rum?"], {"long line": 1})
     assert len(load_preferences(path)) == 3
+    monkeypatch.setattr(formats, "LONGEST_LINE", 10**6)
+    with pytest.raises(DataError, match=r"row 2: the line is longer than 1 MB"):
+        load_preferences(path)
+    loaded = load_preferences(path, skip_bad=True)
+    assert (list(loaded.prompts), loaded.dropped) == (["Tea?", "Rum?"], {"long line": 1})
 
 
 def test_a_saved_set_keeps_to_the_options_or_refuses_them(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pluralign import town_hall
 from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import to_json
-from pluralign.experiments.demo import fit_true_features
+from pluralign.experiments.demo import fit_features
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
 from pluralign.votes.town_hall.town_hall import TownHall
 
@@ -103,7 +103,7 @@ def test_sentences_and_json_have_the_figures(true_camps: CampStudy) -> None:
 
 
 def test_members_on_true_features_agree_with_people_more_than_soft_bt(town: TownHall) -> None:
-    ensemble, held_out = fit_true_features(town, k=4, target="votes", test_fraction=0.4)
+    ensemble, held_out = fit_features(town.preferences, town.features, k=4, target="votes", test_fraction=0.4)
     rows = town.preferences.test_mask(0.4)
     votes, _ = hard_votes_of(town, ensemble, town.features)
     np.testing.assert_array_equal(votes[rows], held_out.votes)

@@ -15,7 +15,7 @@ from pluralign import __version__, town_hall
 from pluralign.cli.console import emit
 from pluralign.cli.main import COMMANDS
 from pluralign.core.errors import UsageError
-from pluralign.experiments.demo import run_demo
+from pluralign.experiments.demo import demo
 
 COMMAND_NAMES = [command.__name__ for commands in COMMANDS.values() for command in commands]
 WITH_SEED = {
@@ -243,9 +243,9 @@ def test_names_and_texts_are_not_read_as_markup(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def fast_demo() -> Iterator[None]:
     """The fits of the demo run once for all tests that look at it."""
-    result = run_demo(town_hall(300), encoder="none", true_feature_pairs=400)
+    result = demo(town_hall(300), encoder="none", true_feature_pairs=400)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pluralign.experiments.demo.run_demo", lambda *_, **__: result)
+        patch.setattr("pluralign.experiments.demo.demo", lambda *_, **__: result)
         yield
 
 
@@ -303,16 +303,16 @@ def test_report_of_the_demo_has_all_methods_pruning_and_rankings(tmp_path: Path)
 @pytest.mark.usefixtures("fast_demo")
 def test_demo_prints_json_with_all_keys() -> None:
     result = json.loads(run("demo", "--pairs", "300", "--encoder", "none", "--json").stdout)
-    camps = {"camps", "camps_rater_ids", "camps_true_features"}
-    others = {"inspect", "truth", "told", "members", "study", "pruning", "rankings", "asked", "report"}
-    assert set(result) == others | camps
+    keys = {"inspect", "truth", "methods", "report_data", "camps", "pruning", "rankings", "asked", "report"}
+    assert set(result) == keys
     assert sum(result["asked"]["first_choices"]) == pytest.approx(1)
     assert {entry["text"] for entry in result["asked"]["answer"]["answers"]} <= set(result["asked"]["responses"])
-    for name in camps:
-        assert len(result[name]["camps"]) == 6
-        assert result[name]["represented"] == sum(camp["member"] is not None for camp in result[name]["camps"])
-    assert {"facts", "votes", "profiles", "certificate"} < set(result["study"])
-    errors = [method["true_error"] for method in result["told"]]
+    assert len(result["camps"]) == 3
+    for study in result["camps"].values():
+        assert len(study["camps"]) == 6
+        assert study["represented"] == sum(camp["member"] is not None for camp in study["camps"])
+    assert {"facts", "votes", "profiles", "certificate"} < set(result["report_data"])
+    errors = [method["true_error"] for method in result["methods"]]
     assert errors == sorted(errors)
 
 

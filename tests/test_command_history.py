@@ -65,7 +65,7 @@ RENAMES = ("prompt=the question", "response_a=answer 1", "response_b=answer 2", 
 
 def test_the_printed_command_has_every_option_of_the_data(single_votes: Path, tmp_path: Path) -> None:
     folder = tmp_path / "first"
-    data = ["--ties", "half", "--min-votes", "3", "--repeats", "first", "--skip-bad", "--max-line-mb", "20"]
+    data = ["--ties", "half", "--min-votes", "3", "--repeats", "first", "--skip-bad"]
     renames = [word for rename in RENAMES for word in ("--rename", rename)]
     done = run("fit", single_votes, "-o", folder, *OPTIONS, "--no-keep-held-out", "--seed", "3", *data, *renames)
     assert done.returncode == 0, done.stderr

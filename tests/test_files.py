@@ -52,22 +52,6 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: int, file_mode: int
     assert (tmp_path / "folder").stat().st_mode & 0o777 == folder_mode
 
 
-def test_a_failed_fill_keeps_the_old_folder(tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    path.mkdir()
-    (path / "old").touch()
-
-    def fail() -> None:
-        with atomic_folder(path) as partial:
-            (partial / "half").touch()
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        fail()
-    assert [file.name for file in path.iterdir()] == ["old"]
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_folder_replaces_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "model"
     for name in ("first", "second"):

@@ -19,7 +19,6 @@ from pluralign import (
     diversity,
     encode,
     evaluate,
-    fit,
     inspect,
     load_preferences,
     profile,
@@ -69,12 +68,6 @@ FORMS: dict[str, Callable[[list[dict[str, Any]], Path], Any]] = {
 )
 def test_items_in_every_form_get_the_same_rewards(items: Any, ensemble: "RewardEnsemble") -> None:
     np.testing.assert_array_equal(ensemble.rewards(items), ensemble.rewards(TEXTS))
-
-
-def test_scorer_and_features_take_dicts_too(ensemble: "RewardEnsemble") -> None:
-    items = [{"prompt": prompt, "response": response} for prompt, response in TEXTS]
-    np.testing.assert_array_equal(ensemble.scorer()(items), ensemble.rewards(TEXTS))
-    np.testing.assert_array_equal(ensemble.features(items), ensemble.features(TEXTS))
 
 
 def test_a_prompt_may_be_a_list_of_messages(ensemble: "RewardEnsemble") -> None:
@@ -129,7 +122,7 @@ def test_pairs_of_votes_are_read_as_rows_or_as_their_layout(ensemble: "RewardEns
     ranked = {"prompt": "Tea?", "responses": ["Yes.", "No.", "Perhaps not."], "ranking": [0, 1, 2]}
     assert len(ensemble.prob_hat([ranked])) == 3
     assert len(ensemble.prob_hat("demo:40")) == 40
-    with pytest.raises(DataError, match="there are no pairs"):
+    with pytest.raises(DataError, match="no rows"):
         ensemble.prob_hat([])
     assert len(ensemble.prob_hat(town_hall(40))) == 40
 
@@ -161,15 +154,6 @@ def test_every_function_that_takes_votes_takes_them_in_any_form(ensemble: "Rewar
     assert [card.name for card in first.members] == [card.name for card in second.members]
     assert diversity(ensemble, frame).tau == diversity(ensemble, OTHERS).tau
     assert encode(frame, tmp_path / "features", encoder="none").rows == len(OTHERS.items().prompt_index)
-
-
-def test_fit_takes_a_path_a_frame_and_a_town(tmp_path: Path) -> None:
-    town = town_hall(120)
-    rows = list(town.preferences.to_records())
-    options: dict[str, Any] = {"k": 1, "encoder": "none", "method": "stagewise"}
-    weights = fit(town.preferences, **options).members.theta
-    for votes in (as_path(rows, tmp_path), pd.DataFrame(rows), town):
-        np.testing.assert_array_equal(fit(votes, **options).members.theta, weights)
 
 
 def test_missing_values_of_a_frame_are_nulls() -> None:

@@ -21,13 +21,11 @@ from conftest import WriteLines, run, run_process, wide
 from pluralign import fit, town_hall
 from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.scale import jobs
+from pluralign.scale import jobs, shards
 from pluralign.scale import ray as ray_engine
-from pluralign.scale import worker as worker_module
 from pluralign.scale.jobs import encode, score
 from pluralign.scale.options import EngineOptions
-from pluralign.scale.ray import RayJob
-from pluralign.scale.worker import EncodeTask, ScoreTask, Shard, Task, Transform, Worker
+from pluralign.scale.shards import Transform, Worker
 from pluralign.text import encoders
 from pluralign.text.encoders import HashingEncoder
 from pluralign.text.features import TextFeatures
@@ -81,40 +79,25 @@ def test_features_equal_those_of_the_encoder_to_the_last_bit(tmp_path: Path) -> 
     assert done.shards == len(parts(tmp_path / "vectors")) == -(-len(items) // 20)
 
 
-def test_a_finished_folder_holds_only_vectors_and_their_description(tmp_path: Path) -> None:
-    encode(VOTES, tmp_path, **SMALL)
-    assert {path.name for path in tmp_path.iterdir()} == {"vectors", "features.json"}
-    described = json.loads((tmp_path / "features.json").read_text())
-    assert described["identity"] == HashingEncoder().identity
-    assert described["rows"] == len(texts_of(VOTES))
-
-
-def test_the_vector_cache_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_folder_holds_only_vectors_and_their_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
     encode(VOTES, tmp_path / "features", **SMALL)
-    assert not (tmp_path / "cache").exists()
+    assert {path.name for path in (tmp_path / "features").iterdir()} == {"vectors", "features.json"}
+    assert not (tmp_path / "cache").exists(), "the vector cache is not used"
+    described = json.loads((tmp_path / "features" / "features.json").read_text())
+    assert described["identity"] == HashingEncoder().identity
+    assert described["rows"] == len(texts_of(VOTES))
 
 
 def test_a_chat_is_encoded_as_a_chat(tmp_path: Path) -> None:
     chat = (Message("user", "Tea?"), Message("assistant", "Milk?"), Message("user", "Yes."))
     votes = PreferenceSet.from_columns([chat, "Tea?"], ["Here.", "Yes."], ["No milk.", "No."], [3, 2], [2, 3])
-    seen: list[Item] = []
-    transform = EncodeTask(HASHING).prepare()
-
-    @dataclass(frozen=True)
-    class Watching(EncodeTask):
-        def prepare(self) -> Transform:
-            def watched(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
-                seen.extend(items)
-                return transform(rows, items)
-
-            return watched
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "EncodeTask", Watching)
-        encode(votes, tmp_path, **SMALL)
-    assert seen == texts_of(votes)
-    assert len(stored_features(tmp_path, texts_of(votes), HASHING)) == 4
+    encode(votes, tmp_path, **SMALL)
+    features = stored_features(tmp_path, texts_of(votes), HASHING)
+    np.testing.assert_array_equal(features, encoders.encode(texts_of(votes), HashingEncoder(), cache=False))
+    assert len(features) == 4
 
 
 def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
@@ -135,26 +118,18 @@ def test_a_folder_of_shards_is_encoded_in_place(tmp_path: Path) -> None:
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Interrupted(EncodeTask):
-    """Raises KeyboardInterrupt after two shards."""
-
-    def prepare(self) -> Transform:
-        transform, calls = EncodeTask(self.features).prepare(), []
-
-        def twice(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
-            calls.append(len(items))
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            return transform(rows, items)
-
-        return twice
-
-
 def interrupted_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Interrupt a run after two shards; return the modification times of their results."""
+    plain, calls = Worker.__call__, []
+
+    def twice(worker: Worker, number: int) -> str:
+        calls.append(number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(worker, number)
+
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "EncodeTask", Interrupted)
+        patch.setattr(Worker, "__call__", twice)
         with pytest.raises(KeyboardInterrupt):
             encode(VOTES, folder, **SMALL)
     return {path.name: path.stat().st_mtime_ns for path in parts(folder / "vectors")}
@@ -208,34 +183,18 @@ def test_other_settings_in_the_same_folder_raise_data_error(
         encode(votes, tmp_path, **SMALL | changes)
 
 
-def test_hashes_of_earlier_versions_are_longer_and_still_match(ensemble: Path, tmp_path: Path) -> None:
-    source = tmp_path / "texts"
-    source.mkdir()
-    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), source / "a.parquet")
-    score(ensemble, source, tmp_path / "scored")
-    path = tmp_path / "scored" / "_scores.json"
-    described = json.loads(path.read_text())
-    for name in ("texts", "ensemble"):
-        described["settings"][name] += "0" * 48
-    path.write_text(json.dumps(described))
-    assert score(ensemble, source, tmp_path / "scored").resumed == 1
-    described["settings"]["ensemble"] = "0" * 64
-    path.write_text(json.dumps(described))
-    with pytest.raises(DataError, match="it holds a job with other ensemble"):
-        score(ensemble, source, tmp_path / "scored")
-
-
-def test_a_damaged_description_raises_data_error(tmp_path: Path) -> None:
-    encode(VOTES, tmp_path, **SMALL)
-    (tmp_path / "features.json").write_text("[")
-    with pytest.raises(DataError, match=r"features\.json: it is damaged, or another program wrote it; name an empty"):
-        encode(VOTES, tmp_path, **SMALL)
-
-
-def test_shards_of_another_job_raise_data_error(tmp_path: Path) -> None:
-    (tmp_path / "vectors").mkdir()
-    (tmp_path / "vectors" / "part-00000.parquet").write_bytes(b"theirs")
-    with pytest.raises(DataError, match="1 shards of another job; name an empty folder"):
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("features.json", "[", r"features\.json: it is damaged"),
+        (".unfinished/plan.json", "{}", r"plan\.json: it is damaged"),
+        ("vectors/part-00000.parquet", "theirs", "1 shards of another job; name an empty folder"),
+    ],
+)
+def test_files_of_something_else_raise_data_error(tmp_path: Path, name: str, text: str, sentence: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=sentence):
         encode(VOTES, tmp_path, **SMALL)
 
 
@@ -243,14 +202,14 @@ def test_shards_of_another_job_raise_data_error(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class KillsOnce(EncodeTask):
+class KillsOnce(Worker):
     """Kills its own process during the shard with a given text, the first time a worker does it."""
 
     text: str = ""
     marker: Path = Path()
 
     def prepare(self) -> Transform:
-        transform = EncodeTask(self.features).prepare()
+        transform = super().prepare()
 
         def kill_once(rows: pa.Table, items: Sequence[Item]) -> pa.Table:
             if any(response == self.text for _, response in items) and not self.marker.exists():
@@ -271,7 +230,7 @@ def test_a_killed_worker_does_not_change_the_results(tmp_path: Path, monkeypatch
     response, marker = texts_of(VOTES)[50][1], tmp_path / "killed"
     by_value: Any = ray.cloudpickle.register_pickle_by_value  # workers cannot import tests
     by_value(sys.modules[__name__])
-    monkeypatch.setattr(jobs, "EncodeTask", lambda features: KillsOnce(features, response, marker))
+    monkeypatch.setattr(jobs, "Worker", lambda plan, digest: KillsOnce(plan, digest, response, marker))
     seen: list[tuple[int, int]] = []
     done = encode(
         VOTES, tmp_path / "ray", **SMALL, engine="ray", workers=2, progress=lambda *counts: seen.append(counts)
@@ -291,7 +250,7 @@ def test_rewards_from_ray_equal_those_of_one_process(ensemble: Path, write_jsonl
     file = write_jsonl([{"id": n, "prompt": p, "response": r} for n, (p, r) in enumerate(items)], "texts.jsonl")
     done = score(ensemble, file, tmp_path / "scored", engine="ray", workers=2, shard_rows=30)
     table = pq.read_table(tmp_path / "scored")
-    assert (done.k, done.rows) == (2, len(items))
+    assert (done.dimension, done.rows) == (2, len(items))
     assert table.column_names == ["id", "prompt", "response", "rewards"]
     assert table["id"].to_pylist() == list(range(len(items)))
     expected = RewardEnsemble.load(ensemble).rewards(items)
@@ -336,16 +295,9 @@ def test_ray_does_not_change_this_process(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("True True False\n", "")
 
 
-@pytest.mark.parametrize("task", [EncodeTask(HASHING), ScoreTask(Path("town"), "abc")], ids=["encode", "score"])
-def test_a_job_reaches_the_ray_driver_unchanged(task: Task) -> None:
-    options = EngineOptions("ray", workers=2, worker_gpus=0.5)
-    job = RayJob(Worker(task, Path("plan.json"), "123"), (Shard("a", "b"), Shard("c", "d")), options)
-    assert RayJob.from_json(json.loads(json.dumps(job.to_json()))) == job
-
-
 @pytest.mark.slow
 def test_the_ray_driver_ends_with_its_parent(tmp_path: Path) -> None:
-    code = "from pluralign.scale import ray_driver as d; print('ready', flush=True); d._end_with_parent()"
+    code = "from pluralign.scale import ray as d; print('ready', flush=True); d._end_with_parent()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
@@ -371,7 +323,7 @@ def test_a_failure_of_the_ray_driver_quotes_its_log(tmp_path: Path, monkeypatch:
 def test_an_unreachable_address_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     sentence = r"^Ray cannot be reached at 127\.0\.0\.1:1 \(Connection refused\); check --address"
-    with pytest.raises(DataError, match=sentence):
+    with pytest.raises(PluralignError, match=sentence):
         encode(VOTES, tmp_path, **SMALL, engine="ray", address="127.0.0.1:1")
 
 
@@ -403,30 +355,25 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 def attempt(worker: Worker, number: int = 0) -> str:
-    folder, name = worker.plan.parents[1], f"part-{number:05d}.parquet"
-    shard, result = folder / ".unfinished" / "texts" / name, folder / "vectors" / name
-    outcome = worker(Shard(str(shard), str(result)))
-    assert bool(outcome.problem) != result.exists()
-    return outcome.problem
+    problem = worker(number)
+    result = worker.plan_file.parents[1] / "vectors" / f"part-{number:05d}.parquet"
+    assert bool(problem) != result.exists()
+    return problem
 
 
-def test_a_node_that_cannot_see_the_folder_gets_advice(worker: Worker, tmp_path: Path) -> None:
-    elsewhere = replace(worker, plan=tmp_path / "not-mounted" / "plan.json")
+def test_a_node_that_sees_another_folder_writes_nothing(worker: Worker, tmp_path: Path) -> None:
     sentence = "cannot see it; put the folders of texts and results on storage that all nodes share"
-    assert sentence in attempt(elsewhere)
-
-
-def test_a_node_that_sees_another_plan_writes_nothing(worker: Worker) -> None:
-    assert "another job runs in this folder" in attempt(replace(worker, plan_hash="another"))
+    assert sentence in replace(worker, plan_file=tmp_path / "not-mounted" / "plan.json")(0)
+    assert "another job runs in this folder" in replace(worker, plan_hash="another")(0)
 
 
 def test_a_shard_that_kills_every_worker_is_not_retried_for_ever(worker: Worker) -> None:
-    attempts = worker.plan.parent / worker_module.ATTEMPTS_FOLDER
+    attempts = worker.plan_file.parent / shards.ATTEMPTS_FOLDER
     attempts.mkdir()
-    for number in range(worker_module.MAX_ATTEMPTS):
+    for number in range(shards.MAX_ATTEMPTS):
         (attempts / f"part-00001.parquet.{number}").touch()
     sentence = attempt(worker, 1)
-    assert sentence.startswith(str(worker.plan.parent / "texts" / "part-00001.parquet"))
+    assert sentence.startswith(str(worker.plan_file.parent / "texts" / "part-00001.parquet"))
     assert "4 workers died while they worked on it, perhaps for lack of memory" in sentence
     assert attempt(worker, 0) == ""
 
@@ -441,13 +388,15 @@ def test_a_full_disk_is_reported(worker: Worker, monkeypatch: pytest.MonkeyPatch
     assert attempt(worker) == "", "the next attempt succeeds"
 
 
-def test_another_encoder_with_the_same_name_on_a_node_is_rejected(worker: Worker) -> None:
-    task = EncodeTask(replace(HASHING, identity="hashing-of-old"))
-    assert "the encoder is not the one" in attempt(replace(worker, task=task))
+def test_another_encoder_or_ensemble_with_the_same_name_on_a_node_is_rejected(ensemble: Path) -> None:
+    with pytest.raises(DataError, match="the encoder is not the one"):
+        shards.encoding(replace(HASHING, identity="hashing-of-old").to_json())
+    with pytest.raises(DataError, match="not the ensemble that the job started with"):
+        shards.scoring(str(ensemble), "another")
 
 
 def test_the_error_names_a_damaged_shard(worker: Worker) -> None:
-    path = worker.plan.parent / "texts" / "part-00000.parquet"
+    path = worker.plan_file.parent / "texts" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-8])
     assert attempt(worker).startswith(f"{path}: the Parquet file cannot be read")
 
@@ -483,20 +432,16 @@ def test_a_parquet_file_keeps_its_types(ensemble: Path, tmp_path: Path) -> None:
     assert scored.schema.field("rewards").type.value_type == pa.float64()
 
 
-def test_a_truncated_parquet_file_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"prompt": ["Tea?"], "response": ["Yes."]}), tmp_path / "texts.parquet")
-    (tmp_path / "texts.parquet").write_bytes((tmp_path / "texts.parquet").read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"texts\.parquet: the Parquet file cannot be read"):
-        score(ensemble, tmp_path / "texts.parquet", tmp_path / "scored")
-
-
-def test_a_csv_file_can_be_scored(ensemble: Path, tmp_path: Path) -> None:
+def test_a_csv_file_is_scored_and_a_damaged_parquet_file_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("prompt,response\nTea?,Yes.\nTea?,No.\n")
     assert score(ensemble, tmp_path / "texts.csv", tmp_path / "scored").rows == 2
+    (tmp_path / "texts.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"texts\.parquet: the Parquet file cannot be read"):
+        score(ensemble, tmp_path / "texts.parquet", tmp_path / "other")
 
 
 def test_large_shards_are_read_in_parts(ensemble: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "ROWS_IN_MEMORY", 2)
+    monkeypatch.setattr(shards, "ROWS_IN_MEMORY", 2)
     source = tmp_path / "texts"
     source.mkdir()
     pq.write_table(pa.table({"prompt": ["Tea?"] * 5, "response": list("abcde")}), source / "a.parquet")
@@ -516,6 +461,10 @@ def test_large_shards_are_read_in_parts(ensemble: Path, tmp_path: Path, monkeypa
             "column x holds values of several types",
         ),
         ([{"prompt": "Tea?", "response": "Yes.", "rewards": 1}], "already have a column rewards; rename it"),
+        (
+            [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, 2, [1])],
+            "a column has different types in different shards",
+        ),
         ([], "there are no texts"),
     ],
 )
@@ -523,15 +472,7 @@ def test_a_file_that_cannot_be_scored_raises_an_error(
     ensemble: Path, write_jsonl: WriteLines, tmp_path: Path, lines: Any, sentence: str
 ) -> None:
     with pytest.raises(PluralignError, match=sentence):
-        score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored")
-
-
-def test_a_column_with_different_types_in_different_shards_raises_data_error(
-    ensemble: Path, write_jsonl: WriteLines, tmp_path: Path
-) -> None:
-    lines = [{"prompt": "Tea?", "response": "Yes.", "x": x} for x in (1, [1])]
-    with pytest.raises(DataError, match="a column has different types in different shards"):
-        score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=1)
+        score(ensemble, write_jsonl(lines, "texts.jsonl"), tmp_path / "scored", shard_rows=2)
 
 
 def test_results_cannot_be_written_into_the_folder_of_the_texts(ensemble: Path, tmp_path: Path) -> None:
@@ -540,23 +481,12 @@ def test_results_cannot_be_written_into_the_folder_of_the_texts(ensemble: Path, 
         score(ensemble, tmp_path, tmp_path)
 
 
-def test_a_changed_ensemble_raises_data_error(ensemble: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not the ensemble that the job started with"):
-        ScoreTask(ensemble, "another").prepare()
-
-
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_score_without_a_folder_rejects_engine_options(ensemble: Path) -> None:
-    done = run("score", ensemble, "--engine", "ray", stdin="")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "pluralign: --engine requires -o.\n",
-    )
-
-
 def test_the_command_summarises_its_results(ensemble: Path, write_jsonl: WriteLines, tmp_path: Path) -> None:
+    done = run("score", ensemble, "--engine", "ray", stdin="")
+    assert (done.returncode, done.stderr) == (2, "pluralign: --engine requires -o.\n")
     file = write_jsonl([{"prompt": "Tea?", "response": "Yes."}], "texts.jsonl")
     done = run("score", ensemble, file, "-o", tmp_path / "scored")
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pluralign import fit, town_hall
-from pluralign.experiments.demo import fit_true_features
+from pluralign.experiments.demo import fit_features
 from pluralign.theory.calibration import brier
 
 
@@ -12,11 +12,11 @@ from pluralign.theory.calibration import brier
 def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
     """The true features of the town hall: members learned from votes are closer to the town than any single reward."""
     town = town_hall(5000)
-    ensemble, held_out = fit_true_features(town, k=8)
+    ensemble, held_out = fit_features(town.preferences, town.features, k=8)
     assert (ensemble.record.target, ensemble.record.vote_share) == ("votes", 1.0)
     truth = town.true_prob[town.preferences.test_mask(0.1)]
     error = brier(ensemble.readings(held_out.difference)["vote"], truth)
-    taught, taught_votes = fit_true_features(town, k=8, target="teacher")
+    taught, taught_votes = fit_features(town.preferences, town.features, k=8, target="teacher")
     assert error < 0.8 * brier(taught.readings(taught_votes.difference)["vote"], truth)
     assert ensemble.undecided < 0.15 < taught.undecided
 

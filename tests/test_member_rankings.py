@@ -14,10 +14,10 @@ from pluralign.core.errors import UsageError
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.measuring.diversity import diversity, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
-from pluralign.votes.town_hall.town_hall import candidates as town_candidates
-from pluralign.votes.town_hall.town_hall import town_hall
+from pluralign.votes.town_hall.town_hall import answers, town_hall
 
-LISTS = [Candidates(line["prompt"], tuple(line["responses"])) for line in town_candidates(6, 7)]
+DRAWN = answers(6, 7)
+LISTS = [Candidates(prompt, tuple(texts)) for prompt, texts in zip(DRAWN.prompts, DRAWN.responses, strict=True)]
 
 
 @pytest.fixture(scope="module")

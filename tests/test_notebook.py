@@ -16,6 +16,7 @@ from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.evaluate import FullEvaluation
+from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing.figures import Drawing
 
 HOSTILE = "<script>alert(1)</script> & “"
@@ -35,7 +36,7 @@ def cells(text: str) -> list[list[str]]:
     """Return the cells of a table without its head."""
     return [
         [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]
+        for row in re.findall(r"<tr[^>]*>(.*?)</tr>", text)[1:]
     ]
 
 
@@ -65,7 +66,7 @@ def test_an_evaluation_shows_its_headline_and_one_marked_row(evaluation: FullEva
         assert html.escape(line) in text
     marked = [row[0] for row in cells(text) if row[0].startswith("→ ")]
     assert marked == ["→ ensemble: votes"]
-    assert len(re.findall(r"font-weight:bold\">→ ", text)) == 1
+    assert len(re.findall(r'font-weight:bold"><td[^>]*>→ ', text)) == 1
     assert "floor" in [row[0] for row in cells(text)]
     assert FEW_VOTES not in text
 
@@ -81,8 +82,9 @@ def test_an_evaluation_with_few_votes_shows_no_floor(ensemble: RewardEnsemble) -
 def test_an_ensemble_shows_its_members(ensemble: RewardEnsemble) -> None:
     text = ensemble._repr_html_()
     members = recorded(ensemble).members
-    expected = [[f"member {j}", f"{one.weight:.3f}", f"{one.disagreement:.3f}"] for j, one in enumerate(members)]
-    assert cells(text) == [*expected, ["undecided share", f"{ensemble.undecided:.3f}", ""]]
+    shown = [[f"{value:.3f}" for value in (one.weight, one.disagreement, one.regret)] for one in members]
+    assert cells(text) == [[f"member {j}", *row] for j, row in enumerate(shown)]
+    assert undecided_sentence(ensemble.undecided) in text
     assert html.escape(headline(recorded(ensemble), ensemble.record).verdict) in text
 
 

@@ -163,7 +163,7 @@ def test_a_cross_validation_counts(ensemble: RewardEnsemble, held_out: HeldOutVo
     assert shown["cross_validated"]
     assert [point["count"] for point in shown["reliability"]] == list(evaluation.reliability.count)
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
-    assert len(shown["disagreement"]) == 3, "the members are those of the served ensemble"
+    assert len(shown["members"]) == 3, "the members are those of the served ensemble"
     assert [row["k"] for row in shown["comparison"] if row["judged"]] == [3]
 
 
@@ -205,7 +205,7 @@ def test_other_votes_report_what_was_left_out(ensemble: RewardEnsemble) -> None:
 
 def test_cards_agree_with_profiles(shown: dict[str, Any], report: ReportData) -> None:
     assert [card["name"] for card in shown["members"]] == [profile.name for profile in report.profiles]
-    assert shown["disagreement"] == [profile.disagreement for profile in report.profiles]
+    assert [card["disagreement"] for card in shown["members"]] == [profile.disagreement for profile in report.profiles]
     assert report.diversity
     assert np.allclose(shown["tau"]["tau"], report.diversity.tau)
     for card, profile in zip(shown["members"], report.profiles, strict=True):
@@ -247,7 +247,7 @@ def test_long_texts_are_sampled_and_other_figures_use_all_votes(
     assert 1 < some["read"]["prompts"] < some["read"]["of"] == len(votes.prompts)
     assert some["tau"]["prompts"] == some["read"]["prompts"]
     assert shown["read"] == {"prompts": len(votes.prompts), "of": len(votes.prompts)}
-    for key in ("votes", "reliability", "groups", "disagreement", "steering_pairs"):
+    for key in ("votes", "reliability", "groups", "steering_pairs"):
         assert some[key] == shown[key]
     assert [card["typical"] for card in some["members"]] == [card["typical"] for card in shown["members"]]
 
@@ -309,7 +309,7 @@ def test_without_held_out_votes_only_the_record_is_shown(ensemble: RewardEnsembl
     shown = page_json(ensemble)
     assert [card["name"] for card in shown["members"]] == ["Member 0", "Member 1", "Member 2"]
     evaluation = evaluation_of(ensemble)
-    assert shown["disagreement"] == [member.disagreement for member in evaluation.members]
+    assert [card["disagreement"] for card in shown["members"]] == [member.disagreement for member in evaluation.members]
     assert [point["pairs"] for point in shown["reliability"]] == [[]] * len(evaluation.reliability.count)
     known = ("comparison", "history", "verdicts", "reliability")
     assert [key for key in known if not shown[key]] == []

@@ -169,7 +169,7 @@ def test_cards_show_leans_and_examples(tab: Tab, address: str, shown: dict[str, 
     card.query_selector("text=Pairs where it disagrees with most members").click()
     assert with_examples["distinguishing"][0]["preferred"] in card.text_content()
     distances = [row.inner_text() for row in page.query_selector_all(".distances .percent")]
-    assert distances == [percent(value) for value in shown["disagreement"]]
+    assert distances == [percent(value) for value in [card["disagreement"] for card in shown["members"]]]
 
 
 def test_the_page_reports_a_sample(tab: Tab, address: str) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import pairs_of as pairs
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.votes.load import load_preferences
@@ -30,17 +30,6 @@ Pair = tuple[PromptLike, str, str, int, int, int]
 
 def load(name: str, folder: Path | str = "", **options: Any) -> PreferenceSet:
     return KNOWN_SETS[name](str(folder), LoadOptions(**options), None)
-
-
-def pairs(votes: PreferenceSet) -> list[Pair]:
-    numbers = zip(votes.votes_a.tolist(), votes.votes_b.tolist(), votes.ties.tolist(), strict=True)
-    texts = zip(
-        votes.prompts[votes.prompt_index],
-        votes.responses[votes.a_index],
-        votes.responses[votes.b_index],
-        strict=True,
-    )
-    return [(*text, *number) for text, number in zip(texts, numbers, strict=True)]
 
 
 def write_parquet(path: Path, rows: list[Row]) -> None:
@@ -61,17 +50,11 @@ B1, B2 = "B-is-slightly-better", "B-is-clearly-better"
 TIE = "Tie"
 
 
-def annotation(overall: str | None, evaluator: str) -> Row:
-    row: Row = {"evaluator": evaluator, "overall_pref": overall, "overall_confidence": "fairly-confident"}
-    for aspect in ("harmless", "helpful", "truthful"):
-        row |= {f"{aspect}_pref": B2, f"{aspect}_confidence": "not-confident"}
-        row |= {f"{aspect}_checked_reasons": ["coherent"], f"{aspect}_own_reason": ""}
-    return row | {"time_spent": 141, "timestamp": "2024-05-03 10:00:00.000000"}
-
-
 def multipref_row(number: int, normal: list[str] | None, expert: list[str] | None, **changes: Any) -> Row:
     people = {
-        kind: votes if votes is None else [annotation(vote, f"{kind}_{i}") for i, vote in enumerate(votes)]
+        kind: votes
+        if votes is None
+        else [{"evaluator": f"{kind}_{i}", "overall_pref": vote, "helpful_pref": B2} for i, vote in enumerate(votes)]
         for kind, votes in (("normal", normal), ("expert", expert))
     }
     return {
@@ -117,37 +100,8 @@ def test_multipref_counts_each_overall_preference_as_one_vote(multipref: Path) -
     ]
     assert votes.name == "multipref"
     assert votes.dropped == {"pairs without a vote": 2, "tie votes": 4}
-
-
-def test_multipref_has_no_official_split_and_keeps_its_groups(multipref: Path) -> None:
-    votes = load("multipref", multipref)
     assert "split" not in votes.columns
     assert list(votes.columns["comparison_id"]) == ["cmp-1", "cmp-2", "cmp-4", "cmp-5"]
-    assert set(votes.columns) == {
-        *("comparison_id", "prompt_id", "category", "source", "subject_study", "highest_level_degree"),
-        *("model_a", "model_b"),
-    }
-
-
-def test_multipref_gives_both_interpretations_of_the_papers_p(multipref: Path) -> None:
-    votes = load("multipref", multipref)
-    rows = [row for row in MULTIPREF_ROWS if row["comparison_id"] not in ("cmp-3", "cmp-6")]
-    without_ties, of_everyone = [], []
-    for row in rows:
-        people = (row["normal_worker_annotations"] or []) + (row["expert_worker_annotations"] or [])
-        letters = [person["overall_pref"][0] for person in people]
-        without_ties.append(letters.count("A") / (letters.count("A") + letters.count("B")))
-        of_everyone.append(max(letters.count("A"), letters.count("B")) / len(letters))
-    assert votes.prob_a.tolist() == without_ties
-    everyone = votes.votes_a + votes.votes_b + votes.ties
-    assert (np.maximum(votes.votes_a, votes.votes_b) / everyone).tolist() == of_everyone == [0.5, 0.25, 1.0, 1.0]
-
-
-def test_ties_half_keeps_a_pair_with_only_ties(multipref: Path) -> None:
-    votes = load("multipref", multipref, ties="half")
-    assert len(votes) == 5
-    assert votes.prob_a.tolist() == [2.5 / 4, 1.5 / 4, 0.5, 0.0, 1.0]
-    assert votes.dropped == {"pairs without a vote": 1}
 
 
 def test_ties_fixed_gives_the_papers_shares_of_all_four_annotators(tmp_path: Path) -> None:
@@ -163,30 +117,12 @@ def test_ties_fixed_gives_the_papers_shares_of_all_four_annotators(tmp_path: Pat
     assert read.dropped == {"pairs without a vote": 2}
 
 
-def test_min_votes_overrides_the_minimum_of_the_paper(multipref: Path) -> None:
-    votes = load("multipref", multipref, min_votes=3)
-    assert votes.n_votes.tolist() == [3, 4]
-    assert votes.dropped["pairs with fewer than 3 votes"] == 4
-
-
 def test_multipref_is_also_read_from_the_original_upload(multipref: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_lines(other / "MultiPref-Train.jsonl", MULTIPREF_ROWS)
     assert load("multipref", other) == load("multipref", multipref)
-
-
-def test_parquet_files_take_precedence_over_the_original_upload(multipref: Path) -> None:
     write_lines(multipref / "MultiPref-Train.jsonl", [multipref_row(9, [A1], [A1])])
-    assert len(load("multipref", multipref)) == 4
-
-
-def test_repeats_first_counts_an_evaluator_once_per_pair(tmp_path: Path) -> None:
-    row = multipref_row(1, [A1, B1], [B1, B2])
-    row["expert_worker_annotations"][1]["evaluator"] = "normal_0"
-    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [row])
-    assert load("multipref", tmp_path).votes_b.tolist() == [3]
-    votes = load("multipref", tmp_path, repeats="first")
-    assert (votes.votes_a.tolist(), votes.votes_b.tolist()) == ([1], [2])
+    assert len(load("multipref", multipref)) == 4, "the Parquet files take precedence"
 
 
 def test_an_unknown_preference_is_a_bad_row_with_its_number(tmp_path: Path) -> None:
@@ -198,20 +134,6 @@ def test_an_unknown_preference_is_a_bad_row_with_its_number(tmp_path: Path) -> N
     votes = load("multipref", tmp_path, skip_bad=True)
     assert len(votes) == 2
     assert votes.dropped["unknown vote"] == 1
-
-
-def test_identical_responses_are_dropped_and_counted(tmp_path: Path) -> None:
-    rows = [MULTIPREF_ROWS[0], multipref_row(2, [A1, A1], [A1, A1], completion_b="First 2.")]
-    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", rows)
-    votes = load("multipref", tmp_path)
-    assert len(votes) == 1
-    assert votes.dropped["identical responses"] == 1
-
-
-def test_the_binarized_config_is_refused_with_the_missing_column(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "data" / "train-0.parquet", [{"prompt": "P", "chosen": "C", "rejected": "R"}])
-    with pytest.raises(DataError, match="row 1: there is no text in text"):
-        load("multipref", tmp_path)
 
 
 # --- PersonalLLM ------------------------------------------------------------------------------------------------------
@@ -254,38 +176,22 @@ def test_every_reward_model_votes_on_all_28_pairs(tmp_path: Path) -> None:
     assert len(votes) == 7 * 28
     assert votes.votes_a.sum() > 0
     assert 0 < votes.ties.sum() == votes.dropped["tie votes"]
-
-
-def test_all_ten_raters_count_and_none_is_reversed(tmp_path: Path) -> None:
     assert len(set(PERSONALLLM_RATERS)) == 10
-    row = personalllm_rows(1, seed=0)[0]
-    for name in row:
-        if name.endswith(PERSONALLLM_RATERS):
-            row[name] = float(name.startswith("response_1_"))
-    write_personalllm(tmp_path, [row], personalllm_rows(1, seed=1, first=1))
-    assert load("personalllm", tmp_path).votes_a[:7].tolist() == [10] * 7  # beaver_7b, a cost model, included
-
-
-def test_personalllm_keeps_its_official_split_and_subset(tmp_path: Path) -> None:
-    write_personalllm(tmp_path, personalllm_rows(3, seed=1), personalllm_rows(2, seed=2, first=3))
-    votes = load("personalllm", tmp_path)
-    assert votes.columns["split"].tolist() == ["train"] * 84 + ["test"] * 56
+    assert votes.columns["split"].tolist() == ["train"] * 140 + ["test"] * 56
     assert votes.columns["subset"][:29].tolist() == ["subset-0"] * 28 + ["subset-1"]
-    assert votes.columns["prompt_id"][::28].tolist() == [0, 1, 2, 3, 4]
-    train, test = votes.split()
-    assert (len(train), len(test)) == (84, 56)
 
 
 def test_a_repeated_or_missing_response_drops_only_its_pairs(tmp_path: Path) -> None:
-    train = personalllm_rows(2, seed=3)
+    train = personalllm_rows(3, seed=3)
+    train[2] |= {f"response_{i}": None for i in range(1, 9)}
     train[0]["response_5"] = train[0]["response_2"]
     train[0] |= {f"response_2_{rater}": -1.0 for rater in PERSONALLLM_RATERS}
     train[0] |= {f"response_5_{rater}": 9.0 for rater in PERSONALLLM_RATERS}
     train[1]["response_7"] = None
-    write_personalllm(tmp_path, train, personalllm_rows(1, seed=4, first=2))
+    write_personalllm(tmp_path, train, personalllm_rows(1, seed=4, first=3))
     votes = load("personalllm", tmp_path)
-    assert votes.columns["prompt_id"].tolist() == [0] * 21 + [1] * 21 + [2] * 28
-    assert votes.dropped["pairs with a missing or repeated response"] == 14
+    assert votes.columns["prompt_id"].tolist() == [0] * 21 + [1] * 21 + [3] * 28
+    assert votes.dropped["pairs with a missing or repeated response"] == 14 + 28
     # The scores of response_2 count, where the text came first.
     assert pairs(votes)[0] == ("Prompt 0?", "Answer 1 to 0.", "Answer 2 to 0.", 10, 0, 0)
 
@@ -300,15 +206,6 @@ def test_a_missing_score_is_no_vote_and_is_counted(tmp_path: Path) -> None:
     first = list(itertools.combinations(range(1, 9), 2))
     assert everyone == [9 if 1 in pair else 10 for pair in first] + [9 if 2 in pair else 10 for pair in first]
     assert votes.dropped["missing scores"] == 2
-
-
-def test_a_prompt_without_responses_is_dropped_and_counted(tmp_path: Path) -> None:
-    train = personalllm_rows(2, seed=5)
-    train[0] |= {f"response_{i}": None for i in range(1, 9)}
-    write_personalllm(tmp_path, train, personalllm_rows(1, seed=6, first=2))
-    votes = load("personalllm", tmp_path)
-    assert list(votes.prompts) == ["Prompt 1?", "Prompt 2?"]
-    assert votes.dropped["pairs with a missing or repeated response"] == 28
 
 
 @pytest.mark.parametrize(
@@ -327,12 +224,6 @@ def test_an_invalid_personalllm_row_is_reported(tmp_path: Path, change: Callable
     with pytest.raises(DataError, match=message) as caught:
         load("personalllm", tmp_path)
     assert caught.value.file.endswith("data/train-00000-of-00001.parquet")
-
-
-def test_an_incomplete_copy_of_personalllm_is_refused(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", personalllm_rows(1, seed=7))
-    with pytest.raises(DataError, match=r"data/train-\*\.parquet with data/test-\*\.parquet"):
-        load("personalllm", tmp_path)
 
 
 # --- HelpSteer2: disagreements ----------------------------------------------------------------------------------------
@@ -409,23 +300,6 @@ def test_helpsteer2_takes_the_split_from_the_main_files(helpsteer2: Path) -> Non
     assert {"name a prime", MULTI_TURN_MESSAGES} <= set(train.prompts)
 
 
-def test_helpsteer2_without_its_split_holds_out_a_tenth_of_the_prompts(tmp_path: Path) -> None:
-    prompts = [f"Question {i}?" for i in range(300)]
-    rows = [rated(prompt, text, ratings) for prompt in prompts for text, ratings in (("Yes.", [3, 1]), ("No.", [1, 2]))]
-    write_lines(tmp_path / "disagreements.jsonl.gz", rows)
-    write_lines(tmp_path / "train.jsonl.gz", [{"prompt": prompt} for prompt in prompts[:290]])
-    write_lines(tmp_path / "validation.jsonl.gz", [{"prompt": prompt} for prompt in prompts[290:]])
-    published = load_preferences(f"helpsteer2:{tmp_path}")
-    by_prompt = load_preferences(f"helpsteer2:{tmp_path}", split="prompts")
-    assert set(published.split()[1].prompts) == set(prompts[290:])
-    held_out = by_prompt.split()[1].prompts
-    assert 20 <= len(held_out) <= 45
-    assert set(held_out) - set(prompts[290:])
-    assert published.fingerprint != by_prompt.fingerprint
-    assert by_prompt.loaded is not None
-    assert by_prompt.loaded.options == {"split": "prompts"}
-
-
 def test_the_early_revision_is_read_from_the_root(helpsteer2: Path, tmp_path: Path) -> None:
     early = tmp_path / "early"
     write_lines(early / "disagreements.jsonl.gz", DISAGREEMENTS)
@@ -460,21 +334,11 @@ def test_helpsteer2_drops_and_counts_responses_that_cannot_be_compared(tmp_path:
 def test_a_repeated_prompt_gives_two_pairs_and_a_repeated_row_none(tmp_path: Path) -> None:
     first = [rated("again", "A.", [4, 4]), rated("again", "B.", [1, 0])]
     second = [rated("again", "C.", [0, 0]), rated("again", "D.", [1, 0])]
-    write_lines(tmp_path / "disagreements.jsonl.gz", [*first, *second, *first])
+    other_order = [rated("again", "B.", [4]), rated("again", "A.", [0])]
+    write_lines(tmp_path / "disagreements.jsonl.gz", [*first, *second, *first, *other_order])
     votes = load("helpsteer2", tmp_path)
-    assert pairs(votes) == [("again", "A.", "B.", 2, 0, 0), ("again", "C.", "D.", 0, 1, 1)]
+    assert pairs(votes) == [("again", "A.", "B.", 2, 1, 0), ("again", "C.", "D.", 0, 1, 1)]
     assert votes.dropped["rows given twice"] == 2
-
-
-def test_a_second_round_of_ratings_on_one_pair_adds_to_the_first(tmp_path: Path) -> None:
-    rounds = [
-        rated("again", "A.", [4, 4]),
-        rated("again", "B.", [1, 0]),
-        rated("again", "B.", [4]),
-        rated("again", "A.", [0]),
-    ]
-    write_lines(tmp_path / "disagreements.jsonl.gz", rounds)
-    assert pairs(load("helpsteer2", tmp_path)) == [("again", "A.", "B.", 2, 1, 0)]
 
 
 @pytest.mark.parametrize("given", [3, "3, 4", {"a": 3}])
@@ -490,31 +354,14 @@ def test_ratings_that_are_not_a_list_are_a_bad_row(helpsteer2: Path, given: Any)
     assert votes.dropped["responses without a second one"] == 1
 
 
-def test_a_bad_row_of_a_main_file_is_reported_with_that_file(helpsteer2: Path) -> None:
-    write_main_files(helpsteer2)
-    write_lines(helpsteer2 / "train.jsonl.gz", ["{not json"])
-    with pytest.raises(DataError, match="not JSON") as caught:
-        load("helpsteer2", helpsteer2)
-    assert caught.value.file == str(helpsteer2 / "train.jsonl.gz")
-
-
 # --- HelpSteer2 and 3: preferences ------------------------------------------------------------------------------------
 
 
 def preference(prompt: str, strengths: list[int] | None, split: str = "train", *, as_text: bool = False) -> Row:
     given: Any = strengths and [{"strength": value, "justification": "@Response 1's it."} for value in strengths]
-    similar = [{"statement": "@Response 1 is better.", "elaboration": "So it is.", "strength": -3}] * 3
-    return {
-        "split": split,
-        "prompt": prompt,
-        "response_1": "Seven.",
-        "response_2": "Nine.",
-        "preference_strength": -2,
-        "preference_statement": "@Response 1 is better.",
-        "preference_elaboration": "So it is.",
-        "three_most_similar_preferences": similar,
-        "all_preferences_unprocessed": repr(given) if as_text else given,
-    }
+    text = repr(given) if as_text else given
+    row = {"prompt": prompt, "response_1": "Seven.", "response_2": "Nine.", "preference_strength": -2, "split": split}
+    return row | {"all_preferences_unprocessed": text}
 
 
 def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: Path) -> None:
@@ -536,11 +383,6 @@ def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: P
     assert votes.dropped == {"votes for neither response": 3, "pairs without a vote": 2, "tie votes": 1}
     train, test = votes.split()
     assert (len(train), list(test.prompts)) == (2, ["p2"])
-
-
-def test_the_early_preference_file_is_read_from_the_root(tmp_path: Path) -> None:
-    write_lines(tmp_path / "preference.jsonl.gz", [preference("p1", [1])])
-    assert load("helpsteer2-preference", tmp_path).votes_b.tolist() == [1]
 
 
 @pytest.mark.parametrize("strength", [-4, 100, -99, 1.5, "1", None, True])
@@ -656,20 +498,8 @@ def test_tldr_merges_labels_of_all_files_in_either_order(tldr: Path) -> None:
     assert votes.columns["batch"].tolist() == ["batch22"] * 4
     assert votes.columns["subreddit"].tolist() == ["tea"] * 4
     assert votes.name == "tldr"
-
-
-def test_tldr_shares_match_a_count_of_lines(tldr: Path) -> None:
-    chosen: dict[tuple[str, frozenset[str]], list[str]] = {}
-    for row in itertools.chain(*BATCHES.values()):
-        if "post" in row["info"]:
-            texts = [summary["text"].strip() for summary in row["summaries"]]
-            chosen.setdefault((row["info"]["title"], frozenset(texts)), []).append(texts[row["choice"]])
-    votes = load("tldr", tldr)
-    for (prompt, a, b, *_), p in zip(pairs(votes), votes.prob_a, strict=True):
-        title = str(prompt).split("\n\n")[1].removeprefix("TITLE: ")
-        lines = chosen.pop((title, frozenset((a, b))))
-        assert p == lines.count(a) / len(lines)
-    assert all(len(lines) < 2 or len(pair) < 2 for (_, pair), lines in chosen.items())
+    assert set(votes.split()[1].prompts) == {tldr_prompt("cow"), tldr_prompt("dog")}, "valid1 and valid2"
+    assert load("tldr", tldr, min_votes=1).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
 
 
 def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -681,28 +511,12 @@ def test_tldr_can_count_only_the_first_label_of_a_worker(tldr: Path, caplog: pyt
     assert votes.dropped["repeat votes of one annotator on one pair"] == 1
 
 
-def test_tldr_with_min_votes_one_keeps_single_labels(tldr: Path) -> None:
-    assert load("tldr", tldr, min_votes=1).n_votes.tolist() == [3, 2, 2, 2, 1, 1]
-
-
-def test_valid1_and_valid2_are_the_test_set(tldr: Path) -> None:
-    train, test = load("tldr", tldr).split()
-    assert set(train.prompts) == {tldr_prompt("hen"), tldr_prompt("Nameless")}
-    assert set(test.prompts) == {tldr_prompt("cow"), tldr_prompt("dog")}
-
-
 def test_one_post_is_one_prompt_even_if_its_text_varies(tmp_path: Path) -> None:
     rows = [label("hen", " one", " two", 0, "w1"), label("hen", " one", " two", 0, "w2")]
     rows[1]["info"]["post"] += " "
     write_lines(tmp_path / "batch3.json", rows)
     votes = load("tldr", tmp_path)
     assert pairs(votes) == [(tldr_prompt("hen"), "one", "two", 2, 0, 0)]
-
-
-def test_the_batch_defaults_to_the_file_name(tmp_path: Path) -> None:
-    rows = [label("hen", " one", " two", 0, f"w{i}") for i in range(2)]
-    write_lines(tmp_path / "batch7.json", [{k: v for k, v in row.items() if k != "batch"} for row in rows])
-    assert load("tldr", tmp_path).columns["batch"].tolist() == ["batch7"]
 
 
 def test_tldr_as_parquet_from_the_hub_gives_the_same_votes(tldr: Path, tmp_path: Path) -> None:
@@ -741,24 +555,13 @@ def test_an_invalid_label_is_reported_with_file_and_row(tldr: Path, change: Row,
 
 # --- sources of the files ---------------------------------------------------------------------------------------------
 
-EXPECTED_FILES = {
-    "multipref": ["data/train-*.parquet", "MultiPref-Train.jsonl"],
-    "personalllm": ["data/train-*.parquet", "data/test-*.parquet"],
-    "helpsteer2": ["disagreements/disagreements.jsonl.gz", "disagreements.jsonl.gz"],
-    "helpsteer2-preference": ["preference/preference.jsonl.gz", "preference.jsonl.gz"],
-    "helpsteer3": ["preference/train.jsonl.gz", "preference/validation.jsonl.gz"],
-    "tldr": ["comparisons/train/*.parquet", "comparisons/*.json"],
-}
 HUBS = {
     "multipref": ("allenai/multipref", None, ["data/train-*.parquet"]),
-    "personalllm": ("namkoong-lab/PersonalLLM", None, ["data/train-*.parquet", "data/test-*.parquet"]),
     "helpsteer2": (
         "nvidia/HelpSteer2",
         None,
         ["validation.jsonl.gz", "train.jsonl.gz", "disagreements/disagreements.jsonl.gz"],
     ),
-    "helpsteer2-preference": ("nvidia/HelpSteer2", None, ["preference/preference.jsonl.gz"]),
-    "helpsteer3": ("nvidia/HelpSteer3", None, ["preference/train.jsonl.gz", "preference/validation.jsonl.gz"]),
     "tldr": (
         "openai/summarize_from_feedback",
         "refs/convert/parquet",
@@ -787,39 +590,18 @@ def test_load_preferences_reads_a_known_set_from_a_folder(multipref: Path) -> No
     assert len(load_preferences(f"multipref:{multipref}", ties="half")) == 5
 
 
-def test_the_known_sets_are_listed() -> None:
-    assert list(KNOWN_SETS) == list(HUBS) == list(EXPECTED_FILES)
-
-
-@pytest.mark.parametrize("name", EXPECTED_FILES)
-def test_an_empty_folder_raises_the_expected_files(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the folder must hold") as caught:
-        load(name, tmp_path)
-    assert caught.value.file == str(tmp_path)
-    for pattern in (*EXPECTED_FILES[name], f"the dataset {HUBS[name][0]} from the hub"):
-        assert pattern in str(caught.value)
-
-
-@pytest.mark.parametrize("name", KNOWN_SETS)
-def test_a_missing_folder_is_reported(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere: there is no such folder"):
-        load(name, tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("name", KNOWN_SETS)
+@pytest.mark.parametrize("name", HUBS)
 def test_without_a_folder_only_the_needed_files_are_downloaded(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = record_downloads(monkeypatch, tmp_path)
-    with pytest.raises(DataError, match="the folder must hold"):  # nothing was really fetched
-        load(name)
     hub, revision, patterns = HUBS[name]
+    with pytest.raises(DataError, match=f"the folder must hold .*the dataset {hub} from the hub") as caught:
+        load(name)  # nothing was really fetched
+    assert patterns[-1] in str(caught.value)
+    with pytest.raises(DataError, match="nowhere: there is no such folder"):
+        load(name, tmp_path / "nowhere")
     assert calls == [((hub,), {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns})]
-
-
-def test_the_hub_and_a_folder_give_the_same_votes(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **kwargs: str(multipref))
-    assert load("multipref") == load("multipref", multipref)
 
 
 def test_a_folder_is_read_without_the_hub(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -827,27 +609,16 @@ def test_a_folder_is_read_without_the_hub(multipref: Path, monkeypatch: pytest.M
     assert len(load("multipref", multipref)) == 4
 
 
-@pytest.mark.parametrize("name", KNOWN_SETS)
-def test_a_failed_download_raises_one_sentence_with_the_folder_form(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_raises_one_sentence_with_the_folder_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail_to_download)
-    with pytest.raises(DataError) as caught:
-        load(name)
-    hub, _, patterns = HUBS[name]
-    assert str(caught.value) == (
-        f"hf:{hub}: the download from the hub failed (ConnectionError: no route to host); check the network, or copy "
-        f"its files ({', '.join(patterns)}) into a folder and use {name}:FOLDER."
-    )
+    with pytest.raises(DataError, match=r"hf:allenai/multipref: .*no route to host.*train-.* use multipref:FOLDER"):
+        load("multipref")
 
 
 def test_a_missing_hub_package_raises_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtraError, match=r"allenai/multipref .*pip install 'pluralign\[hf\]'"):
         load("multipref")
-
-
-def test_a_tilde_is_the_home_folder(multipref: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(multipref.parent))
-    assert len(load("multipref", f"~/{multipref.name}")) == 4
 
 
 def test_renaming_columns_of_a_known_set_is_refused(multipref: Path) -> None:

@@ -11,7 +11,6 @@ from pluralign import fit
 from pluralign.answering.generate import load_prompts
 from pluralign.core.errors import DataError
 from pluralign.ensemble.held_out import save_held_out, score_held_out
-from pluralign.experiments.rehearsal import write_prism
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message
 
@@ -29,9 +28,9 @@ def test_prompts_are_read_from_prompts_candidates_and_votes(write_jsonl: WriteLi
     assert load_prompts(write_jsonl(records)) == (["tea ?", "rum ?", CHAT], [])
     (tmp_path / "p.csv").write_text("prompt,other\ntea ?,1\n")
     assert load_prompts(tmp_path / "p.csv") == (["tea ?"], [])
-    conversations = (write_prism(tmp_path / "prism") / "conversations.jsonl").read_text().splitlines()
-    prism = [json.loads(line)["opening_prompt"] for line in conversations]
-    assert load_prompts(f"prism:{tmp_path / 'prism'}") == (prism, [])
+    row = {"conversation_id": "c1", "conversation_type": "values guided", "opening_prompt": "tea ?"}
+    (tmp_path / "conversations.jsonl").write_text(json.dumps(row))
+    assert load_prompts(f"prism:{tmp_path}") == (["tea ?"], [])
     assert len(load_prompts("demo:300")[0]) == 38
 
 

@@ -76,15 +76,7 @@ def test_the_pairs_are_those_of_load_preferences() -> None:
 
 def test_votes_on_pairs_with_too_few_votes_are_dropped_with_the_pair() -> None:
     rows = [vote("First?", "A.", "B.", "a", "ann"), *ROWS]
-    votes = load_rater_votes(rows, "worker", skip_bad=True)
-    assert plain(votes) == Counter(
-        {
-            ("Tea?", "Yes.", "No.", 0, 1.0): 1,
-            ("Rum?", "Yes.", "Never.", 1, 0.0): 1,
-            ("Tea?", "Yes.", "No.", 1, 0.0): 1,
-            ("Rum?", "Yes.", "Never.", 2, 1.0): 1,
-        }
-    )
+    assert plain(load_rater_votes(rows, "worker", skip_bad=True)) == plain(load_rater_votes(ROWS, "worker"))
     assert load_rater_votes(rows, "worker", min_votes=1).n_raters == 4
 
 

@@ -31,7 +31,7 @@ from pluralign.publishing.figures import (
     save_figures,
     tau_heat_map,
 )
-from pluralign.publishing.report import draw_figures, page, report
+from pluralign.publishing.report import draw_figures, page
 from pluralign.theory.intervals import Interval
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
@@ -122,7 +122,7 @@ def test_the_page_shows_the_figures_of_the_fit(ensemble: RewardEnsemble, found: 
     evaluation = evaluation_of(ensemble)
     assert f"{evaluation.test.brier:.4f}" in plain
     for name, baseline in evaluation.baselines.items():
-        assert f"<td>{baseline.brier:.4f}</td>" in plain, name
+        assert f">{baseline.brier:.4f}</td>" in plain, name
     for card in found.profiles:
         assert f"<h3>{card.label}</h3>" in plain
 
@@ -134,7 +134,7 @@ def test_the_page_shows_the_undecided_share_and_the_absolute_error(ensemble: Rew
     none = page(ensemble, with_evaluation(found, replace(evaluation, undecided=0.0)))
     assert "Undecided share:" not in none
     for baseline in evaluation.baselines.values():
-        assert f"<td>{baseline.absolute_error:.3f}</td>" in text
+        assert f">{baseline.absolute_error:.4f}</td>" in text
 
 
 def test_the_page_reports_that_soft_bt_is_better(ensemble: RewardEnsemble, found: ReportData) -> None:
@@ -174,8 +174,8 @@ def test_the_next_step_of_a_report_is_not_another_report(ensemble: RewardEnsembl
 
 
 def test_one_row_of_the_comparison_is_marked(plain: str) -> None:
-    assert re.findall(r'<tr class="own"><td>(.*?)</td>', plain) == ["→ ensemble: votes"]
-    assert plain.count("<td>→ ") == 1
+    assert re.findall(r'<tr class="own"[^>]*><td[^>]*>(.*?)</td>', plain) == ["→ ensemble: votes"]
+    assert plain.count(">→ ensemble") == 1
 
 
 def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: ReportData) -> None:
@@ -187,7 +187,9 @@ def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: 
     text = page(ensemble, replace(found, record=record))
     assert "Main number: corrected Brier score 0.0444" in text
     assert "Cross-validated in 5 folds: each of the 75 prompts is predicted by an ensemble fitted without it." in text
-    assert "<td>→ ensemble: votes</td><td>3</td><td>0.0777</td><td>0.0444</td>" in text
+    row = re.search(r"<td[^>]*>→ ensemble: votes.*?</tr>", text)
+    assert row
+    assert [cell in row[0] for cell in (">3<", ">0.0777<", ">0.0444<")] == [True] * 3
 
 
 def test_a_report_on_other_votes_does_not_use_the_cross_validation_of_the_fit(
@@ -213,7 +215,7 @@ def without_floor(evaluation: Evaluation) -> Evaluation:
 def test_a_floor_that_votes_cannot_measure_is_no_rival(ensemble: RewardEnsemble, found: ReportData, plain: str) -> None:
     few = with_evaluation(found, without_floor(evaluation_of(ensemble)))
     text = page(ensemble, few)
-    shown = ("<td>floor</td>", "(the floor)", "below the floor")
+    shown = (">floor</td>", "(the floor)", "below the floor")
     assert [words in plain for words in shown] == [True] * 3
     assert [words in text for words in shown] == [False] * 3
     assert FEW_VOTES in text
@@ -252,7 +254,7 @@ def test_no_number_is_a_negative_zero(ensemble: RewardEnsemble, found: ReportDat
     changed = replace(evaluation, baselines=zeros, test=test, levels={**evaluation.levels, evaluation.level: test})
     text = page(ensemble, with_evaluation(found, changed))
     assert not re.search(r"[-−]0?\.0+(?!\d)", text)
-    assert "+0.0000 [+0.0000, +0.0000]" in text
+    assert "[+0.0000, +0.0000]" in text
     labels = [label.get_text() for label in tau_heat_map([[1.0, -1e-6], [-1e-6, 1.0]]).axes[0].texts]
     assert labels == ["1.00", ".00", ".00", "1.00"]
 
@@ -277,16 +279,16 @@ def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder
     )
     found = collect_report_data(ensemble, HeldOutVotes(even, kept.rewards))
     assert found.majorities["even"].pairs == len(even)
-    assert "<td>even</td>" in page(ensemble, found)
+    assert ">even</td>" in page(ensemble, found)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_a_browser_shows_hostile_texts_as_plain_text(
     ensemble: RewardEnsemble, folder: Path, tmp_path: Path, browser: Any, width: int, scheme: str
 ) -> None:
-    path = report(
-        ensemble, collect_report_data(ensemble, hostile(load_held_out(folder))), tmp_path / "r.html", name="A town"
-    )
+    path = tmp_path / "r.html"
+    data = collect_report_data(ensemble, hostile(load_held_out(folder)))
+    path.write_text(page(ensemble, data, name="A town"), encoding="utf-8")
     tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     requests: list[str] = []
     messages: list[str] = []

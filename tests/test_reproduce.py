@@ -1,7 +1,9 @@
-"""Recipes run from votes to report, are resumed, and use members that were trained separately."""
+"""Recipes match the paper, their commands are valid, and they run from votes to report and resume."""
 
 import itertools
 import json
+import re
+import shlex
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,43 +11,150 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer.main
 from conftest import run
 
-from pluralign.core.checkpoints import Checkpoints
+from pluralign.cli.main import app
 from pluralign.core.errors import DataError, UsageError
-from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import held_out_files, load_held_out
+from pluralign.ensemble.held_out import load_held_out
+from pluralign.experiments import recipes
 from pluralign.experiments import reproduce as reproduction
-from pluralign.experiments.plan import RECORD_FILE, check_inputs, plan
-from pluralign.experiments.recipes import RECIPES, load_recipe, shrink
-from pluralign.experiments.rehearsal import SAMPLES, write_sample
-from pluralign.experiments.reproduce import choose_training, compare_table, reproduce
-from pluralign.learning.routes import LLAMA_3_8B, Devices, Route
-from pluralign.votes.load import load_preferences
+from pluralign.experiments.recipes import (
+    HARDWARE,
+    RECIPES,
+    RECORD_FILE,
+    Recipe,
+    ReproduceOptions,
+    experiments,
+    load_hardware,
+    load_recipe,
+)
+from pluralign.experiments.reproduce import compare_table, reproduce
+from pluralign.learning.backbone import recipe as finetuning
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.town_hall.town_hall import town_hall
+
+STEPS = ["inspect", "fit", "generate", "diversity", "report"]
+TABLE_1 = {
+    "multipref": (9413, 4791, 532, 4.0, 0.63),
+    "personalllm": (263256, 9402, 1000, 10, 0.76),
+    "helpsteer2": (21000, 10000, 1000, 3.5, 0.74),
+    "tldr": (3217, 729, 845, 7.56, 0.84),
+}
+
+
+# --- recipes and their commands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_matches_the_paper(name: str) -> None:
+    recipe = load_recipe(name)
+    paper = recipe.paper
+    assert paper is not None
+    found = (paper.pairs, paper.train_prompts, paper.test_prompts, paper.annotators, paper.majority_share)
+    assert found == TABLE_1[name]
+    assert recipe.fit == {"k": 8, "method": "stagewise", "variant": "printed", "max_disagreement": 1.0}
+    assert recipe.finetune["epochs"] == 1
+    assert recipe.finetune["fresh_head"]
+    assert 1e-5 <= recipe.finetune["learning_rate"] <= 5e-5
+    assert recipe.finetune["batch_size"] <= 512
+    assert (recipe.generate["limit"], recipe.generate["n"]) == (50, 100)
+    assert recipe.generate["prompts"] == ("held-out" if name == "tldr" else "prism")
+    assert ("RLHF" if name == "tldr" else "supervised") in recipe.starts_from
+    assert (finetuning.WARM_UP_SHARE, finetuning.WEIGHT_DECAY) == (0.03, 0.1)
+
+
+@pytest.mark.parametrize("given", [{"encoder": "minilm"}, *({"backbone": "b", "hardware": name} for name in HARDWARE)])
+@pytest.mark.parametrize("name", [*RECIPES, "votes.jsonl"])
+def test_the_commands_are_valid(name: str, given: dict[str, Any]) -> None:
+    """The command line parses every command without running it."""
+    (experiment,) = experiments(name, Path("OUT"), ReproduceOptions(**given), LoadOptions())
+    group: Any = typer.main.get_command(app)
+    assert [step.name for step in experiment.steps] == STEPS
+    for step in experiment.steps:
+        start = step.command.index("pluralign")
+        assert (start > 0) == (step.name == "fit" and given.get("hardware") == "fsdp")
+        command = group.commands[step.command[start + 1]]
+        assert step.name == command.name
+        with command.make_context(command.name, list(step.command[start + 2 :])) as context:
+            values = context.params
+        if step.name == "fit":
+            assert (values["k"], values["method"], values["variant"]) == ("8", "stagewise", "printed")
+            assert values["backbone"] == given.get("backbone")
+            chosen = {} if "encoder" in given else load_hardware(given["hardware"]).finetune
+            assert {option: values[option] for option in chosen} == chosen
+        if step.name == "generate":
+            assert (values["n"], values["limit"]) == (100, 50)
+            assert values["prompts"] == ("OUT/ensemble" if name in ("tldr", "votes.jsonl") else "prism")
+
+
+def test_the_launch_with_fsdp_has_the_settings_of_the_shipped_file() -> None:
+    words = dict(itertools.pairwise(load_hardware("fsdp").launch))
+    text = (Path(__file__).parents[1] / "configs" / "accelerate_fsdp.yaml").read_text()
+    settings = re.findall(r"(?:^  (fsdp_\w+)|^(mixed_precision)): (\w+)$", text, flags=re.M)
+    assert len(settings) == 7
+    assert {first or second: words[f"--{first or second}"] for first, second, _ in settings} == {
+        first or second: value for first, second, value in settings
+    }
+
+
+def test_other_hardware_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "large.toml"
+    file.write_text('about = "one GPU of 141 GB"\n[finetune]\noptimizer = "soap"\n')
+    assert load_hardware(str(file)).finetune == {"optimizer": "soap"}
+    file.write_text("[finetune]\n")
+    with pytest.raises(UsageError, match="must be a TOML file with about"):
+        load_hardware(str(file))
+
+
+def test_the_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> None:
+    reading = ["--rename", "prompt=question", "--ties", "half", "--skip-bad", "--min-votes", "3"]
+    arguments = ["reproduce", "votes.jsonl", "--dry-run", "-o", str(tmp_path / "out"), "--hardware", "lora", *reading]
+    shown = run(*arguments)
+    assert shown.returncode == 0, shown.stderr
+    steps = json.loads(run(*arguments, "--json").stdout)["own"]["steps"]
+    for step in steps:
+        assert shlex.join(step["command"]) in " ".join(shown.stdout.split())
+    for command in (steps[0]["command"], steps[1]["command"]):
+        given = dict(itertools.pairwise(command))
+        assert (given["--ties"], given["--min-votes"], given["--rename"]) == ("half", "3", "prompt=question")
+        assert "--skip-bad" in command
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_dry_run_of_all_has_copies_and_prompts(tmp_path: Path) -> None:
+    (tmp_path / "multipref").mkdir()
+    arguments = ["reproduce", f"all:{tmp_path}", "--dry-run", "--prompts", "prism:here", "-o", "paper"]
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"pluralign: {tmp_path / 'personalllm'}: there is no such folder; all:FOLDER needs")
+    for name in RECIPES[1:]:
+        (tmp_path / name).mkdir()
+    planned = json.loads(run(*arguments, "--json").stdout)
+    assert list(planned) == list(RECIPES)
+    for name, one in planned.items():
+        inspecting, fitting, sampling = (step["command"] for step in one["steps"][:3])
+        assert inspecting[2] == f"{name}:{tmp_path / name}"
+        assert fitting[4] == f"paper/{name}/ensemble"
+        assert sampling[2] == ("paper/tldr/ensemble" if name == "tldr" else "prism:here")
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ({"name": "multiprefs"}, "there is no recipe 'multiprefs'; did you mean 'multipref'?"),
-        ({}, "the members of MultiPref start from a supervised fine-tuned checkpoint of Meta-Llama-3-8B: name one"),
-        ({"backbone": "b", "encoder": "minilm"}, "--backbone and --encoder cannot be combined: name one of"),
-        ({"encoder": "minilm", "lora": True}, "--lora requires --backbone, not --encoder."),
-        ({"encoder": "minilm", "optimizer": "adamw"}, "--optimizer requires --backbone, not --encoder."),
-        ({"backbone": "b", "optimizer": "adam"}, "optimizer cannot be 'adam'; did you mean 'adamw'?"),
-        ({"backbone": "b", "precision": "fp16"}, "precision cannot be 'fp16'; known are: float32, bfloat16."),
-        ({"backbone": "b", "data": "tldr:x"}, "the recipe multipref needs its own votes: multipref:FOLDER, not 'tl"),
-        ({"tiny": True, "backbone": "b"}, "--tiny creates its own votes, prompts and model: remove the other options."),
+        ({"name": "-"}, "standard input cannot be used"),
+        ({}, "the members of MultiPref start from a supervised .* --dry-run shows the commands"),
+        ({"backbone": "b", "encoder": "minilm"}, "--backbone and --encoder cannot be combined"),
+        ({"encoder": "minilm", "hardware": "lora"}, "--hardware requires --backbone"),
+        ({"backbone": "b", "hardware": "fdsp"}, "there is no hardware 'fdsp'; did you mean 'fsdp'?"),
+        ({"tiny": True, "backbone": "b"}, "--tiny creates its own prompts and model"),
     ],
-)  # fmt: skip
+)
 def test_bad_usage_is_one_sentence(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"name": "multipref", "folder": tmp_path / "out"}
-    with pytest.raises(UsageError) as caught:
-        reproduce(**(arguments | given))
-    assert str(caught.value).startswith(sentence)
+    with pytest.raises(UsageError, match=sentence):
+        reproduce(**{"name": "multipref", "folder": tmp_path / "out", **given})
 
 
 def test_the_command_needs_a_folder() -> None:
@@ -54,10 +163,7 @@ def test_the_command_needs_a_folder() -> None:
     assert done.stderr == "pluralign: name a folder with -o, or use --dry-run to see what would be done.\n"
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
-
-
-def test_votes_are_compared_with_the_row_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_votes_are_compared_with_the_row_of_the_paper() -> None:
     votes = PreferenceSet.from_columns(
         ["a", "b", "b", "c"], ["1", "2", "3", "4"], ["5", "6", "7", "8"], [3, 1, 2, 0], [1, 1, 2, 4], ties=[0, 2, 0, 0],
         columns={"split": np.array(["train", "train", "train", "test"], dtype=object)},
@@ -73,291 +179,151 @@ def test_votes_are_compared_with_the_row_of_the_paper(monkeypatch: pytest.Monkey
     assert [figure.name for figure in compare_table(load_recipe("multipref"), votes) if figure.close] == [
         "annotators per pair", "majority share"
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_samples_have_the_published_layout(name: str, tmp_path: Path) -> None:
-    votes = load_preferences(f"{name}:{write_sample(name, tmp_path)}")
-    train, test = votes.split()
-    assert len(votes) >= 48
-    assert len(train.prompts) > len(test.prompts) >= 4
-    assert ("split" in votes.columns) == (name != "multipref")
-    assert 0 < ((votes.prob_a > 0) & (votes.prob_a < 1)).mean() < 1
+    assert all(figure.paper is None and not figure.close for figure in compare_table(load_recipe("own"), votes))
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reproduce") / "multipref"
     done = run("reproduce", "multipref", "--tiny", "-o", folder, "--json")
     assert done.returncode == 0, done.stderr
     (folder / "printed.json").write_text(done.stdout)
-    assert [line.split(":")[0] for line in done.stderr.splitlines() if ": pluralign" in line] == [
-        "inspect", "fit", "generate", "diversity", "report"
-    ]  # fmt: skip
+    assert [line.split(":")[0] for line in done.stderr.splitlines() if ": pluralign" in line] == STEPS
     return folder
 
 
-def test_a_rehearsal_runs_from_votes_to_report(rehearsal: Path) -> None:
-    printed = json.loads((rehearsal / "printed.json").read_text())
+@pytest.fixture
+def given(rehearsed: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The arguments of ``reproduce`` for a short run on the votes and with the model of a rehearsal."""
+    quick = {"limit": 4, "n": 5, "max_new_tokens": 12, "prompts": "held-out"}
+
+    def load(name: str) -> Recipe:
+        recipe = load_recipe(name)
+        return replace(recipe, fit={**recipe.fit, "k": 2}, generate=quick)
+
+    monkeypatch.setattr(recipes, "load_recipe", load)
+    made = rehearsed / "rehearsal"
+    return {"name": str(made / "votes.parquet"), "encoder": "none", "model": str(made / "model")}
+
+
+def test_a_rehearsal_runs_from_votes_to_report(rehearsed: Path) -> None:
+    printed = json.loads((rehearsed / "printed.json").read_text())
     assert printed["tiny"]
-    assert printed["skipped"] == []
-    assert [stage["k"] for stage in printed["history"]] == [1, 2]
-    record = json.loads((rehearsal / RECORD_FILE).read_text())
-    assert record["seconds"] == printed["seconds"]
-    assert list(record["results"]) == ["inspect", "fit", "generate", "diversity", "report"]
-    ensemble = json.loads((rehearsal / "ensemble" / "ensemble.json").read_text())
-    assert ensemble["facts"]["baselines"]["floor"]["brier"] == printed["floor"]
+    one = printed["experiments"]["multipref"]
+    assert one["skipped"] == []
+    assert [stage["k"] for stage in one["history"]] == [1, 2]
+    record = json.loads((rehearsed / RECORD_FILE).read_text())
+    assert record["seconds"] == one["seconds"]
+    assert list(record["results"]) == STEPS
+    ensemble = json.loads((rehearsed / "ensemble" / "ensemble.json").read_text())
+    assert ensemble["facts"]["baselines"]["floor"]["brier"] == one["floor"]
     assert ensemble["facts"]["tuning"]["optimizer"] == "soap"
-    below = [stage["k"] for stage in printed["history"] if stage["test_brier"] < printed["floor"]]
-    assert printed["members_below_floor"] == (below[0] if below else None)
-    assert (printed["candidates"]["lines"], printed["candidates"]["responses"]) == (4, 20)
-    assert printed["tau"][0][1] == pytest.approx(printed["mean_tau"])
-    page = (rehearsal / "report.html").read_text()
-    assert "a rehearsal on synthetic votes" in page
+    below = [stage["k"] for stage in one["history"] if stage["test_brier"] < one["floor"]]
+    assert one["members_below_floor"] == (below[0] if below else None)
+    assert (one["candidates"]["lines"], one["candidates"]["responses"]) == (4, 20)
+    assert one["tau"][0][1] == pytest.approx(one["mean_tau"])
+    page = (rehearsed / "report.html").read_text()
+    assert "MultiPref (rehearsal)" in page
     assert "pluralign generate" in page
 
 
-def test_a_finished_run_repeats_only_steps_whose_product_is_missing(rehearsal: Path) -> None:
-    before = (rehearsal / "candidates.jsonl").read_bytes()
-    (rehearsal / "report.html").unlink()
-    steps: list[str] = []
-    again = reproduce("multipref", rehearsal, tiny=True, announce=steps.append)
-    assert again.skipped == ["inspect", "fit", "generate", "diversity"]
-    assert [step.split(":")[0] for step in steps] == ["report"]
-    assert (rehearsal / "report.html").is_file()
-    assert (rehearsal / "candidates.jsonl").read_bytes() == before
-    printed = json.loads((rehearsal / "printed.json").read_text())
-    assert [asdict(row) for row in again.history] == printed["history"]
+def test_a_finished_run_repeats_only_steps_whose_product_is_missing(rehearsed: Path) -> None:
+    before = (rehearsed / "candidates.jsonl").read_bytes()
+    (rehearsed / "report.html").unlink()
+    announced: list[str] = []
+    again = reproduce("multipref", rehearsed, tiny=True, announce=announced.append).experiments["multipref"]
+    assert again.skipped == STEPS[:-1]
+    assert [step.split(":")[0] for step in announced] == ["report"]
+    assert (rehearsed / "report.html").is_file()
+    assert (rehearsed / "candidates.jsonl").read_bytes() == before
+    printed = json.loads((rehearsed / "printed.json").read_text())
+    assert [asdict(row) for row in again.history] == printed["experiments"]["multipref"]["history"]
 
 
-def test_a_folder_of_another_run_is_rejected_and_keeps_its_votes(rehearsal: Path) -> None:
-    files = [path for path in (rehearsal / "rehearsal").rglob("*") if path.is_file()]
+def test_a_folder_of_another_run_is_rejected_and_keeps_its_votes(rehearsed: Path) -> None:
+    files = [path for path in (rehearsed / "rehearsal").rglob("*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
-    with pytest.raises(UsageError, match="holds another run; name a new folder"):
-        reproduce("multipref", rehearsal, tiny=True, seed=1)
-    with pytest.raises(UsageError, match="holds another run"):
-        reproduce("tldr", rehearsal, tiny=True)
+    for name, seed in (("multipref", 1), ("tldr", 0)):
+        with pytest.raises(UsageError, match="holds another run; name a new folder"):
+            reproduce(name, rehearsed, tiny=True, seed=seed)
     assert {path: path.read_bytes() for path in files} == before
 
 
-def test_a_folder_of_another_unfinished_run_is_rejected(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": f"multipref:{write_sample('multipref', tmp_path / 'votes')}", "encoder": "none"}
-    with pytest.raises(DataError, match="there is no such file"):
-        reproduce("multipref", tmp_path / "out", **given, prompts="missing.jsonl")
-    assert not (tmp_path / "out" / RECORD_FILE).exists()
-    with pytest.raises(UsageError, match="holds another run; name a new folder"):
-        reproduce("multipref", tmp_path / "out", **given, prompts="other.jsonl")
-
-
-def test_an_unreadable_record_is_reported(tmp_path: Path) -> None:
-    (tmp_path / RECORD_FILE).write_text("{")
-    with pytest.raises(DataError, match=r"reproduce\.json: it cannot be read; use another folder"):
-        reproduce("multipref", tmp_path, encoder="none", data=f"multipref:{write_sample('multipref', tmp_path / 'v')}")
-
-
-def test_frozen_features_work_and_a_stopped_run_is_resumed(
-    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
-    made, later = rehearsal / "rehearsal", tmp_path / "later.jsonl"
-    given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
+def test_a_stopped_run_is_resumed_with_the_same_options_only(given: dict[str, Any], tmp_path: Path) -> None:
+    later = tmp_path / "later.jsonl"
     with pytest.raises(DataError, match=r"later\.jsonl: there is no such file"):
-        reproduce("multipref", tmp_path, **given, prompts=str(later))
+        reproduce(**given, folder=tmp_path, prompts=str(later))
+    with pytest.raises(UsageError, match="holds another run; name a new folder"):
+        reproduce(**given, folder=tmp_path, prompts="other.jsonl")
     later.write_text('{"prompt": "Should we?"}\n')
-    done = reproduce("multipref", tmp_path, **given, prompts=str(later))
+    done = reproduce(**given, folder=tmp_path, prompts=str(later)).experiments["own"]
     assert done.skipped == ["inspect", "fit"]
     assert json.loads((tmp_path / "ensemble" / "ensemble.json").read_text())["features"]["encoder"] == "none"
     assert done.candidates.lines == 1
+    (tmp_path / RECORD_FILE).write_text("{")
+    with pytest.raises(DataError, match=r"reproduce\.json: it cannot be read; use another folder"):
+        reproduce(**given, folder=tmp_path, prompts=str(later))
 
 
-def test_an_ensemble_fitted_by_the_command_of_the_plan_is_reused(
-    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_ensemble_fitted_by_the_command_is_reused_and_another_one_is_kept(
+    given: dict[str, Any], tmp_path: Path
 ) -> None:
     """So ``fit`` can be run separately, on several GPUs."""
-    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
-    made = rehearsal / "rehearsal"
-    given: dict[str, Any] = {"data": f"multipref:{made / 'votes'}", "encoder": "none", "model": str(made / "model")}
-    given["prompts"] = f"prism:{made / 'prism'}"
-    command = plan("multipref", tmp_path, **given).steps[1].command
-    assert run(*command[1:]).returncode == 0
+    name, options = given["name"], ReproduceOptions(encoder="none", model=given["model"])
+    (experiment,) = experiments(name, tmp_path, options, LoadOptions())
+    assert run(*experiment.steps[1].command[1:]).returncode == 0
     fitted = (tmp_path / "ensemble" / "ensemble.json").read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduction, "fit", None)
-        assert len(reproduce("multipref", tmp_path, **given).weights) == 2
+        assert len(reproduce(**given, folder=tmp_path).experiments["own"].weights) == 2
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "ensemble", other / "ensemble")
-    reproduce("multipref", other, **given, seed=3)
-    assert (other / "ensemble" / "ensemble.json").read_bytes() != fitted
+    with pytest.raises(UsageError, match="fitted with other options"):
+        reproduce(**given, folder=other, seed=3)
+    assert (other / "ensemble" / "ensemble.json").read_bytes() == fitted
 
 
-def in_rehearsal(rehearsal: Path) -> dict[str, Any]:
-    """Return the arguments of ``reproduce`` that stand for the votes and the model of a rehearsal."""
-    made = rehearsal / "rehearsal"
-    votes, prism = f"multipref:{made / 'votes'}", f"prism:{made / 'prism'}"
-    return {"data": votes, "backbone": str(made / "model"), "prompts": prism}
+def test_hardware_of_several_processes_needs_a_launch(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fsdp trains in several processes: first run  accelerate launch .* fit"):
+        reproduce(given["name"], tmp_path, backbone=given["model"], hardware="fsdp")
 
 
-def test_members_trained_with_another_optimizer_are_used_unless_one_is_named(
-    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So the commands of a plan can be launched on several GPUs, where SOAP does not work."""
-    monkeypatch.setattr("pluralign.experiments.plan.load_recipe", lambda name: shrink(load_recipe(name)))
-    ensemble, target = RewardEnsemble.load(rehearsal / "ensemble"), tmp_path / "out" / "ensemble"
-    tuning = {**(ensemble.record.tuning or {}), "optimizer": "adamw"}
-    other, held_out = (
-        replace(ensemble, record=replace(ensemble.record, tuning=tuning)),
-        load_held_out(rehearsal / "ensemble"),
-    )
-    other.save(target, held_out_files(other, held_out))
-    fitted: list[Any] = []
-
-    def refuse(*_: Any, **options: Any) -> None:
-        fitted.append(options["optimizer"])
-        raise UsageError("it is trained again")
-
-    monkeypatch.setattr(reproduction, "fit", refuse)
-    said: list[str] = []
-    done = reproduce("multipref", tmp_path / "out", **in_rehearsal(rehearsal), announce=said.append)
-    assert (done.training and done.training.route.optimizer, fitted) == ("adamw", [])
-    assert said[0] == f"training: the members in {target} were trained with AdamW in float32"
-    shutil.copytree(target, tmp_path / "other" / "ensemble")
-    with pytest.raises(UsageError, match="it is trained again"):
-        reproduce("multipref", tmp_path / "other", **in_rehearsal(rehearsal), optimizer="soap")
-    assert fitted == ["soap"]
-
-
-def test_an_unfinished_fit_is_continued_with_its_own_optimizer(rehearsal: Path, tmp_path: Path) -> None:
-    recipe, given = shrink(load_recipe("multipref")), in_rehearsal(rehearsal)
-    tuning = {"backbone": given["backbone"], "optimizer": "adamw", "lora": False}
-    started = Checkpoints(tmp_path / "ensemble", {"options": {"precision": "bfloat16"}, "tuning": tuning})
-    started.value("member-0", lambda: 1)
-    inputs = check_inputs(recipe, **given, encoder="", model="", lora=False, load=None, seed=0)
-    assert choose_training(recipe, inputs, tmp_path).route == Route("adamw", "bfloat16")
-    assert choose_training(recipe, inputs, tmp_path / "elsewhere").route == Route()
-
-
-def test_a_run_says_how_it_trains_and_which_command_needs_several_gpus(
-    rehearsal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reproduction, "weights_of", lambda _: LLAMA_3_8B.weights)
-    given = in_rehearsal(rehearsal)
-    with pytest.raises(UsageError, match=r"AdamW in float32 on 4 GPUs \(FSDP\) needs about 36 GB; SOAP") as caught:
-        reproduce("multipref", tmp_path, **given, devices=Devices(4, 48e9))
-    assert f"-m pluralign fit {given['data']} -o {tmp_path / 'ensemble'}" in str(caught.value)
-    said: list[str] = []
-    monkeypatch.setattr(reproduction, "load_preferences", None)
-    with pytest.raises(TypeError):
-        reproduce("multipref", tmp_path, **given, devices=Devices(1, 80e9), announce=said.append)
-    assert said[0].startswith("training: one-sided SOAP in bfloat16 needs about 77 GB; SOAP in float32 needs")
-    assert "--optimizer soap-one-sided" not in said[1], "the votes are read first"
-
-
-# --- own votes --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_votes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Votes with ties, an invalid row, and the prompts in a column of another name."""
-    path = tmp_path_factory.mktemp("own") / "votes.jsonl"
+def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
+    path, out = tmp_path / "votes.jsonl", tmp_path / "out"
     rows = [{"question": row.pop("prompt"), **row, "ties": 2} for row in town_hall(120).preferences.to_records()]
     path.write_text("\n".join(map(json.dumps, [*rows, rows[0] | {"votes_a": -1}])))
-    return path
-
-
-READING = ["--rename", "prompt=question", "--ties", "half", "--skip-bad", "--repeats", "first", "--min-votes", "3"]
-
-
-def test_the_plan_for_own_votes_has_their_sizes_and_options(own_votes: Path, tmp_path: Path) -> None:
-    arguments: list[str | Path] = ["reproduce", own_votes, "--dry-run", "-o", tmp_path / "out", *READING]
-    planned = json.loads(run(*arguments, "--json").stdout)
-    votes = load_preferences(own_votes, rename={"prompt": "question"}, ties="half", skip_bad=True)
-    size = planned["recipe"]["size"]
-    assert size["train_pairs"] + size["test_pairs"] == len(votes) == 120
-    assert size["texts"] == len(votes.items().prompt_index)
-    characters = sum(map(len, votes.responses)) / len(votes.responses)
-    assert size["response_tokens"] == round(characters / 4)
-    assert planned["recipe"]["paper"] is None
-    assert planned["recipe"]["tune"]["batch_size"] == 8
-    assert size["train_texts"] == len(votes.split()[0].items().prompt_index) < size["texts"]
-    assert planned["cost"]["train_tokens"] == size["train_texts"] * (size["prompt_tokens"] + size["response_tokens"])
-    assert planned["cost"]["gpu_hours"] > 0
-    inspecting, fitting, sampling = (step["command"] for step in planned["steps"][:3])
-    assert inspecting[:3] == ["pluralign", "inspect", str(own_votes)]
-    for command in (inspecting, fitting):
-        given = dict(itertools.pairwise(command))
-        assert (given["--ties"], given["--min-votes"], given["--repeats"]) == ("half", "3", "first")
-        assert given["--rename"] == "prompt=question"
-        assert "--skip-bad" in command
-    assert {"--fresh-head", "printed", "stagewise", "soap-one-sided", "bfloat16"} < set(fitting)
-    assert sampling[2] == str(tmp_path / "out" / "ensemble")
-    shown = run(*arguments)
-    assert shown.returncode == 0, shown.stderr
-    assert "four characters" in shown.stdout
-    assert not (tmp_path / "out").exists()
-
-
-def test_own_votes_are_rehearsed_from_votes_to_report(own_votes: Path, tmp_path: Path) -> None:
-    done = run("reproduce", own_votes, "--tiny", "-o", tmp_path / "out", *READING)
+    reading = ["--rename", "prompt=question", "--ties", "half", "--skip-bad"]
+    done = run("reproduce", path, "--tiny", "-o", out, *reading)
     assert done.returncode == 0, done.stderr
-    assert "few of these votes and a tiny model" in done.stdout
+    assert "few votes and a tiny model" in done.stdout
     assert "annotators per pair" in done.stdout
     assert "matches the paper" not in done.stdout
-    record = json.loads((tmp_path / "out" / RECORD_FILE).read_text())
-    assert list(record["results"]) == ["inspect", "fit", "generate", "diversity", "report"]
-    sample = PreferenceSet.load(tmp_path / "out" / "rehearsal" / "votes.parquet")
+    assert list(json.loads((out / RECORD_FILE).read_text())["results"]) == STEPS
+    sample = PreferenceSet.load(out / "rehearsal" / "votes.parquet")
     assert (len(sample), sample.tie_rule) == (120, "half")
-    held_out = set(load_held_out(tmp_path / "out" / "ensemble").preferences.prompts)
-    asked = {json.loads(line)["prompt"] for line in (tmp_path / "out" / "candidates.jsonl").read_text().splitlines()}
+    held_out = set(load_held_out(out / "ensemble").preferences.prompts)
+    asked = {json.loads(line)["prompt"] for line in (out / "candidates.jsonl").read_text().splitlines()}
     assert asked <= held_out
 
 
-def test_the_papers_sets_are_read_with_the_options_too(tmp_path: Path) -> None:
-    data = f"multipref:{write_sample('multipref', tmp_path / 'votes')}"
-    command = plan("multipref", data=data, load=LoadOptions(ties="half", skip_bad=True)).steps[1].command
-    assert command[5:8] == ["--ties", "half", "--skip-bad"]
-    assert plan(data).steps[0].command == ["pluralign", "inspect", data], "NAME:FOLDER is a copy of the paper's set"
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("nowhere.jsonl", "nowhere.jsonl: there is no such file or known set"),
-        (
-            "nowhere",
-            "there is no recipe 'nowhere'; known are: multipref, personalllm, helpsteer2, tldr, all, a file of votes.",
-        ),
-    ],
-)
-def test_a_name_of_nothing_is_one_sentence(name: str, sentence: str) -> None:
-    done = run("reproduce", name, "--dry-run")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"pluralign: {sentence}")
-
-
-# --- all four ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsal: Path) -> None:
-    done = run("reproduce", "all", "--tiny", "-o", rehearsal.parent, "--json")
+def test_all_experiments_are_rehearsed_and_drawn_with_four_panels(rehearsed: Path) -> None:
+    done = run("reproduce", "all", "--tiny", "-o", rehearsed.parent, "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert list(results["experiments"]) == list(RECIPES)
-    assert results["experiments"]["multipref"]["skipped"] == ["inspect", "fit", "generate", "diversity", "report"]
     for name, one in results["experiments"].items():
-        assert (len(one["history"]), one["candidates"]["lines"], one["skipped"] == []) == (2, 4, name != "multipref")
-        assert Path(one["report"]) == rehearsal.parent / name / "report.html"
-        held_out = set(load_held_out(rehearsal.parent / name / "ensemble").preferences.prompts)
-        lines = (rehearsal.parent / name / "candidates.jsonl").read_text().splitlines()
-        assert ({json.loads(line)["prompt"] for line in lines} <= held_out) == (name == "tldr")
+        assert (len(one["history"]), one["candidates"]["lines"]) == (2, 4)
+        assert one["skipped"] == (STEPS if name == "multipref" else [])
+        assert Path(one["report"]) == rehearsed.parent / name / "report.html"
     assert [Path(path).name for path in results["figures"]] == [
         "figure2.png", "figure2.svg", "figure3.png", "figure3.svg"
     ]  # fmt: skip
     for number in (2, 3):
-        drawn = (rehearsal.parent / f"figure{number}.svg").read_text()
+        drawn = (rehearsed.parent / f"figure{number}.svg").read_text()
         assert all(f"{load_recipe(name).title} (rehearsal)" in drawn for name in RECIPES)
     floors = [f">floor {one['floor']:.4f}<" for one in results["experiments"].values()]
-    assert all(floor in (rehearsal.parent / "figure2.svg").read_text() for floor in floors)
+    assert all(floor in (rehearsed.parent / "figure2.svg").read_text() for floor in floors)

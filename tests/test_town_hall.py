@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pluralign.votes.town_hall.population import FEATURES, TASTES
-from pluralign.votes.town_hall.town_hall import TownHall, answers, candidates, town_hall
-from pluralign.votes.town_hall.writing import N_DRAWS, Attributes, load_issues, write_response
+from pluralign.votes.town_hall.town_hall import TownHall, answers, town_hall
+from pluralign.votes.town_hall.writing import Attributes, load_issues
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,6 @@ def test_more_people_or_more_votes_do_not_change_the_texts() -> None:
     few, many = town_hall(80, n_annotators=10), town_hall(80, n_annotators=500, votes_per_pair=50)
     assert list(few.preferences.responses) == list(many.preferences.responses)
     assert list(few.preferences.prompts) == list(many.preferences.prompts)
-
-
-@pytest.mark.parametrize("n_pairs", [1, 9, 200, 5001])
-def test_sizes_are_as_requested(n_pairs: int) -> None:
-    hall = town_hall(n_pairs, n_annotators=30)
-    preferences = hall.preferences
-    assert len(preferences) == len(hall.true_prob) == n_pairs
-    assert len(preferences.prompts) == -(-n_pairs // 8)
-    assert hall.features.shape == (len(preferences.responses), len(hall.feature_names))
-    assert hall.tastes.shape == (30, len(hall.feature_names))
-    assert len(hall.attributes) == len(preferences.responses)
-    assert np.bincount(preferences.prompt_index).max() <= 8
 
 
 def test_features_follow_the_order_of_responses_and_of_items(hall: TownHall) -> None:
@@ -138,24 +126,6 @@ def test_disagreement_is_similar_to_that_of_real_votes(hall: TownHall) -> None:
     assert abs(hall.true_prob.mean() - 0.5) < 0.01, "pairs are oriented at random"
 
 
-def test_a_single_reward_fits_worse_than_the_six_camps(hall: TownHall) -> None:
-    """A Bradley-Terry model with the true features and the true shares still has a large error."""
-    difference = hall.features[hall.preferences.a_index] - hall.features[hall.preferences.b_index]
-    weights = np.zeros(difference.shape[1])
-    for _ in range(30):  # Newton's method on the soft-label logistic loss
-        prob = 1 / (1 + np.exp(-difference @ weights))
-        curvature = (difference * (prob * (1 - prob))[:, None]).T @ difference
-        weights -= np.linalg.solve(curvature, difference.T @ (prob - hall.true_prob))
-    one_reward = ((1 / (1 + np.exp(-difference @ weights)) - hall.true_prob) ** 2).mean()
-    camps = np.stack([hall.tastes[hall.camps == camp].mean(axis=0) for camp in range(6)])
-    share = np.bincount(hall.camps) / len(hall.camps)
-    six_camps = (((difference @ camps.T > 0) @ share - hall.true_prob) ** 2).mean()
-    constant_half = ((hall.true_prob - 0.5) ** 2).mean()
-    assert one_reward < 0.3 * constant_half
-    assert one_reward > 0.012
-    assert six_camps < one_reward
-
-
 def test_camps_have_their_shares_of_the_population() -> None:
     hall = town_hall(8, n_annotators=1000)
     counts = np.bincount(hall.camps, minlength=len(hall.camp_names))
@@ -238,27 +208,13 @@ def test_issues_are_complete() -> None:
         assert not any(clause.endswith((".", "?", "!")) for clause in clauses), issue.thing
 
 
-def test_every_issue_stance_and_length_can_be_written() -> None:
-    random = np.random.default_rng(0)
-    for issue in range(len(load_issues())):
-        for stance in range(4):
-            for length in range(5):
-                tone, hedging = int(random.integers(4)), int(random.integers(3))
-                levels = Attributes(stance, length, tone, hedging, structure=0, support=2, call=1, question=1)
-                text = write_response(issue, 0, 0, levels, random.integers(0, 2**16, N_DRAWS).tolist())
-                assert len(text.split()) > 10
-
-
-def test_candidates_are_lists_of_distinct_responses_in_the_same_style(hall: TownHall) -> None:
-    lines = candidates(30, 12, seed=4)
-    assert [len(line["responses"]) for line in lines] == [12] * 30
-    texts = [text for line in lines for text in line["responses"]]
-    assert len(set(texts)) == len(texts)
-    assert len({line["prompt"] for line in lines}) == 30
-    assert lines == candidates(30, 12, seed=4)
-    lists = answers(30, 12, seed=4)
-    assert [line["responses"] for line in lines] == lists.responses
-    top_choices = (lists.features @ hall.tastes.T).argmax(axis=1)
+def test_answers_are_distinct_responses_in_the_same_style(hall: TownHall) -> None:
+    drawn = answers(30, 12, seed=4)
+    assert [len(responses) for responses in drawn.responses] == [12] * 30
+    assert len({text for responses in drawn.responses for text in responses}) == 360
+    assert len(set(drawn.prompts)) == 30
+    assert drawn.responses == answers(30, 12, seed=4).responses
+    top_choices = (drawn.features @ hall.tastes.T).argmax(axis=1)
     assert np.mean([len(set(row)) for row in top_choices]) > 3, "people have different top choices"
 
 
@@ -280,12 +236,6 @@ def test_invalid_arguments_raise_a_sentence() -> None:
         with pytest.raises(ValueError, match=message):
             town_hall(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_prompts must be"):
-        candidates(0, 3)
+        answers(0, 3)
     with pytest.raises(ValueError, match="n_responses must be"):
-        candidates(3, 1)
-
-
-def test_two_responses_per_prompt_give_one_pair_per_prompt() -> None:
-    hall = town_hall(50, n_responses_per_prompt=2)
-    assert len(hall.preferences.prompts) == 50
-    assert len(hall.preferences.responses) == 100
+        answers(3, 1)

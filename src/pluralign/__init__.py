@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.ensemble.record import Evaluation
-    from pluralign.experiments.plan import Plan, plan
     from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.learning.fit import fit
     from pluralign.learning.options import FinetuneOptions, FitOptions
@@ -68,7 +67,6 @@ _HOMES = {
     "MissingExtraError": "core.errors",
     "NoveltyGate": "answering.gate",
     "OwnPolicies": "answering.drafts",
-    "Plan": "experiments.plan",
     "PluralignError": "core.errors",
     "PolicyOptions": "answering.options",
     "PreferenceSet": "votes.preferences",
@@ -103,7 +101,6 @@ _HOMES = {
     "load_policies": "answering.policies",
     "load_preferences": "votes.load",
     "load_rater_votes": "votes.raters",
-    "plan": "experiments.plan",
     "profile": "measuring.cards",
     "prune": "measuring.pruning",
     "rankings": "measuring.rankings",
@@ -134,7 +131,6 @@ __all__ = [
     "MissingExtraError",
     "NoveltyGate",
     "OwnPolicies",
-    "Plan",
     "PluralignError",
     "PolicyOptions",
     "PreferenceSet",
@@ -170,7 +166,6 @@ __all__ = [
     "load_policies",
     "load_preferences",
     "load_rater_votes",
-    "plan",
     "profile",
     "prune",
     "rankings",

@@ -115,7 +115,7 @@ def options_of(random: np.random.Generator) -> list[str]:
     known = (
         *(["--skip-bad"], ["--ties", "half"], ["--min-votes", "1"], ["--repeats", "first"], ["--json"], ["--json"]),
         *(["--rename", "prompt=question"], ["--rename", "vote=votes_a"], ["--rename", "response_a=response_b"]),
-        *(["--rename", "x"], ["--rename", "=x"], ["--min-votes", "-1"], ["--max-line-mb", "1"]),
+        *(["--rename", "x"], ["--rename", "=x"], ["--min-votes", "-1"]),
     )
     return [word for option in known if random.random() < 0.15 for word in option]
 

@@ -47,11 +47,12 @@ def _note_dropped(preferences: "PreferenceSet") -> None:
 
 
 def load_held_out_votes(
-    folder: Path, ensemble: "RewardEnsemble", data: str | None, options: LoadOptions, *, all_prompts: bool = False
+    folder: Path, ensemble: "RewardEnsemble", data: str | None, *, all_prompts: bool = False
 ) -> "HeldOutVotes":
     """Return the held-out votes that fit saved in a folder, or those of DATA with the ensemble's rewards.
 
-    Of DATA, prompts that the ensemble was trained on are left out unless ``all_prompts``; a note on stderr counts them.
+    DATA is read with the options that fit recorded. Its prompts that the ensemble was trained on are left out unless
+    ``all_prompts``; a note on stderr counts them.
     """
     from pluralign.ensemble.held_out import load_held_out, score_held_out
 
@@ -59,7 +60,8 @@ def load_held_out_votes(
         if all_prompts:
             raise UsageError("--all needs DATA: the ensemble folder holds the held-out votes only.")
         return load_held_out(folder, ensemble)
-    preferences = load_votes(data, options)
+    fitted = ensemble.record.data
+    preferences = load_votes(data, LoadOptions(**fitted.loaded.options) if fitted and fitted.loaded else LoadOptions())
     with progress_bar("Encoding texts") as progress:
         held_out = score_held_out(ensemble, preferences, progress, all_prompts=all_prompts)
     note_left_out(held_out.left_out)

@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ DIGEST_BYTES = 32
 INPUTS_FILE = "inputs.json"
 """Inputs of a run, stored beside its checkpoints."""
 Arrays = Mapping[str, npt.NDArray[Any]]
+Value = TypeVar("Value")
 
 
 def fingerprint(value: Any) -> str:
@@ -99,6 +101,29 @@ class Checkpoints:
     def path(self) -> Path | None:
         """Folder of this run's checkpoints, or None without a root folder."""
         return None if self.root is None else self.root / f"{UNFINISHED}{fingerprint(self.inputs)}"
+
+    def keep(self, name: str, kind: type[Value], compute: Callable[[], Value]) -> Value:
+        """Return the result of a step: as stored if the step was finished, else computed and stored.
+
+        A computed result is taken apart and put together too, so that it equals a stored one to the last digit.
+
+        Args:
+            name: of the step.
+            kind: type of the result: a dataclass, or a mapping or sequence of them. Its fields are arrays, numbers,
+                texts, dataclasses, mappings with int or str keys without "/", sequences, or None. Mappings come back
+                sorted by key, and an optional part that is empty comes back as None.
+            compute: computes the result.
+
+        Example:
+            >>> @dataclasses.dataclass(frozen=True)
+            ... class Fit:
+            ...     theta: npt.NDArray[Any]
+            ...     undecided: float
+            >>> Checkpoints(None, {}).keep("joint", dict[int, Fit], lambda: {8: Fit(np.zeros(2), 0.1)})
+            {8: Fit(theta=array([0., 0.]), undecided=0.1)}
+        """
+        result: Value = _put_together(kind, self.arrays(name, lambda: _taken_apart(compute())))
+        return result
 
     def arrays(self, name: str, compute: Callable[[], Arrays]) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of a step: as stored if the step was finished, else computed and stored.
@@ -181,21 +206,12 @@ class Checkpoints:
     def _step(
         self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
     ) -> Any:
-        if file not in self._done:
-            self._done[file] = self._read_or_compute(file, compute, encode, decode)
-        return self._done[file]
-
-    def _read_or_compute(
-        self, file: str, compute: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
-    ) -> Any:
-        if self.path is None:
-            return compute()
-        path = self.path / file
-        stored = self.processes.agreed(lambda: _read_step(path))
-        if stored is not None:
-            return decode(stored)
-        value = compute()
-        if self.processes.first:
+        if file in self._done:
+            return self._done[file]
+        path = None if self.path is None else self.path / file
+        stored = None if path is None else self.processes.agreed(lambda: _read_step(path))
+        value = self._done[file] = compute() if stored is None else decode(stored)
+        if path is not None and stored is None and self.processes.first:
             data = encode(value)
             with atomic_write(path) as partial:
                 partial.write_bytes(hashlib.sha256(data).digest() + data)
@@ -220,6 +236,51 @@ def _read_inputs(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
+
+
+def _taken_apart(value: Any) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a value by path, such as ``8/theta``; the path of an array itself is empty."""
+    if dataclasses.is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    elif isinstance(value, Mapping):
+        parts = {str(key): part for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        parts = {str(i): part for i, part in enumerate(value)}
+    elif value is None:
+        return {}
+    else:
+        return {"": np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else np.asarray(value)}
+    return {
+        f"{name}/{path}" if path else name: array
+        for name, part in parts.items()
+        for path, array in _taken_apart(part).items()
+    }
+
+
+def _put_together(kind: Any, arrays: Arrays) -> Any:
+    """Return the value of a type that ``_taken_apart`` took apart."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (kind,) = (choice for choice in arguments if choice is not types.NoneType)
+        return _put_together(kind, arrays) if arrays else None
+    below: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    for path, array in arrays.items():
+        name, _, rest = path.partition("/")
+        below.setdefault(name, {})[rest] = array
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        names = [field.name for field in dataclasses.fields(kind) if field.init]
+        return kind(**{name: _put_together(hints[name], below.get(name, {})) for name in names})  # type: ignore[operator]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        keys = sorted(map(arguments[0], below))
+        return {key: _put_together(arguments[1], below[str(key)]) for key in keys}
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        items = [_put_together(arguments[0], below[name]) for name in sorted(below, key=int)]
+        return tuple(items) if origin is tuple else items
+    (array,) = arrays.values()
+    if kind is str:
+        return array.tobytes().decode()
+    return kind(array.item()) if kind in (float, int, bool) else array
 
 
 class JsonLines:
@@ -282,19 +343,9 @@ class JsonLines:
         if not self.path.is_file():
             return
         with self.path.open("r+b") as stream:
-            complete = size = stream.seek(0, os.SEEK_END)
-            while complete:
-                start = max(0, complete - _BLOCK)
-                stream.seek(start)
-                line_break = stream.read(complete - start).rfind(b"\n")
-                complete = start if line_break < 0 else start + line_break + 1
-                if line_break >= 0:
-                    break
-            if complete < size:
+            complete = sum(len(line) for line in stream if line.endswith(b"\n"))
+            if complete < self.path.stat().st_size:
                 stream.truncate(complete)
-
-
-_BLOCK = 1 << 16
 
 
 def _line(row: Any) -> bytes:

@@ -11,43 +11,31 @@ LARGEST = 1e300
 """Whole numbers above it are no floats."""
 
 
-def without_nan(value: Any) -> Any:
-    """Return plain values with NaN and infinities, which JSON does not have, replaced by None.
-
-    Example:
-        >>> without_nan({"noise": float("nan"), "pairs": (1, 2.5)})
-        {'noise': None, 'pairs': [1, 2.5]}
-    """
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return value
-
-
 def to_json(value: Any) -> Any:
-    """Return a result as JSON can hold it: dataclasses as objects, arrays as lists, NaN as None.
+    """Return a value as JSON can hold it: dataclasses as objects, arrays as lists, NaN and infinities as None.
 
     Values inside it that have a method ``to_json`` are what that returns. ``value`` itself is read by its fields, so
     that its own ``to_json`` may call this.
+
+    Example:
+        >>> to_json({"noise": float("nan"), "pairs": (1, 2.5)})
+        {'noise': None, 'pairs': [1, 2.5]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {part.name: getattr(value, part.name) for part in dataclasses.fields(value)}
-    return without_nan(_plain(value))
-
-
-def _plain(value: Any) -> Any:
+        return {part.name: _inner(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if hasattr(value, "to_json"):
-        return value.to_json()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {part.name: _plain(getattr(value, part.name)) for part in dataclasses.fields(value)}
+        return to_json(value.to_json())
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _inner(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+        return [_inner(item) for item in value]
+    if hasattr(value, "tolist"):
+        return to_json(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _inner(value: Any) -> Any:
+    return to_json(value.to_json() if hasattr(value, "to_json") else value)
 
 
 def from_json(kind: type[Value], value: Any) -> Value:

@@ -46,7 +46,7 @@ def check_seed(seed: int) -> None:
 
 def changed_options(options: Any) -> list[str]:
     """Return the names of the options that differ from their defaults."""
-    return [option.name for option in fields(options) if getattr(options, option.name) != option.default]
+    return [option.name for option in fields(options) if getattr(options, option.name) != _default(option)]
 
 
 def with_changes(options: Options, changes: Mapping[str, Any]) -> Options:
@@ -106,3 +106,22 @@ def _described(config: type) -> str:
         shown = f"{option.name}: {option.metadata['help']}" + ("" if default is None else f" Default: {default!r}.")
         lines.append(textwrap.fill(shown, 116, initial_indent=" " * 4, subsequent_indent=" " * 8))
     return "\n".join(lines)
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line.
+
+    Example:
+        >>> as_flags({"k": 4, "surface": False, "lora": True, "rename": {"prompt": "question"}, "n": 8})
+        ['--k', '4', '--no-surface', '--lora', '--rename', 'prompt=question', '-n', '8']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, Mapping):
+            words += [word for ours, theirs in value.items() for word in (f"--{flag}", f"{ours}={theirs}")]
+        else:
+            words += ["-n" if flag == "n" else f"--{flag}", str(value)]
+    return words

@@ -33,7 +33,6 @@ from pluralign.ensemble.record import LeftOut, pairs_to_measure
 from pluralign.theory import calibration
 from pluralign.votes.load import VotesLike, as_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
-from pluralign.votes.storage import parquet_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +127,7 @@ def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str
     rewards = np.ascontiguousarray(held_out.rewards, dtype=np.float64)
     of = {"votes": held_out.preferences.fingerprint, "ensemble": ensemble.identity}
     return {
-        VOTES_FILE: parquet_bytes(held_out.preferences),
+        VOTES_FILE: held_out.preferences.parquet_bytes(),
         REWARDS_FILE: safetensors.numpy.save({"rewards": rewards}, metadata={"of": json.dumps(of)}),
     }
 

@@ -1,6 +1,8 @@
-"""``demo``: fit every method on a town hall with known preferences, and analyse one ensemble in detail."""
+"""``demo``: fit every method on a town hall with known preferences, analyse one ensemble in detail, and report it."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from pluralign.answering.answer import Answer, answer
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
+from pluralign.core.files import atomic_write
 from pluralign.core.json_values import to_json
 from pluralign.core.options import with_changes
 from pluralign.core.types import Progress
@@ -25,52 +28,13 @@ from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
 from pluralign.measuring.rankings import RankingResult, Tournament, rankings
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
+from pluralign.publishing.tables import Table, number, pruning_table
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.raters import RaterVotes, town_hall_votes
+from pluralign.votes.summary import Inspection, Truth, inspect, inspect_truth
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
-
-# --- Fits on given features of a town hall, such as the features that decide its votes.
-
-
-def fit_true_features(
-    town: TownHall, raters: RaterVotes | None = None, **options: Any
-) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble on the true features of a town hall; ``options`` are those of ``fit``.
-
-    Example:
-        >>> from pluralign import town_hall
-        >>> ensemble, held_out = fit_true_features(town_hall(400), k=2)
-        >>> ensemble.members.theta.shape
-        (18, 2)
-    """
-    return fit_features(town.preferences, town.features, raters, **options)
-
-
-def fit_features(
-    preferences: PreferenceSet, features: Array, raters: RaterVotes | None = None, **options: Any
-) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Fit an ensemble on given features, with the same training and the same held-out prompts as ``fit``.
-
-    Args:
-        preferences: the votes.
-        features: raw features of ``texts_of(preferences)``, in that order, ``(n_texts, d)``.
-        raters: the same votes with their raters, to fit members to raters.
-        **options: those of ``fit``; ``encoder`` and ``surface`` are ignored.
-
-    Returns:
-        The ensemble and the held-out votes with its rewards. It has no encoder: use ``ensemble.members.rewards`` on
-        features.
-    """
-    chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
-    if raters is not None:
-        chosen = rater_options(chosen, FinetuneOptions())
-    rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
-    nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
-    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return learn(preferences, rows, vectors, nothing, chosen, Checkpoints(None, {}), FitWatcher(), raters)
-
 
 JOINT, SOFT_BT, CONSTANT_HALF = "joint", "soft BT as σ(Δr)", "constant ½"
 FLOOR, TRUE_SHARES = "floor", "true shares"
@@ -122,17 +86,18 @@ class Asked:
 class DemoResult:
     """All results of the demo."""
 
+    inspect: Inspection
+    """Size and noise of the votes."""
+    truth: Truth
+    """The true values that ``inspect`` estimates."""
     methods: list[MethodResult]
     """All methods and baselines, best first."""
     ensemble: RewardEnsemble
     """The joint ensemble at the vote level."""
     report_data: ReportData
-    camps: CampStudy
-    """Which camps its members stand for."""
-    camps_rater_ids: CampStudy
-    """The same for an ensemble that was fitted with the raters of the votes."""
-    camps_true_features: CampStudy
-    """The same for a joint ensemble on the true features of the responses, fitted to more votes of the same people."""
+    camps: Mapping[str, CampStudy]
+    """Which camps the members of an ensemble stand for, by what it was fitted to: vote counts, votes with rater ids, or
+    more votes of the same people with the true features of the responses."""
     pruning: Pruning
     asked: Asked
     rankings: RankingResult
@@ -143,23 +108,13 @@ class DemoResult:
         return next(result for result in self.methods if result.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results with the keys of the command line's JSON."""
-        evaluation = self.ensemble.record.evaluation
-        return {
-            "told": to_json(self.methods),
-            "members": to_json(evaluation.members if evaluation else []),
-            "study": self.report_data.to_json(),
-            "camps": self.camps.to_json(),
-            "camps_rater_ids": self.camps_rater_ids.to_json(),
-            "camps_true_features": self.camps_true_features.to_json(),
-            "pruning": self.pruning.to_json(),
-            "rankings": to_json(self.rankings),
-            "asked": to_json(self.asked),
-        }
+        """Return the results by the names of their fields, without the ensemble."""
+        names = [part.name for part in fields(self) if part.name != "ensemble"]
+        return {name: to_json({"value": getattr(self, name)})["value"] for name in names}
 
 
-def run_demo(
-    town: TownHall,
+def demo(
+    town: TownHall | None = None,
     *,
     k: int = 8,
     seed: int = 0,
@@ -171,7 +126,7 @@ def run_demo(
     """Fit every method on a town hall, compare it with baselines, and analyse the joint ensemble.
 
     Args:
-        town: synthetic votes with known true shares.
+        town: synthetic votes with known true shares (default: ``town_hall()``).
         k: number of members.
         seed: random seed.
         test_fraction: share of prompts to hold out.
@@ -179,21 +134,20 @@ def run_demo(
         true_feature_pairs: number of pairs for the camps of an ensemble on true features.
         progress: called with the number of encoded texts and of all texts.
     """
+    town = town or town_hall()
     votes = town.preferences
+    shared: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction}
     rows = votes.test_mask(test_fraction, seed=seed)
     test, truth = votes[rows], town.true_prob[rows]
-    methods, ensembles = [], []
-    for name, method in METHODS.items():
-        options: dict[str, Any] = {"k": k, "seed": seed, "test_fraction": test_fraction, "encoder": encoder, **method}
-        ensembles.append(fit(votes, progress=progress, **options))
-        methods.append(_measure(name, ensembles[-1], ensembles[-1].prob_hat(test, ensembles[-1].level), truth))
-    ensemble = ensembles[0]
-    with_ids = fit(town_hall_votes(town), k=k, seed=seed, test_fraction=test_fraction, encoder=encoder)
-    methods.append(_measure("with rater ids", with_ids, with_ids.prob_hat(test, with_ids.level), truth))
-    informed, informed_votes = fit_true_features(town, k=k, seed=seed, test_fraction=test_fraction)
-    methods.append(_measure("joint, true features", informed, informed_votes.prob_hat(informed), truth))
-    shares = baseline_shares(ensemble, test)
-    methods += [
+    fitted = {
+        name: fit(votes, progress=progress, encoder=encoder, **shared, **method) for name, method in METHODS.items()
+    }
+    fitted["with rater ids"] = with_ids = fit(town_hall_votes(town), encoder=encoder, **shared)
+    informed, informed_votes = fit_features(votes, town.features, **shared)
+    ensemble, shares = fitted[JOINT], baseline_shares(fitted[JOINT], test)
+    methods = [
+        *(_measure(name, one, one.prob_hat(test, one.level), truth) for name, one in fitted.items()),
+        _measure("joint, true features", informed, informed_votes.prob_hat(informed), truth),
         _measure_share(TRUE_SHARES, len(town.tastes), truth, test, truth),
         _measure_share(FLOOR, 1, (truth > 0.5).astype(float), test, truth),
         _measure_share(CONSTANT_HALF, 1, np.full(len(test), 0.5), test, truth),
@@ -201,25 +155,58 @@ def run_demo(
         _measure_share("mixture of BT", k, shares["mixture"], test, truth),
         random_annotators(town, rows, k, seed),
     ]
-    held_out = score_held_out(ensemble, test)
-    prompt = int(votes.prompt_index[rows][0])
+    held_out, prompt = score_held_out(ensemble, test), int(votes.prompt_index[rows][0])
+    larger = town_hall(true_feature_pairs, seed=seed)
+    best, _ = fit_features(larger.preferences, larger.features, **shared)
+    camps = {
+        "vote counts, as in most data": camps_of_ensemble(town, rows, ensemble),
+        "votes with rater ids (fit --raters)": camps_of_ensemble(town, rows, with_ids),
+        "vote counts, on the true features": camps_of_ensemble(
+            larger, larger.preferences.test_mask(test_fraction, seed=seed), best, larger.features
+        ),
+    }
     return DemoResult(
+        inspect=inspect(votes),
+        truth=inspect_truth(town),
         methods=sorted(methods, key=lambda result: result.true_error),
         ensemble=ensemble,
         report_data=collect_report_data(ensemble, held_out, options=ReportOptions(seed=seed)),
-        camps=camps_of_ensemble(town, rows, ensemble),
-        camps_rater_ids=camps_of_ensemble(town, rows, with_ids),
-        camps_true_features=_camps_on_true_features(true_feature_pairs, k, seed, test_fraction),
+        camps=camps,
         pruning=prune(ensemble, held_out),
         asked=ask(town, ensemble, prompt, seed=seed),
         rankings=rankings(true_tournament(town, prompt), k=k, seed=seed),
     )
 
 
-def _camps_on_true_features(n_pairs: int, k: int, seed: int, test_fraction: float) -> CampStudy:
-    town = town_hall(n_pairs, seed=seed)
-    ensemble, _ = fit_true_features(town, k=k, seed=seed, test_fraction=test_fraction)
-    return camps_of_ensemble(town, town.preferences.test_mask(test_fraction, seed=seed), ensemble, town.features)
+def fit_features(
+    preferences: PreferenceSet, features: Array, raters: RaterVotes | None = None, **options: Any
+) -> tuple[RewardEnsemble, HeldOutVotes]:
+    """Fit an ensemble on given features, with the same training and the same held-out prompts as ``fit``.
+
+    Args:
+        preferences: the votes.
+        features: raw features of ``texts_of(preferences)``, in that order, ``(n_texts, d)``; those of a town hall are
+            what decides its votes.
+        raters: the same votes with their raters, to fit members to raters.
+        **options: those of ``fit``; ``encoder`` and ``surface`` are ignored.
+
+    Returns:
+        The ensemble and the held-out votes with its rewards. It has no encoder: use ``ensemble.members.rewards`` on
+        features.
+
+    Example:
+        >>> town = town_hall(400)
+        >>> ensemble, held_out = fit_features(town.preferences, town.features, k=2)
+        >>> ensemble.members.theta.shape
+        (18, 2)
+    """
+    chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
+    if raters is not None:
+        chosen = rater_options(chosen, FinetuneOptions())
+    rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
+    nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
+    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
+        return learn(preferences, rows, vectors, nothing, chosen, Checkpoints(None, {}), FitWatcher(), raters)
 
 
 def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:
@@ -291,3 +278,94 @@ def random_annotators(town: TownHall, rows: Mask, k: int, seed: int) -> MethodRe
         errors.append((result.brier, result.brier_corrected, result.true_error))
     brier, corrected, true_error = np.mean(errors, axis=0).tolist()
     return MethodResult(name, k, brier, corrected, true_error)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def write_demo_report(result: DemoResult, path: Path, commands: Sequence[Sequence[str]] = ()) -> Path:
+    """Write a report of the ensemble, with camps, and tables of everything that the terminal leaves out.
+
+    Args:
+        result: of the demo.
+        path: the HTML file to write.
+        commands: the commands that reproduce the ensemble, each as a list of words.
+    """
+    from pluralign.publishing.report import page
+
+    text = page(
+        result.ensemble,
+        result.report_data,
+        name="The town hall",
+        commands=commands,
+        camps=result.camps,
+        details=list(detail_tables(result)),
+    )
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path
+
+
+def detail_tables(result: DemoResult) -> Iterator[Table]:
+    """Yield all methods, the estimates beside the truth, pruning, and one question with the town's rankings."""
+    estimated, truth, pruning, asked = result.inspect, result.truth, result.pruning, result.asked
+    yield Table(
+        "All methods on held-out prompts, best first",
+        ("", "k", "Brier", "corrected", "true error", "worst member", "seconds"),
+        [
+            (one.name, one.k, one.brier, one.brier_corrected, one.true_error, one.worst_disagreement, _seconds(one))
+            for one in result.methods
+        ],
+        "True error: squared distance to the shares of the whole town. Corrected: an estimate of it from the votes "
+        "alone. Worst member: largest disagreement of a member (chance level .500).",
+    )
+    yield Table(
+        "Estimates from the votes, and the known truth",
+        ("", "observed", "estimated", "true"),
+        [
+            ("noise", None, estimated.noise, truth.noise),
+            ("constant ½", estimated.constant_half, estimated.constant_half_corrected, truth.constant_half),
+            ("floor", estimated.floor, estimated.floor_corrected, truth.floor),
+            ("majority share", estimated.majority_share, None, truth.majority_share),
+        ],
+        "The corrected floor is biased low: majorities are estimated from the same votes.",
+    )
+    before, after = number(pruning.error_before.mean), number(pruning.error_after.mean)
+    yield replace(
+        pruning_table(pruning, result.ensemble),
+        title=f"Pruning by Theorem 3 (β = {pruning.beta:g})",
+        note=f"Removed {pruning.removed_weight:.3f} of the weight. Calibration error {before} before and {after} "
+        f"after; the theorem guarantees at most {number(pruning.bound)}. Distance: how often the member and a random "
+        "member prefer different responses.",
+    )
+    slate = {entry.text: f"{entry.share:.0%}" for entry in asked.answer.answers}
+    chosen = asked.answer.consensus.text if asked.answer.consensus else ""
+    yield Table(
+        f"One held-out question: “{asked.prompt}”",
+        ("", "predicted", "share of the town", ""),
+        [
+            (
+                f"answer {place}",
+                slate.get(text, "not shown"),
+                f"{asked.share_of(text):.0%}",
+                f"{'Consensus. ' if text == chosen else ''}{text}",
+            )
+            for place, text in enumerate(asked.responses, 1)
+        ],
+        "Predicted share of people with this first choice, for the answers of the slate, and true share of the town.",
+        texts=(0, -1),
+    )
+    yield Table(
+        "Rankings that give the shares of the whole town on this question",
+        ("weight", "ranking, best first"),
+        [
+            (weight, " > ".join(result.rankings.alternatives[place] for place in ranking))
+            for weight, ranking in zip(result.rankings.weights, result.rankings.rankings, strict=True)
+        ],
+        f"At most {result.rankings.size_at_most} rankings are needed (Carathéodory). The mixture is not unique.",
+        texts=(1,),
+    )
+
+
+def _seconds(method: MethodResult) -> str:
+    return "" if method.seconds is None else f"{method.seconds:.1f}"

@@ -1,29 +1,67 @@
-"""Recipes of the paper's experiments, one for each of its four data sets, and one for any other votes.
+"""Recipes: the paper's experiments as settings, and the exact commands that they stand for. Nothing is run here.
 
-A recipe is a file ``recipes/NAME.toml`` with the paper's figures, the training options and the assumptions of the cost
-estimate. This module reads it and checks its fields. ``recipes/own.toml`` has no figures of the paper; its sizes are
-those of the votes.
+A recipe is a file ``recipes/NAME.toml``: one for each of the paper's data sets with the paper's figures and settings,
+``own`` for any other votes, and one for each kind of hardware with the settings of training that depend on it.
 """
 
 import tomllib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pluralign.core.errors import UsageError, did_you_mean
+from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.json_values import from_json
-from pluralign.learning.backbone.recipe import batch_and_steps
-from pluralign.votes.load import load_preferences
+from pluralign.core.options import as_flags, changed_options, check_seed
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.paper_sets import KNOWN_SETS
 
 RECIPES = ("multipref", "personalllm", "helpsteer2", "tldr")
+ALL = "all"
+"""Name of the four experiments together."""
 OWN = "own"
 """The recipe for other votes."""
-CHARACTERS_A_TOKEN = 4
-"""Assumed length of a token of English text."""
+HARDWARE = ("one-80gb-gpu", "lora", "fsdp", "cpu")
+BACKBONE = "BACKBONE"
+"""Stands for a checkpoint that is not named."""
+RECORD_FILE = "reproduce.json"
+"""Inputs, results and timings of a run, in the output folder."""
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Inputs of an experiment beside its votes."""
+
+    backbone: str | None = field(
+        default=None, metadata={"help": "Checkpoint to fine-tune for each member: a folder or a hub id."}
+    )
+    encoder: str | None = field(
+        default=None, metadata={"help": "Use frozen features of this encoder instead of a backbone."}
+    )
+    hardware: str = field(
+        default=HARDWARE[0],
+        metadata={
+            "help": f"Settings of training: {', '.join(HARDWARE[:-1])} or {HARDWARE[-1]}; or a TOML file like these."
+        },
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."},
+    )
+    prompts: str | None = field(
+        default=None, metadata={"help": "Prompts to continue, such as prism:FOLDER (default: those of the recipe)."}
+    )
+    tiny: bool = field(default=False, metadata={"help": "Rehearse every step with few votes and a tiny random model."})
+    seed: int = field(default=0, metadata={"help": "Random seed."})
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        if self.backbone and self.encoder:
+            raise UsageError("--backbone and --encoder cannot be combined: name one of them.")
+        if self.encoder and self.hardware != HARDWARE[0]:
+            raise UsageError("--hardware requires --backbone, not --encoder.")
+        if self.tiny and set(changed_options(self)) - {"tiny", "seed"}:
+            raise UsageError("--tiny creates its own prompts and model: remove the other options.")
 
 
 @dataclass(frozen=True)
@@ -32,7 +70,7 @@ class PaperRow:
 
     pairs: int
     pairs_are: str
-    """Our reading of that number: ``train`` pairs, ``all`` pairs or ``responses``."""
+    """Our reading of that number: ``training pairs``, ``pairs`` or ``responses``."""
     train_prompts: int
     test_prompts: int
     annotators: float
@@ -42,163 +80,184 @@ class PaperRow:
 
 
 @dataclass(frozen=True)
-class Size:
-    """Sizes for the cost estimate; numbers of tokens are assumptions."""
-
-    train_pairs: int
-    test_pairs: int
-    prompt_tokens: int
-    response_tokens: int
-    responses_a_prompt: int | None = None
-    """Number of responses per prompt if pairs share responses: each text is read once, although it is in many pairs."""
-    texts: int | None = None
-    """Number of distinct texts, if it is known."""
-    train_texts: int | None = None
-    """Number of distinct texts of training pairs, if it is known."""
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """Options of ``fit`` for any features."""
-
-    k: int
-    method: str
-    variant: str
-    max_disagreement: float
-
-
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """Further options of ``fit`` for a fine-tuned backbone."""
-
-    optimizer: str
-    learning_rate: float
-    epochs: int
-    batch_size: int
-    max_length: int
-    gradient_checkpointing: bool
-    fresh_head: bool
-
-
-@dataclass(frozen=True)
-class PaperTraining:
-    """Training settings of the paper, for the record. ``fit`` has the same values as defaults."""
-
-    precision: str
-    schedule: str
-    warmup: float
-    weight_decay: float
-    learning_rates: list[float]
-    device: str
-
-
-@dataclass(frozen=True)
-class CandidateSettings:
-    """How continuations are sampled for Figure 3."""
-
-    prompts: str
-    """``prism``, or ``held-out`` for the held-out prompts of ``fit``."""
-    limit: int
-    """Number of prompts."""
-    n: int
-    """Number of continuations per prompt."""
-    temperature: float
-    max_new_tokens: int
-
-
-@dataclass(frozen=True)
 class Recipe:
     """One experiment of the paper, or the same experiment on other votes."""
 
     name: str
-    title: str
     starts_from: str
     """Checkpoint that the paper's members start from."""
-    starts_from_note: str
-    notes: tuple[str, ...]
-    size: Size
-    fit: FitSettings
-    tune: FinetuneSettings
-    paper_training: PaperTraining
-    candidates: CandidateSettings
+    fit: Mapping[str, Any]
+    """Options of ``fit`` for any features."""
+    finetune: Mapping[str, Any]
+    """Further options of ``fit`` for a fine-tuned backbone."""
+    generate: Mapping[str, Any]
+    """Options of ``generate`` for Figure 3, and ``prompts``: ``prism``, or ``held-out`` for those of ``fit``."""
+    title: str = ""
+    notes: tuple[str, ...] = ()
     hub: str = ""
     """Id of the data set on the Hugging Face hub."""
     paper: PaperRow | None = None
     """None for votes that are not the paper's."""
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """Settings of training that depend on the hardware."""
+
+    about: str
+    finetune: Mapping[str, Any]
+    """Options of ``fit`` that win over those of a recipe."""
+    launch: tuple[str, ...] = ()
+    """Words before ``pluralign`` that start several processes."""
+
+
 def load_recipe(name: str) -> Recipe:
-    """Return the recipe of one of the paper's data sets.
+    """Return the recipe of one of the paper's data sets, or ``own``.
 
     Example:
         >>> recipe = load_recipe("tldr")
-        >>> recipe.paper.annotators, recipe.fit.k, recipe.candidates.prompts
+        >>> recipe.paper.annotators, recipe.fit["k"], recipe.generate["prompts"]
         (7.56, 8, 'held-out')
     """
-    if name not in RECIPES:
-        known = (*RECIPES, "all", "a file of votes")
-        raise UsageError(f"there is no recipe {name!r}; {did_you_mean(name, known)}.")
-    return from_json(Recipe, _settings(name))
+    return from_json(Recipe, tomllib.loads(_file(name).read_text(encoding="utf-8")))
 
 
-def is_own_data(name: str) -> bool:
-    """Return whether a name is DATA, and not one of the paper's data sets.
+def load_hardware(name: str) -> Hardware:
+    """Return settings of training by their name or from a TOML file.
 
     Example:
-        >>> [is_own_data(name) for name in ("tldr", "tldr:copy", "votes.jsonl", "demo:400", "hf:org/set")]
-        [False, False, True, True, True]
+        >>> load_hardware("lora").finetune["optimizer"]
+        'adamw'
     """
-    kind = name.partition(":")[0]
-    if kind in RECIPES:
-        return False
-    return kind in ("hf", "demo", *KNOWN_SETS) or Path(name).exists() or bool(Path(name).suffix) or "/" in name
+    if name not in HARDWARE and not Path(name).is_file():
+        raise UsageError(f"there is no hardware {name!r}; {did_you_mean(name, (*HARDWARE, 'a TOML file'))}.")
+    file = _file(name) if name in HARDWARE else Path(name)
+    try:
+        return from_json(Hardware, tomllib.loads(file.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+        raise UsageError(f"{name} must be a TOML file with about and [finetune]: {error}.") from None
 
 
-def own_recipe(data: str, load: LoadOptions | None = None, *, seed: int = 0) -> Recipe:
-    """Return the paper's recipe for any votes: its settings, and the sizes of these votes.
+def _file(name: str) -> Any:
+    return files("pluralign").joinpath(f"experiments/recipes/{name}.toml")
+
+
+# --- one experiment, and its commands ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an experiment, with its command."""
+
+    name: str
+    does: str
+    command: list[str]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe with its votes, options and output folder."""
+
+    recipe: Recipe
+    data: str
+    folder: Path
+    options: ReproduceOptions
+    load: LoadOptions
+
+    @property
+    def hardware(self) -> Hardware:
+        """Settings of training."""
+        return load_hardware(self.options.hardware)
+
+    @property
+    def fit_options(self) -> dict[str, Any]:
+        """Options of ``fit`` by name; with a backbone, those of fine-tuning too."""
+        options = {**self.recipe.fit, "seed": self.options.seed}
+        if self.options.encoder:
+            return {**options, "encoder": self.options.encoder}
+        backbone = {"backbone": self.options.backbone or BACKBONE}
+        return {**options, **backbone, **self.recipe.finetune, **self.hardware.finetune}
+
+    @property
+    def prompts(self) -> str:
+        """Prompts of the continuations, as ``generate`` takes them."""
+        prompts = self.options.prompts or str(self.recipe.generate["prompts"])
+        return str(self.folder / "ensemble") if prompts == "held-out" else prompts
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Options of ``generate`` by name."""
+        settings = {name: value for name, value in self.recipe.generate.items() if name != "prompts"}
+        own = "smollm2" if self.options.encoder else self.options.backbone or BACKBONE
+        return {"model": self.options.model or own, **settings, "seed": self.options.seed}
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps in their order; each is a public function with a command of its own."""
+        k, sampled = self.recipe.fit["k"], self.recipe.generate
+        reading = as_flags({name: getattr(self.load, name) for name in changed_options(self.load)})
+        ensemble, candidates = str(self.folder / "ensemble"), str(self.folder / "candidates.jsonl")
+        compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
+        steps = [
+            Step("inspect", f"Read the votes{compared}.", [self.data, *reading]),
+            Step(
+                "fit",
+                f"Train {k} members; report the held-out Brier score at every size, and the floor (Figure 2).",
+                [self.data, "-o", ensemble, *reading, *as_flags(self.fit_options)],
+            ),
+            Step(
+                "generate",
+                f"Sample {sampled['n']} continuations for each of {sampled['limit']} prompts.",
+                [self.prompts, "-o", candidates, *as_flags(self.sampling)],
+            ),
+            Step(
+                "diversity",
+                "Compute Kendall's tau between the members' rankings of the continuations (Figure 3).",
+                [ensemble, candidates],
+            ),
+            Step(
+                "report",
+                "Write one page with figures, member cards and case studies.",
+                [ensemble, "-o", str(self.folder / "report.html"), "--candidates", candidates],
+            ),
+        ]
+        launch = [] if self.options.encoder else self.hardware.launch
+        starts = {"fit": [*launch, "pluralign", "fit"]}
+        return [replace(one, command=[*starts.get(one.name, ["pluralign", one.name]), *one.command]) for one in steps]
+
+
+def experiments(name: str, folder: Path, options: ReproduceOptions, load: LoadOptions) -> list[Experiment]:
+    """Return the experiments that a name stands for.
 
     Args:
-        data: the votes, as ``load_preferences`` takes them. They are read.
-        load: how to read them.
-        seed: of the split into training and test prompts.
+        name: one of the paper's data sets (``NAME:FOLDER`` reads a local copy), ``all`` of them (``all:FOLDER`` for a
+            folder with a folder for each), or other votes, as ``load_preferences`` takes them.
+        folder: output folder, with a folder for each experiment if there are several.
+        options: inputs beside the votes.
+        load: how to read the votes.
 
     Example:
-        >>> recipe = own_recipe("demo:400")
-        >>> recipe.fit.variant, recipe.candidates.prompts, recipe.size.train_pairs + recipe.size.test_pairs
-        ('printed', 'held-out', 400)
+        >>> one, = experiments("tldr", Path("OUT"), ReproduceOptions(), LoadOptions())
+        >>> [step.name for step in one.steps]
+        ['inspect', 'fit', 'generate', 'diversity', 'report']
     """
-    if data == "-":
-        raise UsageError("the votes are read more than once, so standard input cannot be used; name a file.")
-    votes = load_preferences(data, load)
-    train, test = votes.split(seed=seed)
-    size = Size(
-        train_pairs=len(train),
-        test_pairs=len(test),
-        prompt_tokens=_mean_tokens(map(str, votes.prompts)),
-        response_tokens=_mean_tokens(votes.responses),
-        texts=len(votes.items().prompt_index),
-        train_texts=len(train.items().prompt_index),
-    )
-    settings = _settings(OWN)
-    settings["tune"]["batch_size"], _ = batch_and_steps(len(train), epochs=settings["tune"]["epochs"])
-    return from_json(Recipe, {**settings, "title": votes.name, "size": asdict(size)})
-
-
-def _settings(name: str) -> dict[str, Any]:
-    text = files("pluralign").joinpath(f"experiments/recipes/{name}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def _mean_tokens(texts: Iterable[str]) -> int:
-    lengths = [len(text) for text in texts]
-    return max(1, round(sum(lengths) / CHARACTERS_A_TOKEN / max(1, len(lengths))))
-
-
-def shrink(recipe: Recipe) -> Recipe:
-    """Return a recipe with the same steps that takes seconds: few members, prompts and tokens."""
-    return replace(
-        recipe,
-        fit=replace(recipe.fit, k=2),
-        tune=replace(recipe.tune, batch_size=16, max_length=256, learning_rate=1e-3),
-        candidates=replace(recipe.candidates, limit=4, n=5, max_new_tokens=12),
-    )
+    kind, _, copies = name.partition(":")
+    if kind in RECIPES:
+        return [Experiment(load_recipe(kind), name, folder, options, load)]
+    if kind != ALL:
+        if name == "-":
+            raise UsageError("the votes are read more than once, so standard input cannot be used; name a file.")
+        if kind not in ("hf", "demo") and not Path(name).exists() and not Path(name).suffix and "/" not in name:
+            known = (*RECIPES, ALL, "a file of votes")
+            raise UsageError(f"there is no recipe {name!r}; {did_you_mean(name, known)}.")
+        return [Experiment(replace(load_recipe(OWN), title=name), name, folder, options, load)]
+    found = []
+    for one in RECIPES:
+        copy, recipe = Path(copies) / one, load_recipe(one)
+        if copies and not copy.is_dir():
+            remedy = f"all:FOLDER needs a folder with the folders {', '.join(RECIPES)}; all alone uses the hub"
+            raise DataError("there is no such folder", file=str(copy), remedy=remedy)
+        keeps_prompts = recipe.generate["prompts"] == "prism"  # others continue held-out prompts of their own
+        chosen = options if keeps_prompts else replace(options, prompts=None)
+        found.append(Experiment(recipe, f"{one}:{copy}" if copies else one, folder / one, chosen, load))
+    return found

@@ -1,33 +1,25 @@
-"""Synthetic inputs of a recipe: sample files in the published layouts, and a tiny language model.
+"""Rehearsal: an experiment with few votes and a tiny language model, which runs in a minute without network or GPU.
 
-With them a recipe runs end to end in a minute without a network or a GPU. Its figures mean nothing: the texts are those
-of the town hall, and the weights of the model are random.
+Its figures mean nothing: the weights of the model are random.
 """
 
-import gzip
 import importlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from pluralign.core.errors import MissingExtraError
-from pluralign.core.files import atomic_write
+from pluralign.experiments.recipes import RECIPES, Experiment
 from pluralign.text.loading import quiet_transformers
-from pluralign.votes.paper_sets import PERSONALLLM_RATERS
-from pluralign.votes.town_hall.town_hall import answers, town_hall
+from pluralign.votes.load import load_preferences
+from pluralign.votes.options import LoadOptions
+from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.town_hall.town_hall import town_hall
 
-Row: TypeAlias = dict[str, Any]
-Rated: TypeAlias = tuple[str, list[str], npt.NDArray[np.float64]]
-"""A prompt, its responses, and their ratings, ``(n_responses, n_raters)``."""
-
-TRAIN_SHARE = 0.75
+PROMPTS, PAIRS = 48, 200
+"""Maximum number of prompts and pairs of a rehearsal."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}<|assistant|> {% endif %}"
@@ -35,28 +27,36 @@ CHAT_TEMPLATE = (
 SPECIAL = ("<|unknown|>", "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 
 
-def write_sample(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """Write a few dozen synthetic rows in the published layout of a data set, and return their folder.
+def rehearsal(experiment: Experiment) -> Experiment:
+    """Return an experiment with the same steps that takes seconds, and write its votes and its model into its folder.
 
-    Example:
-        >>> import tempfile
-        >>> from pluralign import load_preferences
-        >>> folder = write_sample("multipref", Path(tempfile.mkdtemp()))
-        >>> len(load_preferences(f"multipref:{folder}"))
-        48
+    The votes are the first ones of the experiment, or those of the town hall if the experiment would download its own.
     """
-    SAMPLES[name](folder, seed)
-    return folder
-
-
-def write_prism(folder: Path, *, seed: int = 0) -> Path:
-    """Write synthetic conversations in the layout of PRISM, and return their folder."""
-    rows = [
-        {"conversation_id": f"c{i}", "conversation_type": "values guided", "opening_prompt": prompt}
-        for i, prompt in enumerate(answers(12, 2, seed=seed + 1).prompts)
-    ]
-    _write_lines(folder / "conversations.jsonl", rows)
-    return folder
+    recipe, options, folder = experiment.recipe, experiment.options, experiment.folder / "rehearsal"
+    votes, model = folder / "votes.parquet", folder / "model"
+    if not votes.exists():  # a run with another seed must not change the votes of a finished one: it is rejected later
+        town = experiment.data in RECIPES
+        known = (
+            town_hall(PAIRS, seed=options.seed).preferences
+            if town
+            else load_preferences(experiment.data, experiment.load)
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        known[known.prompt_index < PROMPTS][:PAIRS].save(votes)
+    if not (model / "tokenizer.json").is_file():
+        sample = PreferenceSet.load(votes)
+        write_tiny_model(model, [*sample.responses, *map(str, sample.prompts)], seed=options.seed)
+    shown = {"prompts": "held-out", "limit": 4, "n": 5, "max_new_tokens": 12}
+    short = replace(
+        recipe,
+        title=f"{recipe.title} (rehearsal)",
+        paper=None,
+        fit={**recipe.fit, "k": 2},
+        finetune={**recipe.finetune, "batch_size": 16, "max_length": 256, "learning_rate": 1e-3},
+        generate={**recipe.generate, **shown},
+    )
+    chosen = replace(options, tiny=False, backbone=str(model), hardware="cpu")
+    return replace(experiment, recipe=short, data=str(votes), options=chosen, load=LoadOptions())
 
 
 def write_tiny_model(folder: Path, texts: Iterable[str], *, seed: int = 0) -> Path:
@@ -99,94 +99,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# --- published layouts ------------------------------------------------------------------------------------------------
-
-
-def _rated(prompts: int, responses: int, raters: int, seed: int) -> Iterator[Rated]:
-    drawn, tastes = answers(prompts, responses, seed=seed), town_hall(40, seed=seed).tastes
-    for prompt, texts, features in zip(drawn.prompts, drawn.responses, drawn.features, strict=True):
-        yield prompt, texts, features @ tastes[:raters].T
-
-
-def _multipref(folder: Path, seed: int) -> None:
-    rows = []
-    for number, (prompt, texts, ratings) in enumerate(_rated(48, 2, 4, seed)):
-        votes = ["A-is-clearly-better" if a > b else "B-is-slightly-better" for a, b in ratings.T]
-        people = [{"evaluator": f"person_{i}", "overall_pref": vote} for i, vote in enumerate(votes)]
-        rows.append(
-            {"comparison_id": f"cmp-{number}", "prompt_id": f"prm-{number}", "text": prompt}
-            | {"completion_a": texts[0], "completion_b": texts[1], "model_a": "model-one", "model_b": "model-two"}
-            | {"normal_worker_annotations": people[:2], "expert_worker_annotations": people[2:]}
-        )
-    _write_parquet(folder / "data" / "train-00000-of-00001.parquet", rows)
-
-
-def _personalllm(folder: Path, seed: int) -> None:
-    rows = []
-    for number, (prompt, texts, ratings) in enumerate(_rated(16, 8, len(PERSONALLLM_RATERS), seed)):
-        row: Row = {"prompt": prompt, "subset": "town-hall", "prompt_id": number}
-        for i, text in enumerate(texts, 1):
-            row |= {f"response_{i}": text, f"response_{i}_model": f"writer-{i}"}
-        for j, rater in enumerate(PERSONALLLM_RATERS):
-            row |= {f"response_{i}_{rater}": float(ratings[i - 1, j]) for i in range(1, 9)}
-        rows.append(row)
-    for split, part in _split(rows).items():
-        _write_parquet(folder / "data" / f"{split}-00000-of-00001.parquet", part)
-
-
-def _helpsteer2(folder: Path, seed: int) -> None:
-    rows = []
-    for prompt, texts, ratings in _rated(48, 2, 4, seed):
-        helpfulness = np.clip(np.rint(2 + 2 * (ratings - ratings.mean(axis=0))), 0, 4).astype(int)
-        pair = [
-            {"prompt": prompt, "response": text, "helpfulness": values.tolist()}
-            for text, values in zip(texts, helpfulness, strict=True)
-        ]
-        rows.append(pair)
-    for split, part in _split(rows).items():
-        main = [row | {"helpfulness": int(np.median(row["helpfulness"]))} for pair in part for row in pair]
-        _write_lines(folder / f"{'train' if split == 'train' else 'validation'}.jsonl.gz", main)
-    _write_lines(folder / "disagreements" / "disagreements.jsonl.gz", [row for pair in rows for row in pair])
-
-
-def _tldr(folder: Path, seed: int) -> None:
-    posts = []
-    for number, (prompt, texts, ratings) in enumerate(_rated(48, 2, 7, seed)):
-        info = {"id": f"t3_{number}", "post": prompt, "title": "A question for the town", "subreddit": "town"}
-        summaries = [{"text": f" {text}", "policy": "sup4", "note": None} for text in texts]
-        chosen = (ratings[1] > ratings[0]).astype(int).tolist()
-        shared = {"info": info, "summaries": summaries, "batch": "batch3", "extra": {"confidence": 5}}
-        posts.append([shared | {"choice": choice, "worker": f"w{i}"} for i, choice in enumerate(chosen)])
-    labels = [
-        label | {"split": "train" if split == "train" else "valid2"}
-        for split, part in _split(posts).items()
-        for post in part
-        for label in post
-    ]
-    _write_lines(folder / "comparisons" / "batch3.json", labels)
-
-
-SAMPLES: Mapping[str, Callable[[Path, int], None]] = {
-    "multipref": _multipref,
-    "personalllm": _personalllm,
-    "helpsteer2": _helpsteer2,
-    "tldr": _tldr,
-}
-
-
-def _split(rows: list[Any]) -> dict[str, list[Any]]:
-    end = round(TRAIN_SHARE * len(rows))
-    return {"train": rows[:end], "test": rows[end:]}
-
-
-def _write_parquet(path: Path, rows: list[Row]) -> None:
-    with atomic_write(path) as partial:
-        pq.write_table(pa.Table.from_pylist(rows), partial)
-
-
-def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    with atomic_write(path) as partial:
-        partial.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)

@@ -18,7 +18,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
 from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, LeftOut, are_trained
 from pluralign.theory import kendall
-from pluralign.votes.candidates import Candidates, CandidatesLike, as_candidates, candidates_of, rows_by_prompt
+from pluralign.votes.candidates import Candidates, CandidatesLike, candidates_of, load_candidates, rows_by_prompt
 
 MIN_RESPONSES = 3
 """Held-out prompts with fewer responses are not ranked: a ranking of two responses is a vote."""
@@ -165,7 +165,7 @@ def diversity(
     if not isinstance(ensemble, RewardEnsemble) and (candidates is None or has_held_out(ensemble)):
         held_out = load_held_out(ensemble, loaded)
     if candidates is not None:
-        lists, left_out = without_trained_candidates(loaded, as_candidates(candidates), all_prompts=all_prompts)
+        lists, left_out = without_trained_candidates(loaded, load_candidates(candidates), all_prompts=all_prompts)
         rewards = score_candidates(loaded, lists, progress)
     elif held_out is not None:
         lists, rewards = held_out_candidates(held_out)

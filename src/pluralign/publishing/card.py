@@ -5,11 +5,10 @@ prompt, no response and no local path.
 """
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, Literal
@@ -18,11 +17,11 @@ from pluralign.core.errors import MissingExtraError
 from pluralign.core.json_values import to_json
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import FEW_VOTES, headline, main_evaluation
+from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import worse_than_chance
-from pluralign.measuring.verdicts import comparison, floor_is_compared
+from pluralign.measuring.verdicts import floor_is_compared
+from pluralign.publishing.tables import Table, as_markdown, comparison_table, member_table, number
 from pluralign.text.classifier import Reads
-from pluralign.theory.intervals import Interval
 
 Kind = Literal["ensemble", "member", "separate", "frozen", "tuned"]
 """One model with all members, one model with one member, the folder that holds one model per member, an ensemble on
@@ -101,6 +100,7 @@ class ModelCard:
         in_hub = self.hub_id and kind in ("ensemble", "member") and place == "."
         where = self.hub_id if in_hub else self.folder
         rows = [self.member_row(j) for j in range(self.ensemble.k)]
+        table = member_table(self.ensemble.weights.tolist(), record.evaluation, self.names)
         card: str = _template().render(
             kind=kind,
             usage=USAGE[kind],
@@ -126,8 +126,8 @@ class ModelCard:
             headline=headline(evaluation, record) if evaluation else None,
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
-            few_votes=FEW_VOTES,
-            table=comparison(evaluation, self.ensemble.k) if evaluation else [],
+            table=comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
+            member_table=replace(table, main=members[0] if kind == "member" else None),
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=self._settings(),
             version=__version__,
@@ -176,21 +176,14 @@ def _template() -> Any:
     except ImportError:
         raise MissingExtraError("jinja2", "report", "a model card") from None
 
-    def number(value: float | None) -> str:
-        return "–" if value is None or math.isnan(value) else f"{value:.4f}"
-
-    def interval(value: Interval | None, sign: str = "") -> str:
-        if value is None or math.isnan(value.mean):
-            return "–"
-        if math.isnan(value.low):
-            return f"{value.mean:{sign}.4f}"
-        return f"{value.mean:{sign}.4f} [{value.low:{sign}.4f}, {value.high:{sign}.4f}]"
-
     def as_json(value: Any, indent: int | None = None) -> Any:
         return Markup(json.dumps(value, ensure_ascii=False, indent=indent))  # noqa: S704
 
     def quoted(text: str) -> Any:
         return Markup(shlex.quote(text.replace("\n", " ")))  # noqa: S704
+
+    def markdown(table: Table) -> Any:
+        return Markup(as_markdown(table, escaped))  # noqa: S704
 
     def verbatim(text: str) -> Any:
         return Markup(text)  # noqa: S704
@@ -204,7 +197,7 @@ def _template() -> Any:
         keep_trailing_newline=True,
         finalize=lambda value: value if isinstance(value, Markup) else escaped(str(value)),
     )
-    environment.filters.update(number=number, interval=interval, as_json=as_json, quoted=quoted, verbatim=verbatim)
+    environment.filters.update(number=number, markdown=markdown, as_json=as_json, quoted=quoted, verbatim=verbatim)
     return environment.get_template("model_card.md")
 
 

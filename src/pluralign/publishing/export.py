@@ -17,7 +17,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
 from pluralign.core.files import atomic_folder
 from pluralign.core.hub import HUB_ID, check_upload, upload_model
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import to_json
 from pluralign.core.text import counted
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -157,7 +157,7 @@ def index_of(
 
 def write_index(place: Path, index: Mapping[str, Any]) -> None:
     """Write the index of an export into its folder."""
-    (place / INDEX_FILE).write_text(json.dumps(without_nan(index), indent=1, ensure_ascii=False), encoding="utf-8")
+    (place / INDEX_FILE).write_text(json.dumps(to_json(index), indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 # --- Ensembles on frozen features as folders that work without this package.

@@ -5,12 +5,11 @@ verdict and one next step. Nothing is measured here. The template escapes all te
 nothing and runs no script.
 """
 
-import functools
 import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path, PurePath
@@ -19,20 +18,21 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
-from pluralign.core.text import shortened
-from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.headline import FEW_VOTES, headline
+from pluralign.core.types import Progress
+from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
+from pluralign.ensemble.headline import headline
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.measuring.camps import CampStudy
-from pluralign.measuring.cards import Profile
-from pluralign.measuring.diversity import CaseStudy, MemberPair
-from pluralign.measuring.individuals import LEGEND, PREDICTORS
-from pluralign.measuring.leans import TRAITS, Lean
-from pluralign.measuring.report_data import ReportData
+from pluralign.measuring.cards import load_descriptions
+from pluralign.measuring.evaluate import evaluate
+from pluralign.measuring.individuals import load_representation
+from pluralign.measuring.leans import TRAITS
+from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
 from pluralign.measuring.verdicts import (
     KINDS,
-    comparison,
     floor_is_compared,
     representation_notes,
     representation_verdicts,
@@ -40,10 +40,21 @@ from pluralign.measuring.verdicts import (
     verdicts,
 )
 from pluralign.publishing import figures
-from pluralign.publishing.figures import save_figures
+from pluralign.publishing.tables import (
+    Table,
+    as_html,
+    certificate_table,
+    claimed_leans,
+    comparison_table,
+    cut,
+    group_tables,
+    majority_table,
+    number,
+    representation_tables,
+    worst_group_sentence,
+)
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
-
-__all__ = ["draw_figures", "page", "report", "save_figures"]
+from pluralign.votes.load import VotesLike, as_preferences
 
 LEANS_PER_CARD = 4
 FULL_BAR = 0.5
@@ -63,13 +74,6 @@ SECTIONS = {
     "details": "Details",
     "reproduce": "How to reproduce",
 }
-STATEMENTS = {
-    "lemma_1": "Lemma 1: sampling noise of few votes",
-    "theorem_2": "Theorem 2: small ensembles suffice",
-    "theorem_3": "Theorem 3: outliers can be removed",
-    "theorem_4": "Theorem 4: generalisation from N pairs",
-    "held_out": "Beyond the paper: bound from held-out prompts",
-}
 ALT_TEXTS = {
     "shares": "Histogram of the majority share",
     "sizes": "Held-out Brier score by number of members, with the baselines and noise",
@@ -81,13 +85,63 @@ ALT_TEXTS = {
 
 
 @dataclass(frozen=True)
-class ReportTable:
-    """A table of results that are not about one ensemble, in a section of its own."""
+class Report:
+    """A written report."""
 
-    title: str
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    note: str = ""
+    report: str
+    """The HTML file."""
+    figures: list[str]
+    """Files of the figures, if they were written."""
+    study: ReportData
+
+
+def report(
+    ensemble: RewardEnsemble | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    votes: HeldOutVotes | VotesLike | None = None,
+    options: ReportOptions | None = None,
+    *,
+    figures_folder: str | os.PathLike[str] | None = None,
+    commands: Sequence[Sequence[str]] = (),
+    progress: Progress | None = None,
+) -> Report:
+    """Measure an ensemble on held-out votes and write its report to an HTML file.
+
+    Args:
+        ensemble: the ensemble, or its folder. The folder may also hold descriptions of the members, and how well
+            individuals are represented.
+        output: the file to write.
+        votes: votes that the ensemble was not trained on (default: the held-out votes that ``fit`` saved).
+        options: what to show.
+        figures_folder: also write the figures as PNG and SVG files to this folder.
+        commands: the commands that reproduce the report, each as a list of words.
+        progress: called while texts are encoded.
+    """
+    options, loaded = options or ReportOptions(), as_ensemble(ensemble)
+    folder = None if isinstance(ensemble, RewardEnsemble) else ensemble
+    evaluation = None
+    if votes is not None:
+        held_out = votes if isinstance(votes, HeldOutVotes) else score_held_out(loaded, as_preferences(votes), progress)
+        evaluation = evaluate(loaded, held_out.preferences, groups=[], all_prompts=True, seed=options.seed)
+        evaluation = replace(evaluation, left_out=held_out.left_out)
+    elif folder is not None:
+        held_out = load_held_out(folder, loaded)
+    else:
+        raise UsageError("give votes, or the folder of an ensemble: it holds the held-out votes of the fit.")
+    study = collect_report_data(
+        loaded,
+        held_out,
+        evaluation,
+        options,
+        representation=load_representation(folder) if folder is not None else None,
+        descriptions=load_descriptions(folder) if folder is not None and votes is None else None,
+        progress=progress,
+    )
+    text = page(loaded, study, folder=str(folder or "DIR"), commands=commands)
+    with atomic_write(Path(output)) as partial:
+        partial.write_text(text, encoding="utf-8")
+    drawn = figures.save_figures(draw_figures(study), figures_folder) if figures_folder else []
+    return Report(str(output), list(map(str, drawn)), study)
 
 
 def draw_figures(data: ReportData) -> dict[str, Figure]:
@@ -107,36 +161,6 @@ def draw_figures(data: ReportData) -> dict[str, Figure]:
     return drawn
 
 
-def report(
-    ensemble: RewardEnsemble,
-    data: ReportData,
-    path: str | os.PathLike[str],
-    *,
-    name: str = "",
-    folder: str = "DIR",
-    commands: Sequence[Sequence[str]] = (),
-    camps: Mapping[str, CampStudy] | None = None,
-    details: Sequence[ReportTable] = (),
-) -> Path:
-    """Write the report of an ensemble to an HTML file.
-
-    Args:
-        ensemble: the reported ensemble.
-        data: its results, from ``collect_report_data``.
-        path: the file to write.
-        name: title of the page (default: the name of the data that the ensemble was fitted to).
-        folder: of the ensemble, for the command of the next step.
-        commands: the commands that reproduce the report, each as a list of words.
-        camps: for a town hall, which camps members stand for, by the features of the fit.
-        details: more tables.
-    """
-    path = Path(path)
-    text = page(ensemble, data, name=name, folder=folder, commands=commands, camps=camps, details=details)
-    with atomic_write(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-    return path
-
-
 def page(
     ensemble: RewardEnsemble,
     data: ReportData,
@@ -145,18 +169,32 @@ def page(
     folder: str = "DIR",
     commands: Sequence[Sequence[str]] = (),
     camps: Mapping[str, CampStudy] | None = None,
-    details: Sequence[ReportTable] = (),
+    details: Sequence[Table] = (),
 ) -> str:
-    """Return the report as HTML. Arguments as for ``report``."""
-    record, evaluation, main = data.record, data.evaluation, data.main
+    """Return the report of an ensemble as HTML.
+
+    Args:
+        ensemble: the reported ensemble.
+        data: its results, from ``collect_report_data``.
+        name: title of the page (default: the name of the data that the ensemble was fitted to).
+        folder: of the ensemble, for the command of the next step.
+        commands: the commands that reproduce the report, each as a list of words.
+        camps: for a town hall, which camps members stand for, by the features of the fit.
+        details: more tables.
+    """
+    record, evaluation, main, found = data.record, data.evaluation, data.main, data.representation
     first = headline(main, ensemble.record, folder, in_report=True)
-    rows = comparison(main, ensemble.k)
-    drawn = {key: Markup(figures.as_svg(drawing, ALT_TEXTS[key])) for key, drawing in draw_figures(data).items()}  # noqa: S704
-    optional = {
-        "camps": camps, "groups": data.groups, "cases": data.cases, "individuals": data.representation,
-        "details": details,
-    }  # fmt: skip
+    optional = {"camps": camps, "groups": data.groups, "cases": data.cases, "individuals": found, "details": details}
     empty = {anchor for anchor, content in optional.items() if not content}
+    drawn = {key: _svg(drawing, ALT_TEXTS[key]) for key, drawing in draw_figures(data).items()}
+    tables = {
+        "comparison": _html(comparison_table(main, k=ensemble.k)),
+        "majority": _html(majority_table(data.majorities, evaluation)),
+        "groups": [_html(table) for table in group_tables(data.groups)],
+        "representation": [_html(table) for table in representation_tables(found)] if found else [],
+        "certificate": _html(certificate_table(data.certificate)),
+        "details": [_html(table) for table in details],
+    }
     template = _environment().from_string(
         files("pluralign").joinpath("publishing/templates/report.html").read_text(encoding="utf-8")
     )
@@ -173,55 +211,44 @@ def page(
         sections=[(anchor, title) for anchor, title in SECTIONS.items() if anchor not in empty],
         verdicts=list(verdicts(main)),
         undecided=undecided_sentence(evaluation.undecided),
-        few_votes="" if floor_is_compared(main) else FEW_VOTES,
         floor_drawn=floor_is_compared(evaluation),
-        far=_worse_than_chance(data),
+        far_sentence=_far_sentence(data),
         figures={**dict.fromkeys(ALT_TEXTS), **drawn},
-        camps=[(features, study, _camp_figure(study)) for features, study in (camps or {}).items()],
-        comparison=rows,
-        worst=any(row.worst is not None for row in rows),
-        intervals=main.prompts >= ENOUGH_CLUSTERS,
+        tables=tables,
+        worst_group=worst_group_sentence(data.worst_group) if data.worst_group and data.worst_group.groups > 1 else "",
+        camps=[
+            (features, study, _svg(figures.camp_heat_map(study), "Heat map of the agreement between camps and members"))
+            for features, study in (camps or {}).items()
+        ],
         enough=ENOUGH_CLUSTERS,
-        group_intervals=any(not math.isnan(group.interval.low) for of in data.groups.values() for group in of),
-        details=details,
-        cards=list(_cards(data)),
-        predictors=PREDICTORS,
-        legend=LEGEND,
-        rater_verdicts=list(representation_verdicts(data.representation)) if data.representation else [],
-        rater_notes=list(representation_notes(data.representation)) if data.representation else [],
-        statements=[(title, getattr(data.certificate, key)) for key, title in STATEMENTS.items()],
-        cases=list(_cases(data)),
+        profiles=cut(data.profiles, TEXT_LENGTH),
+        outliers=data.certificate.theorem_3.pruning.outliers_before,
+        claimed=lambda profile: claimed_leans(profile)[:LEANS_PER_CARD],
+        is_far=lambda profile: worse_than_chance(profile.disagreement, profile.weight),
+        traits={trait.key: trait.more for trait in TRAITS},
+        full_bar=FULL_BAR,
+        rater_verdicts=list(representation_verdicts(found)) if found else [],
+        rater_notes=list(representation_notes(found)) if found else [],
+        cases=cut(data.cases, TEXT_LENGTH),
+        labels={profile.member: profile.label for profile in data.profiles},
         commands="\n".join(shlex.join(words) for words in commands),
         settings=_settings(data),
-        listed=_listed,
     )
-
-
-def _camp_figure(study: CampStudy) -> Markup:
-    label = "Heat map of the agreement between camps and members"
-    return Markup(figures.as_svg(figures.camp_heat_map(study), label))  # noqa: S704
 
 
 def _environment() -> Environment:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False, lstrip_blocks=True)
-    environment.tests["missing"] = _is_missing
-    environment.filters["num"] = _number
-    environment.filters["signed"] = functools.partial(_number, sign="+")
+    environment.tests["missing"] = lambda value: value is None or math.isnan(value)
+    environment.filters["num"] = number
     return environment
 
 
-def _is_missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
+def _html(table: Table) -> Markup:
+    return Markup(as_html(table))  # noqa: S704  # its texts are escaped
 
 
-def _number(value: float | None, digits: int = 4, sign: str = "") -> str:
-    """Return a number with a proper minus and without a negative zero, or a dash if it is missing.
-
-    Example:
-        >>> _number(-0.0312), _number(-0.00001), _number(-0.00001, sign="+"), _number(math.nan)
-        ('−0.0312', '0.0000', '+0.0000', '–')
-    """
-    return "–" if value is None or math.isnan(value) else format(value, f"{sign}z.{digits}f").replace("-", "−")
+def _svg(drawing: Figure, label: str) -> Markup:
+    return Markup(figures.as_svg(drawing, label))  # noqa: S704
 
 
 def _settings(data: ReportData) -> str:
@@ -231,7 +258,7 @@ def _settings(data: ReportData) -> str:
     return json.dumps(shown | {"votes": votes}, indent=1, ensure_ascii=False)
 
 
-def _worse_than_chance(data: ReportData) -> str:
+def _far_sentence(data: ReportData) -> str:
     members = [str(card.member) for card in data.profiles if worse_than_chance(card.disagreement, card.weight)]
     if not members:
         return ""
@@ -239,85 +266,3 @@ def _worse_than_chance(data: ReportData) -> str:
     if len(members) > 1:
         which = f"members {', '.join(members)}. Do not tune policies to them."
     return f"Worse than chance (disagreement above 0.5): {which}"
-
-
-def _listed(pairs: Sequence[MemberPair]) -> str:
-    return ", ".join("{} and {}".format(*pair.members) for pair in pairs)
-
-
-# --- cards and case studies -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _LeanBar:
-    """A lean on a card, drawn as a bar."""
-
-    label: str
-    relative: float
-    length: float
-    """Signed share of half the axis, from −1 to 1."""
-
-
-@dataclass(frozen=True)
-class _Card:
-    """A member's card, with shortened texts."""
-
-    profile: Profile
-    worse_than_chance: bool
-    outlier: bool
-    """By Theorem 3."""
-    leans: list[_LeanBar]
-
-
-def _cards(data: ReportData) -> Iterator[_Card]:
-    for profile in data.profiles:
-        claimed = sorted((lean for lean in profile.leans if lean.claim), key=lambda lean: -abs(lean.relative))
-        card = replace(
-            profile,
-            typical=tuple(
-                replace(one, prompt=_cut(one.prompt), response=_cut(one.response)) for one in profile.typical
-            ),
-            distinguishing=tuple(
-                replace(
-                    one,
-                    prompt=_cut(one.prompt),
-                    preferred=_cut(one.preferred),
-                    other=_cut(one.other),
-                )
-                for one in profile.distinguishing
-            ),
-        )
-        yield _Card(
-            profile=card,
-            worse_than_chance=worse_than_chance(profile.disagreement, profile.weight),
-            outlier=profile.member in data.certificate.theorem_3.pruning.outliers_before,
-            leans=[_lean_bar(lean) for lean in claimed[:LEANS_PER_CARD]],
-        )
-
-
-def _lean_bar(lean: Lean) -> _LeanBar:
-    labels = {trait.key: trait.more for trait in TRAITS}
-    return _LeanBar(labels[lean.trait], lean.relative, max(-1.0, min(1.0, lean.relative / FULL_BAR)))
-
-
-@dataclass(frozen=True)
-class _Pick:
-    """A response of a case study, and the names of the members that choose it."""
-
-    weight: float
-    members: str
-    response: str
-
-
-def _cases(data: ReportData) -> Iterator[tuple[CaseStudy, list[_Pick]]]:
-    labels = {profile.member: profile.label for profile in data.profiles}
-    for case in data.cases:
-        picks = [
-            _Pick(choice.weight, "; ".join(labels[j] for j in choice.members), _cut(choice.response))
-            for choice in case.choices
-        ]
-        yield replace(case, prompt=_cut(case.prompt)), picks
-
-
-def _cut(text: str) -> str:
-    return shortened(text, TEXT_LENGTH)

@@ -1,105 +1,80 @@
-"""Encoding and scoring at scale: texts in Parquet shards, done in this process or on a Ray cluster.
+"""``encode`` and ``score``: texts in Parquet shards, done in this process or on a Ray cluster; ``score`` also as lines.
 
-Decided here: the settings of each job, and its results. ``run`` decides which shards are left to do, ``worker`` does
-them. The engine ``local`` is a loop in this process, ``ray`` a pool of Ray Data actors; both run the same ``Worker``.
+Decided here: the settings of each job, which shards are left to do, and the description of the results.
+
+Resuming: a shard is done if its result file exists, because result files are written atomically. No other record of
+progress is needed. A lost worker costs the shard it was working on, and the same call does the shards that are left.
+The plan, ``.unfinished/plan.json``, fixes the shards and the settings of the job. The description of the results is
+written last; where it exists, the job is done.
 """
 
-import hashlib
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
-from pluralign.core.errors import UsageError
-from pluralign.core.files import file_sha256
+import pyarrow.parquet as pq
+
+from pluralign.core.checkpoints import changed_inputs, fingerprint
+from pluralign.core.errors import DataError, PluralignError, UsageError
+from pluralign.core.files import atomic_write
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
+from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import read_description
+from pluralign.scale import shards
+from pluralign.scale.lines import Lines, ScoredLine, score_lines
 from pluralign.scale.options import EngineOptions
 from pluralign.scale.ray import run_with_ray
-from pluralign.scale.run import Engine, Job, Settings, run_here, run_job
-from pluralign.scale.shards import Source, cut_file, cut_items, existing_shards
-from pluralign.scale.worker import EncodeTask, ScoreTask, ensemble_identity
+from pluralign.scale.shards import Plan, Texts, Worker
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import EncodeOptions
-from pluralign.text.store import FEATURES_FILE, FORMAT_VERSION, VECTORS_FOLDER, FeaturesFile, item_keys
+from pluralign.text.store import FEATURES_FILE, VECTORS_FOLDER, FeaturesFile, shard_name
 from pluralign.votes.load import VotesLike, as_preferences
-from pluralign.votes.preferences import PreferenceSet, texts_of
 
 SCORES_FILE = "_scores.json"
 """Readers of Parquet folders ignore names that start with an underscore."""
 SCORES_FORMAT = "pluralign-scores"
-ENGINES: Mapping[str, Engine] = {"local": run_here, "ray": run_with_ray}
+UNFINISHED = ".unfinished"
+PLAN_FILE = "plan.json"
+HASHES = ("texts", "ensemble", "identity")
+"""Settings that are hashes, which mean nothing to a reader."""
+Folder: TypeAlias = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Result of ``encode``."""
+class WrittenShards:
+    """Result of ``encode``, and of ``score`` with an output folder."""
 
     folder: str
-    encoder: str
-    layers: str
-    pooling: str
-    precision: str
-    surface: bool
-    identity: str
+    """It also holds ``features.json`` or ``_scores.json``, with all settings."""
+    made_by: str
+    """The encoder, or the folder of the ensemble."""
     dimension: int
+    """Numbers per text: the length of its vector, or the number of members."""
     rows: int
     shards: int
     resumed: int
     """Number of shards that an earlier run had finished."""
     seconds: float
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Result of ``score``."""
-
-    folder: str
-    ensemble: str
-    k: int
-    rows: int
-    shards: int
-    resumed: int
-    """Number of shards that an earlier run had finished."""
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ScoresFile:
-    """Contents of ``_scores.json``: the ensemble and the shape of the stored rewards."""
-
-    rows: int
-    shards: int
-    dimension: int
-    ensemble: str
-    k: int
-    settings: Settings = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of the file."""
-        shape = {name: getattr(self, name) for name in ("rows", "shards", "dimension")}
-        about = {"format": SCORES_FORMAT, "ensemble": self.ensemble, "k": self.k}
-        return {**shape, **about, "settings": dict(self.settings)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "ScoresFile":
-        """Read the JSON object of the file. Raises TypeError if a value is missing."""
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
 
 @show_options(EncodeOptions, EngineOptions)
 def encode(
     texts: VotesLike,
-    folder: str | os.PathLike[str],
+    folder: Folder,
     options: EncodeOptions | None = None,
     engine_options: EngineOptions | None = None,
     *,
     progress: Progress | None = None,
     **changes: Any,
-) -> Encoded:
+) -> WrittenShards:
     """Encode each distinct text once, and store the vectors in a folder that ``fit --features`` reads.
 
     Args:
@@ -117,112 +92,202 @@ def encode(
         >>> votes = town_hall(50).preferences
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     done = encode(votes, folder, encoder="none", shard_rows=40)
-        >>> done.rows == len(texts_of(votes)), done.shards == -(-done.rows // 40)
-        (True, True)
+        >>> done.shards == -(-done.rows // 40), done.made_by
+        (True, 'none')
     """
-    engine, changes = _engine_options(engine_options, changes)
+    of_engine = {name: changes.pop(name) for name in EngineOptions.__dataclass_fields__ if name in changes}
+    engine = with_changes(engine_options or EngineOptions(), of_engine)
     options = with_changes(options or EncodeOptions(), changes)
     folder = Path(folder).absolute()
-    chosen = _absolute(options.encoder), options.layers, options.pooling, options.surface, options.precision
-    features = TextFeatures(*chosen).with_chosen_layers().with_chosen_precision()
-    encoder = features.load()
-    if encoder is None and not options.surface:
+    # Workers find the folder of a model anywhere by its absolute path.
+    name = str(Path(options.encoder).absolute()) if Path(options.encoder).is_dir() else options.encoder
+    chosen = TextFeatures(name, options.layers, options.pooling, options.surface, options.precision)
+    features = chosen.with_chosen_layers().with_chosen_precision()
+    if features.load() is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
     features = features.with_identity()
     if isinstance(texts, str | os.PathLike) and Path(texts).is_dir():
-        source = existing_shards(Path(texts), folder)
+        source = shards.existing_shards(Path(texts), folder)
     else:
-        source = _votes(as_preferences(texts), engine)
+        source = shards.vote_texts(as_preferences(texts), engine.shard_rows)
     decided = {name: getattr(features, name) for name in ("layers", "precision", "identity")}
     made_by = asdict(options) | decided
-    settings = {"command": "encode", "keys": FORMAT_VERSION, "texts": source.hash, **made_by, **_cutting(source)}
-    job = Job(
-        folder=folder,
-        results=folder / VECTORS_FOLDER,
-        description=folder / FEATURES_FILE,
-        settings=settings,
-        task=EncodeTask(features),
-        describe=lambda shape: FeaturesFile(**asdict(shape), **made_by, settings=settings),
-        read=FeaturesFile.from_json,
-    )
-    run = run_job(job, source.cut, ENGINES[engine.engine], engine, progress)
-    stored = run.description
-    return Encoded(
-        folder=str(folder),
-        **made_by,
-        dimension=stored.dimension,
-        rows=stored.rows,
-        shards=stored.shards,
-        resumed=run.resumed,
-        seconds=run.seconds,
-    )
+    settings = _settings("encode", source, **made_by)
+    about = FeaturesFile(rows=0, shards=0, dimension=0, **made_by, settings=settings).to_json()
+    job = Job(folder, VECTORS_FOLDER, FEATURES_FILE, about, {"features": features.to_json()})
+    return run_job(job, options.encoder, source, engine, progress)
+
+
+@overload
+def score(ensemble: Folder | RewardEnsemble, texts: Lines, folder: None = None) -> Iterator[ScoredLine]: ...
+
+
+@overload
+def score(ensemble: Folder, texts: Folder, folder: Folder, *options: Any, **changes: Any) -> WrittenShards: ...
 
 
 def score(
-    ensemble: str | os.PathLike[str],
-    texts: str | os.PathLike[str],
-    folder: str | os.PathLike[str],
+    ensemble: Any,
+    texts: Any,
+    folder: Folder | None = None,
     engine_options: EngineOptions | None = None,
     *,
     progress: Progress | None = None,
     **changes: Any,
-) -> Scored:
-    """Add each member's reward to texts: write Parquet shards with the input's columns and order, and ``rewards``.
+) -> Iterator[ScoredLine] | WrittenShards:
+    """Return each member's reward for texts: an iterator of lines, or with a folder Parquet shards in it.
+
+    The shards have the columns and the order of the input, and a column ``rewards``.
 
     Args:
-        ensemble: folder that ``fit`` wrote.
-        texts: a JSON Lines, CSV or Parquet file of {prompt, response}, or a folder of such Parquet shards, which only
-            the workers read.
+        ensemble: folder that ``fit`` wrote; without ``folder`` also a loaded ensemble.
+        texts: rows of {prompt, response}: the path of a JSON Lines file, a binary stream of JSON Lines, or a list of
+            dicts. With ``folder`` the path of a JSON Lines, CSV or Parquet file, or of a folder of Parquet shards,
+            which only the workers read.
         folder: folder of the results, and of unfinished work, which the same call resumes.
         engine_options: where the shards run; ``changes`` are its fields by name.
         progress: called with the number of shards done and the total.
+
+    Example:
+        >>> from pluralign import fit, town_hall
+        >>> ensemble = fit(town_hall(400).preferences, k=2, encoder="none")
+        >>> [len(line["rewards"]) for line in score(ensemble, [{"prompt": "Tea?", "response": "Yes."}])]
+        [2]
     """
-    engine, changes = _engine_options(engine_options, changes)
-    if changes:
-        raise UsageError(f"there is no option {next(iter(changes))!r}.")
+    engine = with_changes(engine_options or EngineOptions(), changes)
+    if folder is None:
+        return score_lines(ensemble, texts)
     ensemble, texts, folder = Path(ensemble).absolute(), Path(texts).absolute(), Path(folder).absolute()
-    k = len(read_description(ensemble)["weights"])
-    source = existing_shards(texts, folder) if texts.is_dir() else _file(texts, engine)
-    identity = ensemble_identity(ensemble)
-    settings = {"command": "score", "texts": source.hash, "ensemble": identity, **_cutting(source)}
-    job = Job(
-        folder=folder,
-        results=folder,
-        description=folder / SCORES_FILE,
-        settings=settings,
-        task=ScoreTask(ensemble, identity),
-        describe=lambda shape: ScoresFile(**asdict(shape), ensemble=str(ensemble), k=k, settings=settings),
-        read=ScoresFile.from_json,
-    )
-    run = run_job(job, source.cut, ENGINES[engine.engine], engine, progress)
-    stored = run.description
-    return Scored(str(folder), stored.ensemble, stored.k, stored.rows, stored.shards, run.resumed, run.seconds)
+    described = read_description(ensemble)
+    k, identity = len(described["weights"]), fingerprint(described)
+    source = shards.existing_shards(texts, folder) if texts.is_dir() else shards.file_texts(texts, engine.shard_rows)
+    settings = _settings("score", source, ensemble=identity)
+    about = {"format": SCORES_FORMAT, "ensemble": str(ensemble), "dimension": k, "settings": settings}
+    job = Job(folder, "", SCORES_FILE, about, {"ensemble": str(ensemble), "identity": identity})
+    return run_job(job, str(ensemble), source, engine, progress)
 
 
-def _engine_options(options: EngineOptions | None, changes: dict[str, Any]) -> tuple[EngineOptions, dict[str, Any]]:
-    """Return the options of the engine with their changes, and the other changes."""
-    known = EngineOptions.__dataclass_fields__
-    own = {name: value for name, value in changes.items() if name in known}
-    others = {name: value for name, value in changes.items() if name not in known}
-    return replace(options or EngineOptions(), **own), others
+def _settings(command: str, texts: Texts, **others: Any) -> dict[str, Any]:
+    """Return everything that the results of a job depend on, as JSON values."""
+    cut = {"shard_rows": texts.shard_rows, "version": __version__}
+    return {"command": command, "texts": texts.hash, **others, **cut}
 
 
-def _votes(votes: PreferenceSet, engine: EngineOptions) -> Source:
-    items = texts_of(votes)
-    content = hashlib.sha256(item_keys(items).tobytes()).hexdigest()
-    return Source(content, lambda target: cut_items(items, target, engine.shard_rows), engine.shard_rows)
+# --- a job ------------------------------------------------------------------------------------------------------------
 
 
-def _file(path: Path, engine: EngineOptions) -> Source:
-    if not path.is_file():
-        raise UsageError(f"there is no file or folder {path}.")
-    return Source(file_sha256(path), lambda target: cut_file(path, target, engine.shard_rows), engine.shard_rows)
+@dataclass(frozen=True)
+class Job:
+    """One call of ``encode`` or ``score``."""
+
+    folder: Path
+    subfolder: str
+    """Place of the result files in it."""
+    description_file: str
+    about: Mapping[str, Any]
+    """Contents of the description, with the ``settings`` of the job; the numbers come from the results."""
+    task: Mapping[str, Any]
+    """See ``Plan.task``."""
+
+    @property
+    def results(self) -> Path:
+        """Folder of the result files."""
+        return self.folder / self.subfolder
+
+    @property
+    def plan(self) -> Path:
+        """File of the plan."""
+        return self.folder / UNFINISHED / PLAN_FILE
 
 
-def _cutting(source: Source) -> Settings:
-    return {"shard_rows": source.shard_rows, "version": __version__}
+@dataclass(frozen=True)
+class Described:
+    """What ``run_job`` reads of the description of a finished job."""
+
+    rows: int
+    shards: int
+    dimension: int
+    settings: Mapping[str, Any]
 
 
-def _absolute(encoder: str) -> str:
-    """Return the absolute path of a model folder, so that workers find it anywhere; other names stay as they are."""
-    return str(Path(encoder).absolute()) if Path(encoder).is_dir() else encoder
+def run_job(
+    job: Job, made_by: str, texts: Texts, options: EngineOptions, progress: Progress | None = None
+) -> WrittenShards:
+    """Do the shards of a job that are left, and describe the results.
+
+    Args:
+        job: the job.
+        made_by: see ``WrittenShards``.
+        texts: cut into shards, if there is no plan yet.
+        options: where the shards run.
+        progress: called with the number of shards done and the total.
+    """
+    started, description = time.perf_counter(), job.folder / job.description_file
+    before = None if description.is_file() else _do_shards(job, description, texts, options, progress)
+    found = shards.read_json(Described, description)
+    _check_settings(job, found.settings)
+    shutil.rmtree(job.plan.parent, ignore_errors=True)
+    for leftover in job.results.glob(".part-*.partial"):  # of killed workers
+        leftover.unlink(missing_ok=True)
+    resumed, seconds = found.shards if before is None else before, time.perf_counter() - started
+    return WrittenShards(str(job.folder), made_by, found.dimension, found.rows, found.shards, resumed, seconds)
+
+
+def _do_shards(job: Job, description: Path, texts: Texts, options: EngineOptions, progress: Progress | None) -> int:
+    """Do the shards that are left, and write the description; return how many an earlier run had finished."""
+    plan = _read_or_make_plan(job, texts)
+    shutil.rmtree(job.plan.parent / shards.ATTEMPTS_FOLDER, ignore_errors=True)
+    todo, total = plan.todo(), len(plan.shards)
+    worker, on_ray = Worker(job.plan, fingerprint(job.plan.read_bytes())), options.engine == "ray" and todo
+    with closing(run_with_ray(worker, options) if on_ray else (worker(number) for number in todo)) as problems:
+        for done, problem in enumerate(problems, total - len(todo) + 1):
+            if problem:
+                raise PluralignError(problem)
+            if progress:
+                progress(done, total)
+    _write(description, {**job.about, **_numbers(job.results, total)})
+    return total - len(todo)
+
+
+def _read_or_make_plan(job: Job, texts: Texts) -> Plan:
+    """Return the plan of an unfinished job, or cut the texts and write the plan last."""
+    if job.plan.is_file():
+        plan = shards.read_json(Plan, job.plan)
+        _check_settings(job, plan.settings)
+        return plan
+    if others := len(shards.finished_results(job.results)):
+        problem = f"it holds {others} shards of another job"
+        raise DataError(problem, file=str(job.results), remedy="name an empty folder")
+    try:
+        parts = texts.cut(job.folder / UNFINISHED / "texts")
+    except OSError as error:
+        raise shards.storage_error(error, job.folder) from None
+    if not parts:
+        raise DataError("there are no texts", file=str(job.folder), remedy="name data with at least one row")
+    plan = Plan(job.about["settings"], job.task, str(job.results), [str(part) for part in parts])
+    _write(job.plan, asdict(plan))
+    return plan
+
+
+def _check_settings(job: Job, stored: Mapping[str, Any]) -> None:
+    """Raise DataError if a job in the folder has other settings."""
+    if changed := changed_inputs(stored, job.about["settings"]):
+        shown = [f"{name} {stored[name]}" for name in changed if name in stored and name not in HASHES]
+        problem = f"it holds a job with {', '.join(shown) or 'other ' + ' and '.join(changed)}"
+        raise DataError(problem, file=str(job.folder), remedy="use the same settings, or name another folder")
+
+
+def _numbers(results: Path, n_shards: int) -> dict[str, int]:
+    """Return the numbers in the footers of the result files: rows, shards, and the length of their vectors, if any."""
+    numbers = {"rows": 0, "shards": n_shards}
+    for number in range(n_shards):
+        with pq.ParquetFile(results / shard_name(number)) as file:
+            numbers["rows"] += file.metadata.num_rows
+            if file.metadata.num_rows and "vector" in file.schema_arrow.names:
+                numbers["dimension"] = file.schema_arrow.field("vector").type.list_size
+    return numbers
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(values, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -1,19 +1,24 @@
-"""Streaming: rewards and votes for texts that arrive as JSON Lines, in batches."""
+"""Rewards and votes for texts that arrive line by line, in batches: ``compare``, and ``score`` without a folder."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, TypedDict
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypedDict
 
 import numpy as np
 
+from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.theory import calibration
 from pluralign.votes.builder import BadRows, RowError, check_prompt, check_text
 from pluralign.votes.formats import read_records
-from pluralign.votes.prompts import Item, PromptLike
+from pluralign.votes.prompts import Item
 from pluralign.votes.values import Record, read_prompt, read_response
 
 LINES_PER_BATCH = 256
+Lines: TypeAlias = str | os.PathLike[str] | BinaryIO | Iterable[Mapping[str, Any]]
+"""The path of a JSON Lines file, a binary stream of JSON Lines, or a list of dicts."""
 
 
 class ScoredLine(TypedDict):
@@ -34,71 +39,73 @@ class ComparedLine(TypedDict):
     """The same at the policy level."""
 
 
-def score(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[ScoredLine]:
-    """Yield the members' rewards for each line of {prompt, response}, in order.
+def compare(ensemble: RewardEnsemble | str | os.PathLike[str], pairs: Lines) -> Iterator[ComparedLine]:
+    """Yield the members' votes and the predicted shares for each row of {prompt, response_a, response_b}, in order.
 
     Args:
-        ensemble: the ensemble.
-        stream: a binary stream of JSON Lines.
-        name: name of the stream in error messages.
+        ensemble: the ensemble, or its folder.
+        pairs: the path of a JSON Lines file, a binary stream of JSON Lines, or a list of dicts.
     """
-    for batch in _batches(stream, name, _read_response):
-        for rewards in ensemble.rewards([item for items in batch for item in items]):
-            yield {"rewards": rewards.tolist()}
-
-
-def compare(ensemble: RewardEnsemble, stream: Any, name: str) -> Iterator[ComparedLine]:
-    """Yield the members' votes and the predicted shares for each line of {prompt, response_a, response_b}, in order.
-
-    Args:
-        ensemble: the ensemble.
-        stream: a binary stream of JSON Lines.
-        name: name of the stream in error messages.
-    """
-    for batch in _batches(stream, name, _read_pair):
+    loaded = _loaded(ensemble)
+    for batch in _batches(pairs, "response_a", "response_b"):
         texts = list(dict.fromkeys(item for items in batch for item in items))
-        rewards = dict(zip(texts, ensemble.rewards(texts), strict=True))
+        rewards = dict(zip(texts, loaded.rewards(texts), strict=True))
         a, b = (np.stack([rewards[items[side]] for items in batch]) for side in (0, 1))
         votes = calibration.votes_from_rewards(a, b)
-        shares = ensemble.readings(a - b)
+        shares = loaded.readings(a - b)
         for vote, share, policy in zip(votes, shares["vote"], shares["policy"], strict=True):
             yield {"votes": vote.tolist(), "prob_hat": float(share), "prob_policy": float(policy)}
 
 
+def score_lines(ensemble: RewardEnsemble | str | os.PathLike[str], texts: Lines) -> Iterator[ScoredLine]:
+    """Yield the members' rewards for each row of {prompt, response}, in order: ``score`` without a folder."""
+    loaded = _loaded(ensemble)
+    for batch in _batches(texts, "response"):
+        for rewards in loaded.rewards([item for items in batch for item in items]):
+            yield {"rewards": rewards.tolist()}
+
+
+def _loaded(ensemble: RewardEnsemble | str | os.PathLike[str]) -> RewardEnsemble:
+    return ensemble if isinstance(ensemble, RewardEnsemble) else RewardEnsemble.load(ensemble)
+
+
 def read_item(record: Record) -> Item:
-    """Return the text of a line of {prompt, response}. Raises RowError if the line cannot be used."""
-    return _prompt(record), _response(record, "response")
+    """Return the text of a row of {prompt, response}. Raises RowError if the row cannot be used."""
+    return _read_items(record, "response")[0]
 
 
-def _read_response(record: Record) -> list[Item]:
-    return [read_item(record)]
-
-
-def _read_pair(record: Record) -> list[Item]:
-    prompt = _prompt(record)
-    return [(prompt, _response(record, name)) for name in ("response_a", "response_b")]
-
-
-def _prompt(record: Record) -> PromptLike:
+def _read_items(record: Record, *names: str) -> list[Item]:
+    """Return the texts of a row, for the responses in these columns."""
     prompt = read_prompt(record.get("prompt"))
     check_prompt(prompt)
-    return prompt
+    responses = [read_response(record.get(name), name) for name in names]
+    for name, response in zip(names, responses, strict=True):
+        check_text(response, name)
+    return [(prompt, response) for response in responses]
 
 
-def _response(record: Record, name: str) -> str:
-    text = read_response(record.get(name), name)
-    check_text(text, name)
-    return text
-
-
-def _batches(stream: Any, name: str, read: Callable[[Record], list[Item]]) -> Iterator[list[list[Item]]]:
-    bad = BadRows(name, can_skip=False)
-    records = read_records(stream, bad, only_json=True)
+def _batches(rows: Lines, *names: str) -> Iterator[list[list[Item]]]:
+    """Yield the texts of the rows, in batches. Raises DataError for a bad row, after the batches before it."""
+    is_path = isinstance(rows, str | os.PathLike)
+    bad = BadRows(str(rows) if is_path else "standard input" if hasattr(rows, "read") else "rows", can_skip=False)
+    records = _records(rows, bad)
     while batch := list(itertools.islice(records, LINES_PER_BATCH)):
         items = []
         for row, record in batch:
             try:
-                items.append(read(record))
+                items.append(_read_items(record, *names))
             except RowError as error:
                 bad.report(row, error)
         yield items
+
+
+def _records(rows: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
+    if isinstance(rows, str | os.PathLike):
+        if not Path(rows).is_file():
+            raise UsageError(f"there is no file {rows}.")
+        with Path(rows).open("rb") as stream:
+            yield from read_records(stream, bad, only_json=True)
+    elif hasattr(rows, "read"):
+        yield from read_records(rows, bad, only_json=True)
+    else:
+        yield from enumerate(rows, 1)

@@ -12,7 +12,7 @@ from starlette.datastructures import MutableHeaders
 
 from pluralign.answering.answer import Answer, Mode
 from pluralign.core.errors import did_you_mean
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import to_json
 from pluralign.server.errors import ApiError
 from pluralign.server.schemas import (
     AnswerDetails,
@@ -194,7 +194,7 @@ def _new_id() -> str:
 
 def _sent(chunk: ChatCompletionChunk) -> str:
     """Return a chunk as a server-sent event, with the fields that are set."""
-    data = without_nan(chunk.model_dump(mode="json", exclude_unset=True))
+    data = to_json(chunk.model_dump(mode="json", exclude_unset=True))
     return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from pluralign.core.errors import PluralignError
-from pluralign.core.json_values import without_nan
+from pluralign.core.json_values import to_json
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 NOT_JSON = "the body is not valid JSON; send a JSON object."
@@ -116,5 +116,5 @@ class FiniteJSONResponse(JSONResponse):
         try:
             text = json.dumps(content, ensure_ascii=False, allow_nan=False)
         except ValueError:
-            text = json.dumps(without_nan(content), ensure_ascii=False, allow_nan=False)
+            text = json.dumps(to_json(content), ensure_ascii=False, allow_nan=False)
         return text.encode()

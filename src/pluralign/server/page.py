@@ -1,25 +1,23 @@
 """The data that the page shows of an ensemble, computed once when the server starts.
 
-The figures are computed in ``evaluation`` and ``analysis``, and selected in ``page_figures``; the page's layout is in
-``static/``.
+The figures are those of ``measuring``; this module selects them, draws examples and cuts long texts. The page's layout
+is in ``static/``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import EXAMPLE_PAIRS, random_stream
-from pluralign.core.text import shortened
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
 from pluralign.measuring.cards import (
-    Description,
     Distinguishing,
     Profile,
     Typical,
@@ -42,13 +40,13 @@ from pluralign.measuring.verdicts import (
     verdicts,
 )
 from pluralign.measuring.views import Quote
+from pluralign.publishing.tables import claimed_leans, cut
 from pluralign.theory.calibration import reliability
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
 from pluralign.theory.posterior import SMALLEST_SLIP, choice_probability, most_informative
 from pluralign.votes.candidates import Candidates
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
-from pluralign.votes.summary import inspect
 
 # --- Examples to try on the page: held-out prompts to ask, and pairs that reveal a user's preferences.
 
@@ -158,14 +156,6 @@ class History:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The ends of an interval."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class PredictedPair(VotedPair):
     """A pair with the predicted share preferring response a."""
 
@@ -178,42 +168,25 @@ class ReliabilityPoint:
 
     predicted: float
     observed: float
-    interval: Bounds | None
+    interval: Interval | None
     count: int
     pairs: list[PredictedPair]
     """A random sample of its pairs."""
 
 
-def compared_predictions(evaluation: Evaluation, k: int) -> list[ComparedPrediction]:
-    """Return every prediction of the same votes, best first, with the standing of the ensemble of k members."""
-    return [
-        ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
-        for row in comparison(evaluation, k)
-    ]
-
-
-def shown_verdicts(evaluation: Evaluation) -> list[Verdict]:
-    """Return the verdicts; without the evidence of distinct voices if it is undefined, as the headline says why."""
-    undefined = evaluation.voices is not None and evaluation.voices.evidence is None
-    return list(verdicts(replace(evaluation, voices=None) if undefined else evaluation))
-
-
 def score_history(record: FitRecord) -> History | None:
     """Return the held-out score of every size that was fitted; without the floor if these votes cannot measure it."""
-    points = [
-        HistoryPoint(row.k, row.test_brier, row.test_brier_corrected)
-        for row in record.history
-        if not np.isnan(row.test_brier)
-    ]
-    if not points:
+    rows, evaluation = [row for row in record.history if not np.isnan(row.test_brier)], record.evaluation
+    if not rows:
         return None
-    brier = (
-        {name: baseline.brier for name, baseline in record.evaluation.baselines.items()} if record.evaluation else {}
-    )
+    baselines = evaluation.baselines if evaluation else {}
+    brier = {name: one.brier for name, one in baselines.items()}
+    if evaluation and not floor_is_compared(evaluation):
+        brier.pop("floor", None)
     return History(
-        points=points,
-        noise=record.evaluation.test.noise if record.evaluation else None,
-        floor=brier.get("floor") if record.evaluation and floor_is_compared(record.evaluation) else None,
+        points=[HistoryPoint(row.k, row.test_brier, row.test_brier_corrected) for row in rows],
+        noise=evaluation.test.noise if evaluation else None,
+        floor=brier.get("floor"),
         soft_bt=brier.get("soft_bt"),
         constant_half=brier.get("constant_half"),
     )
@@ -221,14 +194,12 @@ def score_history(record: FitRecord) -> History | None:
 
 def recorded_curve(evaluation: Evaluation) -> Iterator[ReliabilityPoint]:
     """The reliability curve of the fit, without the pairs behind its points."""
-    curve = evaluation.reliability
-    errors = np.asarray(curve.standard_error, dtype=np.float64)  # null in an old record becomes NaN
-    if evaluation.prompts < ENOUGH_CLUSTERS:
-        errors = np.full_like(errors, np.nan)
+    curve, enough = evaluation.reliability, evaluation.prompts >= ENOUGH_CLUSTERS
+    errors = np.asarray(curve.standard_error, dtype=np.float64)
     parts = (np.asarray(part).tolist() for part in (curve.predicted, curve.observed, curve.count, errors))
     for predicted, observed, count, error in zip(*parts, strict=True):
-        interval = None if np.isnan(error) else Bounds(max(observed - 2 * error, 0), min(observed + 2 * error, 1))
-        yield ReliabilityPoint(predicted, observed, interval, count, [])
+        ends = Interval(observed, max(observed - 2 * error, 0), min(observed + 2 * error, 1), error)
+        yield ReliabilityPoint(predicted, observed, ends if enough and not np.isnan(error) else None, count, [])
 
 
 def measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[ReliabilityPoint]:
@@ -246,24 +217,13 @@ def measured_curve(prediction: FloatArray, votes: PreferenceSet) -> Iterator[Rel
         yield ReliabilityPoint(
             predicted=float(curve.predicted[number]),
             observed=float(curve.observed[number]),
-            interval=Bounds(interval.low, interval.high) if enough else None,
+            interval=interval if enough else None,
             count=int(curve.count[number]),
             pairs=[
-                _predicted_pair(votes, int(row), float(prediction[row]))
+                PredictedPair(**vars(cut(voted_pair(votes, int(row)), TEXT_LENGTH)), prob_hat=float(prediction[row]))
                 for row in drawn[np.sort(first)[:PAIRS_PER_POINT]]
             ],
         )
-
-
-def _predicted_pair(votes: PreferenceSet, row: int, prediction: float) -> PredictedPair:
-    pair = voted_pair(votes, row)
-    texts = {key: short(getattr(pair, key)) for key in ("prompt", "response_a", "response_b")}
-    return PredictedPair(**(vars(pair) | texts), prob_hat=prediction)
-
-
-def short(text: str) -> str:
-    """Return a text that is only displayed, cut if it is long."""
-    return shortened(text, TEXT_LENGTH)
 
 
 # --- The part of the page about individuals: the measure of representation, with verdicts and notes in words.
@@ -305,18 +265,13 @@ class VoteCounts:
 
     pairs: int
     prompts: int
-    votes: int
-    votes_per_pair: float
-    majority_share: float
 
 
 @dataclass(frozen=True)
 class CardLean:
     """A claim on a member's card, with the shares of pairs that agree with it."""
 
-    trait: str
     claim: str
-    relative: float
     pairs: int
     share: float
     share_of_all: float
@@ -330,7 +285,7 @@ class CardView:
 
     title: str
     evidence: str
-    quotes: list[Quote]
+    quotes: Sequence[Quote]
 
 
 @dataclass(frozen=True)
@@ -344,7 +299,7 @@ class Written:
 
 @dataclass(frozen=True)
 class MemberCard:
-    """One member, as the page shows it."""
+    """One member, as the page shows it. Without held-out votes only its weight and its disagreement are known."""
 
     member: int
     name: str
@@ -352,16 +307,16 @@ class MemberCard:
     disagreement: float | None
     far: bool
     """Whether it disagrees with people more than chance."""
-    description: str
-    leans: list[CardLean]
-    likes: list[str]
-    dislikes: list[str]
-    written: Written | None
+    description: str = ""
+    leans: Sequence[CardLean] = ()
+    likes: Sequence[str] = ()
+    dislikes: Sequence[str] = ()
+    written: Written | None = None
     """Name and sentence of a language model, if they passed their check."""
-    views: list[CardView]
+    views: Sequence[CardView] = ()
     """Positions and phrases that survived on the other half of the prompts."""
-    typical: list[Typical]
-    distinguishing: list[Distinguishing]
+    typical: Sequence[Typical] = ()
+    distinguishing: Sequence[Distinguishing] = ()
 
 
 @dataclass(frozen=True)
@@ -372,13 +327,13 @@ class ReadSample:
     of: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PageData:
     """Everything that the page shows of an ensemble. Undefined numbers are NaN here and null in JSON."""
 
     name: str
     k: int
-    weights: list[float]
+    weights: Sequence[float]
     undecided: float
     """Share of votes that no member explains."""
     undecided_note: str
@@ -386,35 +341,36 @@ class PageData:
     level: Level
     temperature: float
     method: str | None
+    members: Sequence[MemberCard]
+    warnings: Sequence[str]
     data: Mapping[str, str | int]
     """Size and fingerprint of the votes of the fit; empty if unknown."""
-    votes: VoteCounts | None
-    left_out: str
-    """How many pairs of other votes were left out because of their prompts, in words; empty if none."""
-    headline: Headline | None
-    """The main figure, the verdict and the next step. None without figures."""
-    cross_validated: bool
-    """Whether the headline, the scores and the reliability curve come from a cross-validation."""
-    floor_note: str
-    """Why the floor is not compared; empty if it is."""
-    test: Figures | None
-    verdicts: list[Verdict]
-    comparison: list[ComparedPrediction]
     history: History | None
-    reliability: list[ReliabilityPoint]
-    groups: Mapping[str, list[Group]]
-    worst_group: WorstGroup | None
-    members: list[MemberCard]
-    unnamed: str
-    """Why some members have no name; empty if all have one."""
-    disagreement: list[float]
-    tau: Diversity | None
-    read: ReadSample | None
-    examples: list[Example]
-    steering_pairs: list[VotedPair]
     representation: PageRepresentation | None
     """How well individuals are represented; None if it was not measured."""
-    warnings: list[str]
+    cross_validated: bool
+    """Whether the headline, the scores and the reliability curve come from a cross-validation."""
+    unnamed: str = "Members without a name: there are no held-out votes to compare them on."
+    """Why some members have no name; empty if all have one."""
+
+    headline: Headline | None = None
+    """The main figure, the verdict and the next step. None without figures."""
+    floor_note: str = ""
+    """Why the floor is not compared; empty if it is."""
+    test: Figures | None = None
+    verdicts: Sequence[Verdict] = ()
+    comparison: Sequence[ComparedPrediction] = ()
+    reliability: Sequence[ReliabilityPoint] = ()
+
+    votes: VoteCounts | None = None
+    left_out: str = ""
+    """How many pairs of other votes were left out because of their prompts, in words; empty if none."""
+    groups: Mapping[str, Sequence[Group]] = field(default_factory=dict)
+    worst_group: WorstGroup | None = None
+    tau: Diversity | None = None
+    read: ReadSample | None = None
+    examples: Sequence[Example] = ()
+    steering_pairs: Sequence[VotedPair] = ()
 
 
 def collect_page_data(
@@ -442,15 +398,31 @@ def collect_page_data(
         >>> from pluralign import fit, town_hall
         >>> data = collect_page_data(fit(town_hall(200).preferences, k=2, encoder="none"), None, name="town")
         >>> data.name, data.k, [card.name for card in data.members], data.examples
-        ('town', 2, ['Member 0', 'Member 1'], [])
+        ('town', 2, ['Member 0', 'Member 1'], ())
     """
-    data = _from_record(ensemble, name, evaluation or main_evaluation(ensemble.record))
-    cross_validated = evaluation is None and ensemble.record.cross_validation is not None
-    data = replace(data, cross_validated=cross_validated, representation=page_representation(representation))
-    if held_out is not None:
-        profiles = page_profiles(ensemble, held_out, max_characters) if profiles is None else profiles
-        data = _with_held_out(data, ensemble, held_out, profiles, max_characters)
-    return replace(data, warnings=[_warning(card) for card in data.members if card.far])
+    record = ensemble.record
+    if held_out is not None and profiles is None:
+        profiles = page_profiles(ensemble, held_out, max_characters)
+    members = list(_plain_cards(ensemble) if held_out is None else map(_card, profiles or ()))
+    page = PageData(
+        name=name,
+        k=ensemble.k,
+        weights=ensemble.weights.tolist(),
+        undecided=ensemble.undecided,
+        undecided_note=undecided_sentence(ensemble.undecided),
+        level=ensemble.level,
+        temperature=ensemble.temperature,
+        method=record.method or None,
+        members=members,
+        warnings=[_warning(card) for card in members if card.far],
+        data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
+        history=score_history(record),
+        representation=page_representation(representation),
+        cross_validated=evaluation is None and record.cross_validation is not None,
+    )
+    if main := evaluation or main_evaluation(record):
+        page = _with_figures(page, main, record)
+    return page if held_out is None else _with_held_out(page, ensemble, held_out, profiles or (), max_characters)
 
 
 def page_profiles(
@@ -460,40 +432,20 @@ def page_profiles(
     return member_profiles(ensemble.weights, held_out, max_characters=max_characters)
 
 
-def _from_record(ensemble: RewardEnsemble, name: str, evaluation: Evaluation | None) -> PageData:
-    """Return the data that the ensemble's own record and its main figures provide."""
-    record, own = ensemble.record, ensemble.record.evaluation
-    return PageData(
-        name=name,
-        k=ensemble.k,
-        weights=ensemble.weights.tolist(),
-        undecided=ensemble.undecided,
-        undecided_note=undecided_sentence(ensemble.undecided),
-        level=ensemble.level,
-        temperature=ensemble.temperature,
-        method=record.method or None,
-        data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
-        votes=None,
-        left_out="",
-        headline=headline(evaluation, record) if evaluation else None,
-        cross_validated=False,
-        floor_note="" if evaluation is None or floor_is_compared(evaluation) else FEW_VOTES,
-        test=evaluation.test if evaluation else None,
-        verdicts=shown_verdicts(evaluation) if evaluation else [],
-        comparison=compared_predictions(evaluation, ensemble.k) if evaluation else [],
-        history=score_history(record),
-        reliability=list(recorded_curve(evaluation)) if evaluation else [],
-        groups={},
-        worst_group=None,
-        members=list(_plain_cards(ensemble)),
-        unnamed="Members without a name: there are no held-out votes to compare them on.",
-        disagreement=[member.disagreement for member in own.members] if own else [],
-        tau=None,
-        read=None,
-        examples=[],
-        steering_pairs=[],
-        representation=None,
-        warnings=[],
+def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
+    """Add the figures of an evaluation. The headline says why there is no evidence of distinct voices."""
+    undefined = evaluation.voices is not None and evaluation.voices.evidence is None
+    return replace(
+        page,
+        headline=headline(evaluation, record),
+        floor_note="" if floor_is_compared(evaluation) else FEW_VOTES,
+        test=evaluation.test,
+        verdicts=list(verdicts(replace(evaluation, voices=None) if undefined else evaluation)),
+        comparison=[
+            ComparedPrediction(**vars(row), standing=standing(row.difference) if row.difference else None)
+            for row in comparison(evaluation, page.k)
+        ],
+        reliability=list(recorded_curve(evaluation)),
     )
 
 
@@ -506,19 +458,19 @@ def _with_held_out(
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample, summary = sample_prompts(held_out, max_characters), inspect(votes)
+    sample = sample_prompts(held_out, max_characters)
+    candidates, rewards = held_out_candidates(sample)
+    tau = measure_diversity(ensemble, rewards, sample) if candidates else None
     groups, worst_group = measure_groups(prediction, votes, DEFAULT_GROUPINGS)
     return replace(
         data,
-        votes=VoteCounts(summary.pairs, summary.prompts, summary.votes, summary.votes_per_pair, summary.majority_share),
+        votes=VoteCounts(len(votes), len(votes.prompts)),
         left_out=held_out.left_out.sentence,
         reliability=data.reliability if data.cross_validated else list(measured_curve(prediction, votes)),
         groups=groups,
         worst_group=worst_group,
-        members=[_card(profile) for profile in profiles],
         unnamed=unnamed_reason(profiles, len(sample.preferences.prompts)),
-        disagreement=[profile.disagreement for profile in profiles],
-        tau=_diversity(ensemble, sample),
+        tau=tau,
         read=ReadSample(len(sample.preferences.prompts), len(votes.prompts)),
         examples=list(example_prompts(ensemble, sample)),
         steering_pairs=list(steering_pairs(ensemble, held_out)),
@@ -547,19 +499,11 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
             weight=weight,
             disagreement=disagreement,
             far=disagreement is not None and worse_than_chance(disagreement, weight),
-            description="",
-            leans=[],
-            likes=[],
-            dislikes=[],
-            written=None,
-            views=[],
-            typical=[],
-            distinguishing=[],
         )
 
 
 def _card(profile: Profile) -> MemberCard:
-    claimed = sorted((lean for lean in profile.leans if lean.claim), key=lambda lean: -abs(lean.relative))
+    written = profile.written
     return MemberCard(
         member=profile.member,
         name=profile.name,
@@ -567,24 +511,17 @@ def _card(profile: Profile) -> MemberCard:
         disagreement=profile.disagreement,
         far=worse_than_chance(profile.disagreement, profile.weight),
         description=profile.description,
-        leans=[card_lean(lean) for lean in claimed[:LEANS_SHOWN]],
+        leans=[card_lean(lean) for lean in claimed_leans(profile)[:LEANS_SHOWN]],
         likes=[lean.trait for lean in profile.likes],
         dislikes=[lean.trait for lean in profile.dislikes],
-        written=_written(profile.written),
+        written=Written(written.name, written.sentence, written.evidence) if written and written.shown else None,
         views=[
-            CardView(view.title, view.evidence, [replace(quote, prompt=short(quote.prompt)) for quote in view.quotes])
+            CardView(view.title, view.evidence, cut(view.quotes, TEXT_LENGTH))
             for view in (*profile.views.positions, *profile.views.phrases)
         ],
-        typical=[replace(one, prompt=short(one.prompt), response=short(one.response)) for one in profile.typical],
-        distinguishing=[
-            replace(one, prompt=short(one.prompt), preferred=short(one.preferred), other=short(one.other))
-            for one in profile.distinguishing
-        ],
+        typical=cut(profile.typical, TEXT_LENGTH),
+        distinguishing=cut(profile.distinguishing, TEXT_LENGTH),
     )
-
-
-def _written(found: Description | None) -> Written | None:
-    return Written(found.name, found.sentence, found.evidence) if found and found.shown else None
 
 
 def card_lean(lean: Lean) -> CardLean:
@@ -596,17 +533,9 @@ def card_lean(lean: Lean) -> CardLean:
         return min(max((1 + side * value) / 2, 0.0), 1.0)
 
     return CardLean(
-        trait=lean.trait,
         claim=lean.claim,
-        relative=lean.relative,
         pairs=lean.pairs,
         share=share(lean.own),
         share_of_all=share(lean.ensemble),
         share_of_people=share(lean.people),
     )
-
-
-def _diversity(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> Diversity | None:
-    """Return how differently the members rank; None if no prompt has enough responses."""
-    candidates, rewards = held_out_candidates(held_out)
-    return measure_diversity(ensemble, rewards, held_out) if candidates else None

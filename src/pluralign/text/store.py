@@ -56,7 +56,7 @@ class FeaturesFile:
     precision: Precision = "float32"
     """Files of earlier versions have none; their vectors are in float32."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the job that wrote the features: see ``scale.run.Job``."""
+    """Settings of the job that wrote the features: see ``scale.jobs.Job``."""
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> dict[str, Any]:

@@ -3,17 +3,18 @@
 import logging
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pluralign.core.arrays import FloatArray, IntArray, Mask
 from pluralign.core.errors import DataError
-from pluralign.votes.options import LoadOptions, Repeats
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.options import LoadOptions
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance
 from pluralign.votes.prompts import Prompt, PromptLike
 
 LONGEST_INTEGER = 10_000
@@ -38,32 +39,41 @@ class BadRows:
     skip: bool = False
     can_skip: bool = True
     """Whether the command has the option --skip-bad."""
+    harmless: Collection[str] = ()
+    """Kinds that are known to occur and no user can fix: they are counted and never raise."""
     counts: dict[str, int] = field(default_factory=dict)
 
-    def report(self, row: int | None, error: RowError) -> None:
+    @contextmanager
+    def row(self, row: int) -> Iterator[None]:
+        """Report a ``RowError`` of the block with the number of its row."""
+        try:
+            yield
+        except RowError as error:
+            self.report(row, error)
+
+    def report(self, row: int, error: RowError) -> None:
         """Count the row if invalid rows are skipped, else raise a ``DataError`` with its number."""
-        if not self.skip:
+        if not self.skip and error.kind not in self.harmless:
             remedy = f"{error.remedy}, or drop such rows with --skip-bad" if self.can_skip else error.remedy
             raise DataError(error.problem, file=self.file, row=row, remedy=remedy)
-        self.counts[error.kind] = self.counts.get(error.kind, 0) + 1
+        self.count(error.kind)
 
-
-@dataclass(frozen=True, eq=False)
-class SingleVotes:
-    """The votes that were merged into pairs, one entry per vote that counts."""
-
-    pair: IntArray
-    """Row of each vote's pair in the ``PreferenceSet``, ``(n_votes,)``."""
-    annotator: list[Any]
-    """Annotator of each vote, as passed to ``Comparisons.add``; None if unknown, ``(n_votes,)``."""
-    chose_a: FloatArray
-    """1 for a vote for response a of the pair, 0 for b, 1/2 for a tie, ``(n_votes,)``."""
+    def count(self, kind: str, number: int = 1) -> None:
+        """Count dropped rows or votes of a kind."""
+        if number:
+            self.counts[kind] = self.counts.get(kind, 0) + number
 
 
 class Comparisons:
-    """Collects pairs, with texts stored once and counts in compact arrays. ``finish`` returns them as a set."""
+    """Collects pairs, with texts stored once and counts in compact arrays. ``finish`` returns them as a set.
 
-    def __init__(self) -> None:
+    Args:
+        bad: names the file, and handles pairs with too few votes. Its counts become part of ``dropped``.
+    """
+
+    def __init__(self, bad: BadRows) -> None:
+        self.bad = bad
+        self._dropped: dict[str, int] = {}
         self._prompts: dict[PromptLike, int] = {}
         self._responses: dict[str, int] = {}
         self._numbers = {name: array("q") for name in ("row", "prompt", "a", "b", "votes_a", "votes_b", "ties")}
@@ -77,14 +87,12 @@ class Comparisons:
         prompt: PromptLike,
         response_a: str,
         response_b: str,
-        votes_a: int,
-        votes_b: int,
-        ties: int = 0,
+        votes: tuple[int, int, int],
         *,
         annotator: Any = None,
         columns: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add the votes of one pair, or a single vote if ``finish`` merges."""
+        """Add the votes of one pair for a, for b and for a tie; one vote if ``finish`` merges."""
         if response_a == response_b:
             raise RowError("identical responses", "the two responses are the same text", "compare two different texts")
         check_text(response_a, "response_a")
@@ -92,7 +100,7 @@ class Comparisons:
         self._check_others(annotator, columns or {})
         a = self._responses.setdefault(response_a, len(self._responses))
         b = self._responses.setdefault(response_b, len(self._responses))
-        values = (row, self._intern_prompt(prompt), a, b, votes_a, votes_b, ties)
+        values = (row, self._intern_prompt(prompt), a, b, *votes)
         for numbers, value in zip(self._numbers.values(), values, strict=True):
             numbers.append(value)
         self._annotators.append(annotator)
@@ -171,83 +179,103 @@ class Comparisons:
             values.extend([value] * n)
 
     def finish(
-        self,
-        bad: BadRows,
-        options: LoadOptions,
-        *,
-        merge: bool = False,
-        min_votes: int = 2,
-        few_votes: Literal["bad", "drop"] = "bad",
+        self, options: LoadOptions, *, merge: bool = False, min_votes: int = 2, drop_few: bool = False
     ) -> PreferenceSet:
         """Return the pairs as a ``PreferenceSet``.
 
         Args:
-            bad: where pairs with too few votes are reported; its counts become part of ``dropped``.
             options: how to treat ties, repeated votes and small counts.
             merge: merge votes on the same two responses of a prompt, in either order.
             min_votes: minimum votes per pair, unless ``options`` has one.
-            few_votes: treat pairs with fewer votes as bad rows, or drop and count them.
+            drop_few: drop and count pairs with fewer votes. Otherwise they are bad rows.
         """
-        dropped: dict[str, int] = {}
-        merged = self._merged(options, dropped) if merge else _unmerged(self._arrays())
-        return self._counted(merged, dropped, bad, options, min_votes, few_votes)[0]
+        return self._counted(self._merged(options) if merge else self._unmerged(), options, min_votes, drop_few)[0]
 
     def finish_single(
-        self, bad: BadRows, options: LoadOptions, *, min_votes: int = 2
-    ) -> tuple[PreferenceSet, SingleVotes]:
-        """Return the merged pairs as ``finish`` does, and each single vote. Every row added must be one vote."""
-        dropped: dict[str, int] = {}
-        merged = self._merged(options, dropped)
-        preferences, kept = self._counted(merged, dropped, bad, options, min_votes, "bad")
+        self, options: LoadOptions, *, min_votes: int = 2
+    ) -> tuple[PreferenceSet, IntArray, list[Any], FloatArray]:
+        """Return the merged pairs, and for each single vote that counts its pair, its annotator and its value.
+
+        The value is 1 for response a of the pair, 0 for b and 1/2 for a tie. Every row added must be one vote.
+        """
+        merged = self._merged(options)
+        preferences, kept = self._counted(merged, options, min_votes, drop_few=False)
         numbers = self._arrays()
         tie = numbers["ties"] > 0
-        counts = merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop"))
+        votes = np.flatnonzero(merged.counts & kept[merged.pair] & ~(tie & (options.ties == "drop")))
         chose_a = np.where(tie, 0.5, np.where(merged.swapped, numbers["votes_b"], numbers["votes_a"]))
         position = np.cumsum(kept) - 1
-        votes = np.flatnonzero(counts)
         annotators = [self._annotators[vote] for vote in votes.tolist()]
-        return preferences, SingleVotes(position[merged.pair[votes]], annotators, chose_a[votes])
+        return preferences, position[merged.pair[votes]], annotators, chose_a[votes]
 
     def _arrays(self) -> dict[str, IntArray]:
         return {key: np.frombuffer(values, dtype=np.int64) for key, values in self._numbers.items()}
 
-    def _merged(self, options: LoadOptions, dropped: dict[str, int]) -> "_Merged":
+    def _unmerged(self) -> "_Merged":
+        rows = np.arange(len(self._annotators))
+        return _Merged(rows, self._arrays(), rows, np.zeros(len(rows), dtype=bool), np.ones(len(rows), dtype=bool))
+
+    def _merged(self, options: LoadOptions) -> "_Merged":
+        """Sum the votes of each (prompt, unordered pair) in the orientation of its first row."""
         numbers = self._arrays()
-        if not len(numbers["a"]):
-            return _unmerged(numbers)
-        return _merge(numbers, len(self._responses), self._annotators, options.repeats, dropped)
+        a, b = numbers["a"], numbers["b"]
+        texts = np.minimum(a, b) * len(self._responses) + np.maximum(a, b)
+        _, texts = np.unique(texts, return_inverse=True)
+        keys = numbers["prompt"] * (len(texts) + 1) + texts
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        counts = np.ones(len(a), dtype=bool)
+        if (repeated := self._repeated_votes(group)).any():
+            if options.repeats == "first":
+                self._dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
+                counts = ~repeated
+            else:
+                logger.warning(
+                    "%d votes repeat an annotator's vote on the same pair and are counted; "
+                    "--repeats first counts one of them",
+                    repeated.sum(),
+                )
+        order, pair = by_first_appearance(group)
+        rows = first[order]
+        swapped = a != a[rows][pair]
+        votes_a = np.where(swapped, numbers["votes_b"], numbers["votes_a"])
+        votes_b = np.where(swapped, numbers["votes_a"], numbers["votes_b"])
+        merged = {key: numbers[key][rows] for key in ("row", "prompt", "a", "b")}
+        for key, values in (("votes_a", votes_a), ("votes_b", votes_b), ("ties", numbers["ties"])):
+            merged[key] = np.bincount(pair, weights=values * counts, minlength=len(rows)).astype(np.int64)
+        return _Merged(rows, merged, pair.astype(np.int64), swapped, counts)
+
+    def _repeated_votes(self, group: IntArray) -> Mask:
+        repeated = np.zeros(len(group), dtype=bool)
+        seen: set[tuple[int, Any]] = set()
+        for position, annotator in enumerate(self._annotators):
+            if annotator is not None:
+                vote = (int(group[position]), annotator)
+                repeated[position] = vote in seen
+                seen.add(vote)
+        return repeated
 
     def _counted(
-        self,
-        merged: "_Merged",
-        dropped: dict[str, int],
-        bad: BadRows,
-        options: LoadOptions,
-        min_votes: int,
-        few_votes: Literal["bad", "drop"],
+        self, merged: "_Merged", options: LoadOptions, min_votes: int, drop_few: bool
     ) -> tuple[PreferenceSet, Mask]:
         """Return the pairs with enough votes, and which of the merged pairs they are."""
         least = max(1, min_votes if options.min_votes is None else options.min_votes)
-        numbers = merged.numbers
-        columns = {key: _as_array(values, len(self._annotators))[merged.rows] for key, values in self._columns.items()}
+        numbers, bad, dropped = merged.numbers, self.bad, self._dropped
         counted = numbers["votes_a"] + numbers["votes_b"] + (numbers["ties"] if options.ties == "half" else 0)
         few = counted < least
-        for pair in np.flatnonzero(few):
-            if few_votes == "drop":
-                kind = f"pairs with fewer than {least} votes" if least > 1 else "pairs without a vote"
-                dropped[kind] = dropped.get(kind, 0) + 1
-            else:
+        if drop_few and few.any():
+            kind = f"pairs with fewer than {least} votes" if least > 1 else "pairs without a vote"
+            dropped[kind] = int(few.sum())
+        elif not drop_few:
+            for pair in np.flatnonzero(few):
                 bad.report(int(numbers["row"][pair]), _too_few(int(counted[pair]), int(numbers["ties"][pair]), least))
         if options.ties == "drop" and (count := int(numbers["ties"][~few].sum())):
             dropped["tie votes"] = count
         if few.all():
-            raise DataError(
-                "no pair has enough votes" if len(few) else "there are no pairs in it",
-                file=bad.file,
-                remedy=f"check the input; dropped: {bad.counts or dropped}"
-                if bad.counts or dropped
-                else "give at least one row",
-            )
+            lost = bad.counts or dropped
+            remedy = f"check the input; dropped: {lost}" if lost else "give at least one row"
+            problem = "no pair has enough votes" if len(few) else "there are no pairs in it"
+            raise DataError(problem, file=bad.file, remedy=remedy)
+        columns = {key: _as_array(values, len(self._annotators))[merged.rows] for key, values in self._columns.items()}
         preferences = PreferenceSet.from_indices(
             self._prompts,
             self._responses,
@@ -288,53 +316,6 @@ class _Merged:
     """Whether a row names the two responses in the other order, ``(n_rows,)``."""
     counts: Mask
     """Whether a row is counted, ``(n_rows,)``: repeated votes may not be."""
-
-
-def _unmerged(numbers: dict[str, IntArray]) -> _Merged:
-    rows = np.arange(len(numbers["a"]))
-    return _Merged(rows, numbers, rows, np.zeros(len(rows), dtype=bool), np.ones(len(rows), dtype=bool))
-
-
-def _merge(
-    numbers: dict[str, IntArray], n_responses: int, annotators: list[Any], repeats: Repeats, dropped: dict[str, int]
-) -> _Merged:
-    """Sum the votes of each (prompt, unordered pair) in the orientation of its first row."""
-    a, b = numbers["a"], numbers["b"]
-    _, texts = np.unique(np.minimum(a, b) * n_responses + np.maximum(a, b), return_inverse=True)
-    _, first, group = np.unique(numbers["prompt"] * (texts.max() + 1) + texts, return_index=True, return_inverse=True)
-    repeated = _repeated_votes(group, annotators)
-    if repeated.any() and repeats == "first":
-        dropped["repeat votes of one annotator on one pair"] = int(repeated.sum())
-    elif repeated.any():
-        logger.warning(
-            "%d votes repeat an annotator's vote on the same pair and are counted; --repeats first counts one of them",
-            repeated.sum(),
-        )
-    counts = ~repeated if repeats == "first" else np.ones(len(a), dtype=bool)
-    swapped = a != a[first][group]
-    votes_a = np.where(swapped, numbers["votes_b"], numbers["votes_a"]) * counts
-    votes_b = np.where(swapped, numbers["votes_a"], numbers["votes_b"]) * counts
-    summed = {
-        key: np.bincount(group, weights=values).astype(np.int64)
-        for key, values in (("votes_a", votes_a), ("votes_b", votes_b), ("ties", numbers["ties"] * counts))
-    }
-    order = np.argsort(first)
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    keep = first[order]
-    merged = {key: numbers[key][keep] for key in ("row", "prompt", "a", "b")}
-    return _Merged(keep, merged | {key: values[order] for key, values in summed.items()}, place[group], swapped, counts)
-
-
-def _repeated_votes(group: IntArray, annotators: list[Any]) -> Mask:
-    repeated = np.zeros(len(group), dtype=bool)
-    seen: set[tuple[int, Any]] = set()
-    for position, annotator in enumerate(annotators):
-        if annotator is not None:
-            vote = (int(group[position]), annotator)
-            repeated[position] = vote in seen
-            seen.add(vote)
-    return repeated
 
 
 def _as_array(values: list[Any], n: int) -> npt.NDArray[Any]:

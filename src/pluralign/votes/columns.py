@@ -154,9 +154,9 @@ def _typed(value: Any, new_name: str | None) -> Any:
     """Return a value of a renamed column in the type of its new name: all columns that a CSV file names in its own way
     are text.
     """
-    return (
-        parse_cell(new_name, value) if new_name and isinstance(value, str) and new_name not in TEXT_COLUMNS else value
-    )
+    if new_name is None or new_name in TEXT_COLUMNS or not isinstance(value, str):
+        return value
+    return parse_cell(new_name, value)
 
 
 def _no_column(rename: Mapping[str, str], unseen: Collection[str], columns: Sequence[str], file: str) -> DataError:
@@ -185,7 +185,8 @@ class _VoteNames:
         sides = {side: rename[f"response_{side}"] for side in "ab" if f"response_{side}" in rename}
         self._side = {_normal(name): side for side, name in sides.items()}
         self._names = tuple(sides.values())
-        self._from_0 = "b" in sides and "a" in sides and _is_numbered_from_0(sides["a"], sides["b"])
+        words = (_normal(name).split("_") for name in self._names)
+        self._from_0 = len(sides) == 2 and ("0", "1") in zip(*words, strict=False)
 
     def read(self, vote: object, row: int, bad: BadRows) -> object:
         if isinstance(vote, str) and (side := self._side.get(_normal(vote))):
@@ -195,8 +196,3 @@ class _VoteNames:
             problem = f"vote is {shown(vote)} and the responses were called {names}, so its meaning is unclear"
             raise DataError(problem, file=bad.file, row=row, remedy=f"write a or b, or {' or '.join(self._names)}")
         return vote
-
-
-def _is_numbered_from_0(first: str, second: str) -> bool:
-    parts = zip(_normal(first).split("_"), _normal(second).split("_"), strict=False)
-    return ("0", "1") in parts

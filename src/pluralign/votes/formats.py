@@ -4,14 +4,13 @@ A format is recognised by its content. Rows are counted from 1, and every damage
 """
 
 import csv
+import gzip
 import io
 import itertools
 import json
 import os
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import IO, Any
 
 import pyarrow as pa
@@ -22,107 +21,58 @@ from pluralign.core.hub import hub_reason
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, RowError
-from pluralign.votes.options import LoadOptions
 from pluralign.votes.values import Record, parse_cell
 
-# --- Gzip streams: every byte before a damage is read, and data that expands too much is refused.
-
-
 CHUNK = 2**16
+LONGEST_LINE = 16 * 10**6
+"""Bytes. A longer line of a text file is an error: it holds no vote, and would fill the memory."""
+LARGEST_EXPANSION = 200
+"""Gzip data may expand to this multiple of its size; a decompression bomb expands about 1,000 times."""
 FREE_BYTES = 2**26
-"""The ratio of expansion counts only after this many bytes of text: short files of repeated rows are harmless."""
-_GZIP = zlib.MAX_WBITS | 16
-
-
-class GzipReader(io.RawIOBase):
-    """Decompresses a gzip stream of one or more members.
-
-    ``gzip.GzipFile`` drops up to a chunk of intact data before a damage. Here all intact data is returned, and then
-    ``EOFError`` is raised.
-    """
-
-    def __init__(self, compressed: IO[bytes], file: str, max_expansion: int) -> None:
-        self._compressed, self._file, self._max_expansion = compressed, file, max_expansion
-        self._decoder = zlib.decompressobj(_GZIP)
-        self._input = b""
-        self._output = memoryview(b"")
-        self._read = self._written = 0
-        self._damaged = self._ended = False
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with text, as far as there is some."""
-        while not self._output and not self._ended:
-            if self._damaged:
-                raise EOFError
-            self._output = memoryview(self._next(len(buffer)))
-            self._written += len(self._output)
-            if self._written > max(FREE_BYTES, self._max_expansion * self._read):
-                raise DataError(
-                    f"the gzip data expands to more than {self._max_expansion} times its size",
-                    file=self._file,
-                    remedy="use --max-expansion if you trust the file",
-                )
-        size = min(len(buffer), len(self._output))
-        buffer[:size] = self._output[:size]
-        self._output = self._output[size:]
-        return size
-
-    def _next(self, size: int) -> bytes:
-        """Return the next text, about ``size`` bytes of it; perhaps none yet."""
-        if not self._input:
-            self._input = self._compressed.read(CHUNK)
-            self._read += len(self._input)
-            if not self._input:
-                self._ended = self._decoder.eof
-                self._damaged = not self._ended
-                return b""
-        if self._decoder.eof:
-            self._input = self._input.lstrip(b"\0")  # members may be padded
-            if not self._input:
-                return b""
-            self._decoder = zlib.decompressobj(_GZIP)
-        before = self._decoder.copy()
-        try:
-            text = self._decoder.decompress(self._input, size)
-        except zlib.error:
-            self._damaged = True
-            return _intact(before, self._input)
-        self._input = self._decoder.unconsumed_tail or self._decoder.unused_data
-        return text
-
-
-def _intact(decoder: Any, data: bytes) -> bytes:
-    """Return the text of the bytes before the one that cannot be decompressed."""
-    text = []
-    for position in range(len(data)):
-        try:
-            text.append(decoder.decompress(data[position : position + 1]))
-        except zlib.error:
-            break
-    return b"".join(text)
-
-
-DEFAULTS = LoadOptions()
+"""The expansion counts only after this many bytes of text: short files of repeated rows are harmless."""
 PARQUET_BATCH = 4_096
 """Rows that are read at once."""
 PROGRESS_EVERY = 5_000
 """Lines between two progress reports."""
-_CSV_LOCK = threading.Lock()
-_csv_readers = 0
-_csv_limit_before = 0
+
+
+class _Counted:
+    """A stream that counts the bytes that are read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream, self.count = stream, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self.count += len(data)
+        return data
+
+
+class _Gunzipped(io.RawIOBase):
+    """The text of a gzip stream. Damaged or truncated data is an ``EOFError``, and too much text a ``DataError``."""
+
+    def __init__(self, compressed: IO[bytes], file: str) -> None:
+        self._compressed, self._file, self._n_text = _Counted(compressed), file, 0
+        self._text = gzip.GzipFile(fileobj=self._compressed)  # type: ignore[call-overload]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            text = self._text.read1(len(buffer))
+        except (zlib.error, gzip.BadGzipFile):
+            raise EOFError from None
+        self._n_text += len(text)
+        if self._n_text > max(FREE_BYTES, LARGEST_EXPANSION * self._compressed.count):
+            problem = f"the gzip data expands to more than {LARGEST_EXPANSION} times its size"
+            raise DataError(problem, file=self._file, remedy="decompress the file first if you trust it")
+        buffer[: len(text)] = text
+        return len(text)
 
 
 def read_records(
-    stream: Any,
-    bad: BadRows,
-    progress: Progress | None = None,
-    *,
-    only_json: bool = False,
-    options: LoadOptions = DEFAULTS,
+    stream: Any, bad: BadRows, progress: Progress | None = None, *, only_json: bool = False
 ) -> Iterator[tuple[int, Record]]:
     """Yield the records of a JSON Lines, CSV or Parquet stream with their row numbers.
 
@@ -131,12 +81,11 @@ def read_records(
         bad: where damaged rows are reported.
         progress: called with the bytes or rows read and the total.
         only_json: read any text as JSON Lines.
-        options: the longest line and the largest expansion.
     """
     buffered = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     report = _byte_progress(buffered, progress)
     if buffered.peek(2)[:2] == b"\x1f\x8b":
-        buffered = io.BufferedReader(GzipReader(buffered, bad.file, options.max_expansion), CHUNK)
+        buffered = io.BufferedReader(_Gunzipped(buffered, bad.file), CHUNK)
     try:
         start = buffered.peek(4096)
     except EOFError:
@@ -145,14 +94,13 @@ def read_records(
         yield from _parquet_records(buffered, bad, progress)
         return
     start = start.removeprefix(b"\xef\xbb\xbf").lstrip()
-    lines = _lines(buffered, bad, report, options.max_line_mb * 10**6)
+    lines = _lines(buffered, bad, report)
     if start[:1] == b"[":
         raise DataError("the file is one JSON list", file=bad.file, remedy="write one object per line (JSON Lines)")
     if only_json or start[:1] == b"{" or bad.file.removesuffix(".gz").endswith((".jsonl", ".json", ".ndjson")):
         yield from _json_records(lines, bad)
     else:
-        with _long_csv_fields(options.max_line_mb * 10**6):
-            yield from _csv_records(lines, bad)
+        yield from _csv_records(lines, bad)
 
 
 def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]:
@@ -165,18 +113,18 @@ def _byte_progress(stream: Any, progress: Progress | None) -> Callable[[], None]
     return lambda: progress(stream.tell() if total else 0, total)
 
 
-def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None], longest: int) -> Iterator[tuple[int, bytes]]:
+def _lines(stream: IO[bytes], bad: BadRows, report: Callable[[], None]) -> Iterator[tuple[int, bytes]]:
     row = 0
     try:
-        while line := stream.readline(longest + 1):
+        while line := stream.readline(LONGEST_LINE + 1):
             row += 1
             if row % PROGRESS_EVERY == 0:
                 report()
-            if len(line) <= longest:
+            if len(line) <= LONGEST_LINE:
                 yield row, line
                 continue
-            problem, remedy = f"the line is longer than {longest // 10**6} MB", "raise the limit with --max-line-mb"
-            bad.report(row, RowError("long line", problem, remedy))
+            problem = f"the line is longer than {LONGEST_LINE // 10**6} MB"
+            bad.report(row, RowError("long line", problem, "write one pair of responses per line"))
             while line and not line.endswith(b"\n"):
                 line = stream.readline(CHUNK)
     except EOFError:
@@ -196,7 +144,7 @@ def _decode(line: bytes) -> str:
 
 def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[tuple[int, Record]]:
     for row, line in lines:
-        try:
+        with bad.row(row):
             text = _decode(line)
             if not text.strip():
                 continue
@@ -206,12 +154,9 @@ def _json_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[
                 remedy = "write one JSON object per line"
                 raise RowError("not JSON", f"the line is not JSON ({_reason(error)})", remedy) from None
             if not isinstance(record, dict):
-                raise RowError(
-                    "not an object", f"the line holds a {type(record).__name__}", "write one object per line"
-                )
+                problem = f"the line holds a {type(record).__name__}"
+                raise RowError("not an object", problem, "write one object per line")
             yield row, record
-        except RowError as error:
-            bad.report(row, error)
 
 
 def _reason(error: Exception) -> str:
@@ -224,19 +169,19 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
     # Bytes that are not UTF-8 become surrogates, so that the lines of a quoted field stay together.
     texts = (line.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff") for _, line in lines)
     first = next(texts, "")
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # of the whole process; the default is 128 kB
     delimiter = max(",\t;", key=first.count)
     reader = csv.reader(itertools.chain([first], texts), strict=True, delimiter=delimiter)
     header: list[str] = []
     for row in itertools.count():
-        try:
+        with bad.row(row):
             try:
                 cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                raise RowError(
-                    "not CSV", f"the row is not CSV ({error})", 'close every quote and double quotes inside: ""'
-                ) from None
+                remedy = 'close every quote and double quotes inside: ""'
+                raise RowError("not CSV", f"the row is not CSV ({error})", remedy) from None
             if not header:
                 header = [name.strip() for name in cells]
                 if len(set(header)) != len(header):
@@ -252,29 +197,6 @@ def _csv_records(lines: Iterable[tuple[int, bytes]], bad: BadRows) -> Iterator[t
             except UnicodeEncodeError:
                 raise RowError("broken UTF-8", "the row is not valid UTF-8", "save the file as UTF-8") from None
             yield row, {name: parse_cell(name, cell) for name, cell in zip(header, cells, strict=True)}
-        except RowError as error:
-            bad.report(row, error)
-
-
-@contextmanager
-def _long_csv_fields(longest: int) -> Iterator[None]:
-    """Raise the field limit of the csv module until the last file that is being read is closed.
-
-    The limit is global, and 128 kB by default, which long responses exceed.
-    """
-    global _csv_readers, _csv_limit_before
-    with _CSV_LOCK:
-        if not _csv_readers:
-            _csv_limit_before = csv.field_size_limit()
-        csv.field_size_limit(max(csv.field_size_limit(), longest))
-        _csv_readers += 1
-    try:
-        yield
-    finally:
-        with _CSV_LOCK:
-            _csv_readers -= 1
-            if not _csv_readers:
-                csv.field_size_limit(_csv_limit_before)
 
 
 def _parquet_records(stream: Any, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
@@ -303,15 +225,11 @@ def _batch_records(batch: pa.RecordBatch, before: int, bad: BadRows) -> Iterator
     try:
         records = batch.to_pylist()
     except (ValueError, OverflowError):  # invalid UTF-8 is a ValueError
-        records = None
-    if records is not None:
+        for position in range(len(batch)):
+            with bad.row(before + position + 1):
+                yield before + position + 1, _row_of(batch, position)
+    else:
         yield from enumerate(records, before + 1)
-        return
-    for position in range(len(batch)):
-        try:
-            yield before + position + 1, _row_of(batch, position)
-        except RowError as error:
-            bad.report(before + position + 1, error)
 
 
 def _row_of(batch: pa.RecordBatch, position: int) -> Record:

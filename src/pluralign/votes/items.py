@@ -1,19 +1,17 @@
 """Texts to score: single responses and pairs, in the forms that people give them in Python."""
 
-import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from pluralign.core.arrays import IndexArray
-from pluralign.core.errors import DataError, UsageError
+from pluralign.core.errors import UsageError
 from pluralign.votes.builder import RowError, check_prompt, check_text
-from pluralign.votes.layouts import read_comparisons
-from pluralign.votes.load import DataFrameLike, VotesLike, is_named_set, is_table, load_preferences, open_records
+from pluralign.votes.layouts import peeked, read_comparisons
+from pluralign.votes.load import DataFrameLike, VotesLike, is_table, kind_of, load_preferences, open_records
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.preferences import PreferenceSet, distinct, texts_of
 from pluralign.votes.prompts import Item, Message, PromptLike
-from pluralign.votes.storage import distinct
 from pluralign.votes.values import Record, read_messages, read_prompt, read_response, shown
 
 ItemsLike: TypeAlias = Iterable[Item | Mapping[str, Any] | Sequence[Any]] | DataFrameLike
@@ -98,22 +96,17 @@ def pair_texts(pairs: VotesLike) -> PairTexts:
         items = held.items()
         return PairTexts(texts_of(held), items.a, items.b)
     options = LoadOptions(min_votes=1)
-    if is_named_set(pairs):
+    if kind_of(pairs) != "records":
         return pair_texts(load_preferences(pairs, options))  # type: ignore[arg-type]
     records, bad = open_records(pairs, options)  # type: ignore[arg-type]
-    first = next(records, None)
-    if first is None:
-        raise DataError("there are no pairs", file=bad.file, remedy="give at least one row")
-    records = itertools.chain([first], records)
-    if not {"response_a", "response_b"} <= first[1].keys() or "prompt" not in first[1]:
+    first, records = peeked(records, bad)
+    if not {"prompt", "response_a", "response_b"} <= first.keys():
         return pair_texts(read_comparisons(records, bad, options))
     sides: list[Item] = []
+    bad.can_skip = False
     for row, record in records:
-        try:
+        with bad.row(row):
             sides += _read_pair(record)
-        except RowError as error:
-            bad.can_skip = False
-            bad.report(row, error)
     texts, index = distinct(sides)
     return PairTexts(texts, index[0::2], index[1::2])
 

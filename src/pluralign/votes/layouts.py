@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from pluralign.core.errors import DataError
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.columns import guess_columns, rename_options
 from pluralign.votes.options import LoadOptions
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import RESERVED_COLUMNS, PreferenceSet
 from pluralign.votes.prompts import PromptLike
-from pluralign.votes.storage import RESERVED_COLUMNS
 from pluralign.votes.values import (
     RATING_COLUMN,
     Record,
@@ -80,11 +79,8 @@ class VoteReader:
                 self._refuse(row, "vote is 0 in one row and 2 in another, so the number of response_a is unclear")
             self._second = number
             return B
-        raise RowError(
-            "unknown vote",
-            f"vote is {shown(value)}",
-            "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)",
-        )
+        remedy = "write a, b or tie (or 1, 0, 0.5: does the voter prefer response_a?)"
+        raise RowError("unknown vote", f"vote is {shown(value)}", remedy)
 
     def _refuse(self, row: int, problem: str) -> None:
         raise DataError(problem, file=self._bad.file, row=row, remedy="write a, b or tie")
@@ -103,57 +99,51 @@ logger = logging.getLogger("pluralign")
 # --- the layouts ------------------------------------------------------------------------------------------------------
 
 
-def _read_wide(record: Record) -> tuple[int, int]:
-    return read_count(record, "votes_a"), read_count(record, "votes_b")
-
-
 def _read_share(record: Record) -> tuple[int, int]:
     n, share = read_count(record, "n"), read_number(record.get("prob_a"), "prob_a")
     if math.isnan(share):
         raise missing("prob_a")
     if not 0 <= share <= 1:
-        raise RowError(
-            "share outside 0 to 1", f"prob_a is {share:g}, not between 0 and 1", "give a share, not a percent"
-        )
+        problem = f"prob_a is {share:g}, not between 0 and 1"
+        raise RowError("share outside 0 to 1", problem, "give a share, not a percent")
     votes_a = round(share * n)
     if n and abs(votes_a / n - share) > SHARE_TOLERANCE:
-        raise RowError(
-            "fractional count",
-            f"prob_a {share:g} of n {n} is {share * n:g} people, not a whole number",
-            "give the shares with more decimals or the counts themselves",
-        )
+        problem = f"prob_a {share:g} of n {n} is {share * n:g} people, not a whole number"
+        raise RowError("fractional count", problem, "give the shares with more decimals or the counts themselves")
     return votes_a, n - votes_a
 
 
 def _wide(record: Record, row: int, into: Comparisons) -> None:
-    votes = _read_wide(record) if "votes_a" in record or "votes_b" in record else _read_share(record)
+    if "votes_a" in record or "votes_b" in record:
+        votes = read_count(record, "votes_a"), read_count(record, "votes_b")
+    else:
+        votes = _read_share(record)
     ties = read_count(record, "ties") if record.get("ties") is not None else 0
     _add_pair(record, row, into, (*votes, ties))
 
 
-def _read_long(records: Records, into: Comparisons, bad: BadRows) -> None:
-    votes = VoteReader(bad)
+def _read_long(records: Records, into: Comparisons) -> None:
+    votes = VoteReader(into.bad)
 
     def read_row(record: Record, row: int, into: Comparisons) -> None:
         _add_pair(record, row, into, votes.read(record, row), annotator=_voter(record))
 
-    _each(read_row)(records, into, bad)
+    each(read_row)(records, into)
 
 
 def _add_pair(record: Record, row: int, into: Comparisons, votes: tuple[int, int, int], annotator: Any = None) -> None:
     prompt = read_prompt(record.get("prompt"))
     a = read_response(record.get("response_a"), "response_a")
     b = read_response(record.get("response_b"), "response_b")
-    into.add(row, prompt, a, b, *votes, annotator=annotator, columns=_others(record))
+    into.add(row, prompt, a, b, votes, annotator=annotator, columns=_others(record))
 
 
 def _chosen(record: Record, row: int, into: Comparisons) -> None:
     chosen, rejected, prompt = record.get("chosen"), record.get("rejected"), record.get("prompt")
     if not isinstance(chosen, str) and not isinstance(rejected, str) and chosen is not None and rejected is not None:
         turns = read_messages(chosen, "chosen"), read_messages(rejected, "rejected")
-        shared = next(
-            (i for i, pair in enumerate(zip(*turns, strict=False)) if pair[0] != pair[1]), min(map(len, turns))
-        )
+        differ = (i for i, (one, other) in enumerate(zip(*turns, strict=False)) if one != other)
+        shared = next(differ, min(map(len, turns)))
         if prompt is None:
             prompt = [turn._asdict() for turn in turns[0][:shared]]
         chosen, rejected = ([turn._asdict() for turn in side[shared:]] for side in turns)
@@ -161,8 +151,8 @@ def _chosen(record: Record, row: int, into: Comparisons) -> None:
     # If the chosen text were always response a, the position would reveal the winner. A hash of the texts decides.
     swap = _text_hash(texts[0]) > _text_hash(texts[1])
     first, second = texts[::-1] if swap else texts
-    votes, others = (int(not swap), int(swap)), _others(record, ("chosen", "rejected"))
-    into.add(row, read_prompt(prompt), first, second, *votes, annotator=_voter(record), columns=others)
+    votes, others = (int(not swap), int(swap), 0), _others(record, ("chosen", "rejected"))
+    into.add(row, read_prompt(prompt), first, second, votes, annotator=_voter(record), columns=others)
 
 
 def _text_hash(text: str) -> bytes:
@@ -178,11 +168,9 @@ def _rankings(record: Record, row: int, into: Comparisons) -> None:
     for rater, ranking in enumerate(rankings):
         order = [place.get(str(key)) for key in read_list(ranking, "ranking")]
         if None in order or sorted(order) != list(range(len(named))):  # type: ignore[type-var]
-            raise RowError(
-                "incomplete ranking",
-                f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once",
-                "list the key of every response (or its index, from 0), best first",
-            )
+            problem = f"ranking {rater + 1} is {shown(ranking)}, but must name each of the {len(named)} responses once"
+            remedy = "list the key of every response (or its index, from 0), best first"
+            raise RowError("incomplete ranking", problem, remedy)
         scores[np.array(order, dtype=np.int64), rater] = -np.arange(len(order))
     answers = [read_response(text, "responses") for text in named.values()]
     annotator = _voter(record) if "ranking" in record else None
@@ -194,11 +182,9 @@ def _score_lists(record: Record, row: int, into: Comparisons) -> None:
     answers = [read_response(text, "responses") for text in read_list(record.get("responses"), "responses")]
     given = [read_list(of_response, "scores") for of_response in read_list(record.get("scores"), "scores")]
     if len(given) != len(answers) or len({len(of_response) for of_response in given}) > 1:
-        raise RowError(
-            "uneven scores",
-            f"there are {len(answers)} responses and lists of {[len(of_response) for of_response in given]} scores",
-            "give one list per response with one entry per rater (null for no score)",
-        )
+        problem = f"there are {len(answers)} responses and lists of {[len(scores) for scores in given]} scores"
+        remedy = "give one list per response with one entry per rater (null for no score)"
+        raise RowError("uneven scores", problem, remedy)
     scores = np.array([[read_number(value, "scores") for value in of_response] for of_response in given])
     scores = scores.reshape(len(answers), len(given[0]) if given else 0)
     into.add_all_pairs(row, read_prompt(record.get("prompt")), answers, scores, columns=_others(record))
@@ -238,7 +224,7 @@ class _ScoredResponse:
     record: Record
 
 
-def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows) -> None:
+def _read_one_response_per_row(records: Records, into: Comparisons) -> None:
     """Group rows by prompt; each row is one response with its raters' scores.
 
     Raters are matched by the names of their columns, or by their position in lists of the same length. A rater votes on
@@ -246,7 +232,7 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
     """
     rows: dict[PromptLike, list[_ScoredResponse]] = {}
     for row, record in records:
-        try:
+        with into.bad.row(row):
             prompt, answer = read_prompt(record.get("prompt")), read_response(record.get("response"), "response")
             if "scores" in record:
                 values = read_list(record["scores"], "scores")
@@ -254,26 +240,20 @@ def _read_one_response_per_row(records: Records, into: Comparisons, bad: BadRows
             else:
                 scores = {name: read_number(value, name) for name, value in record.items() if _is_score(name)}
             rows.setdefault(prompt, []).append(_ScoredResponse(row, answer, scores, record))
-        except RowError as error:
-            bad.report(row, error)
     for prompt, group in rows.items():
         first = group[0]
-        try:
+        with into.bad.row(first.row):
             if len(group) < 2:
                 raise RowError("a single response", "the prompt has only one response", "give at least two responses")
             lengths = [len(response.scores) for response in group if "scores" in response.record]
             if len(set(lengths)) > 1:
-                raise RowError(
-                    "uneven scores",
-                    f"the responses to one prompt have {lengths} scores",
-                    "give one entry per rater for each response, in the same order (null for no score)",
-                )
+                problem = f"the responses to one prompt have {lengths} scores"
+                remedy = "give one entry per rater for each response, in the same order (null for no score)"
+                raise RowError("uneven scores", problem, remedy)
             raters = list(dict.fromkeys(rater for response in group for rater in response.scores))
             scores_of = np.array([[response.scores.get(rater, math.nan) for rater in raters] for response in group])
             others = {name: value for name, value in _others(first.record).items() if not _is_score(name)}
             into.add_all_pairs(first.row, prompt, [response.answer for response in group], scores_of, columns=others)
-        except RowError as error:
-            bad.report(first.row, error)
 
 
 _VOTER = ("annotator", "rater")  # who cast a vote: finds repeated votes, and is not stored
@@ -290,6 +270,10 @@ def _others(record: Record, also: Collection[str] = ()) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name and name not in _CONSUMED and name not in also}
 
 
+Reader: TypeAlias = Callable[[Records, Comparisons], None]
+"""Reads all records of a layout."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A layout of records: how it is recognised and read."""
@@ -298,20 +282,20 @@ class Layout:
     needs: str
     """Its columns, for messages and documentation."""
     matches: Callable[[Collection[str]], bool]
-    read: Callable[[Records, Comparisons, BadRows], None]
+    read: Reader
     merge: bool = False
     """Whether rows are single votes, to be merged by pair."""
     min_votes: int = 2
     """Default minimum of votes per pair."""
 
 
-def _each(read_row: Callable[[Record, int, Comparisons], None]) -> Callable[[Records, Comparisons, BadRows], None]:
-    def read(records: Records, into: Comparisons, bad: BadRows) -> None:
+def each(read_row: Callable[[Record, int, Comparisons], None]) -> Reader:
+    """Return a reader of records that are read one by one."""
+
+    def read(records: Records, into: Comparisons) -> None:
         for row, record in records:
-            try:
+            with into.bad.row(row):
                 read_row(record, row, into)
-            except RowError as error:
-                bad.report(row, error)
 
     return read
 
@@ -326,14 +310,14 @@ def _has_score_columns(columns: Collection[str]) -> bool:
 
 _PAIR = "prompt, response_a, response_b"
 LAYOUTS = (
-    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), _each(_chosen), merge=True, min_votes=1),
-    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), _each(_wide)),
-    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), _each(_wide)),
+    Layout("trl", "prompt, chosen, rejected", _has("chosen", "rejected"), each(_chosen), merge=True, min_votes=1),
+    Layout("wide", f"{_PAIR}, votes_a, votes_b", _has("response_a", "response_b", "votes_a", "votes_b"), each(_wide)),
+    Layout("share", f"{_PAIR}, prob_a, n", _has("response_a", "response_b", "prob_a", "n"), each(_wide)),
     Layout("long", f"{_PAIR}, vote [, annotator]", _has("response_a", "response_b", "vote"), _read_long, merge=True),
-    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), _each(_rankings)),
-    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), _each(_rankings), merge=True),
-    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), _each(_score_lists)),
-    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, _each(_score_columns)),
+    Layout("rankings", "prompt, responses, rankings", _has("responses", "rankings"), each(_rankings)),
+    Layout("ranking", "prompt, responses, ranking", _has("responses", "ranking"), each(_rankings), merge=True),
+    Layout("score lists", "prompt, responses, scores", _has("responses", "scores"), each(_score_lists)),
+    Layout("score columns", "prompt, response_1, …, response_1_RATER, …", _has_score_columns, each(_score_columns)),
     Layout(
         "one response per row",
         "prompt, response, scores (or score_RATER …)",
@@ -381,23 +365,28 @@ def find_layout(columns: Collection[str], file: str) -> Layout:
     )
 
 
-def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
-    """Return the layout, which the columns of the first record decide, and all records."""
+def peeked(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Record, Iterator[tuple[int, Record]]]:
+    """Return the first record, whose columns decide how records are read, and all records."""
     first = next(records, None)
     if first is None:
         raise DataError("the file has no rows", file=bad.file, remedy="give at least one row")
-    columns = list(first[1])
-    layout = find_layout(columns, bad.file)
-    in_chat = not isinstance(first[1].get("chosen", ""), str)
-    if "prompt" not in columns and not in_chat and (guess := guess_columns(["prompt"], columns)):
+    return first[1], itertools.chain([first], records)
+
+
+def recognise(records: Iterator[tuple[int, Record]], bad: BadRows) -> tuple[Layout, Iterator[tuple[int, Record]]]:
+    """Return the layout of the first record, and all records."""
+    first, records = peeked(records, bad)
+    layout = find_layout(first, bad.file)
+    in_chat = not isinstance(first.get("chosen", ""), str)
+    if "prompt" not in first and not in_chat and (guess := guess_columns(["prompt"], first)):
         raise DataError("there is no column prompt", file=bad.file, row=1, remedy=f"use {rename_options(guess)}")
     logger.debug("%s has the layout %r", bad.file, layout.name)
-    return layout, itertools.chain([first], records)
+    return layout, records
 
 
 def read_comparisons(records: Iterator[tuple[int, Record]], bad: BadRows, options: LoadOptions) -> PreferenceSet:
     """Return the votes of all records."""
     layout, records = recognise(records, bad)
-    comparisons = Comparisons()
-    layout.read(records, comparisons, bad)
-    return comparisons.finish(bad, options, merge=layout.merge, min_votes=layout.min_votes)
+    comparisons = Comparisons(bad)
+    layout.read(records, comparisons)
+    return comparisons.finish(options, merge=layout.merge, min_votes=layout.min_votes)

@@ -6,7 +6,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeAlias
@@ -21,8 +21,7 @@ from pluralign.votes.formats import dataset_records, hub_records, read_records
 from pluralign.votes.layouts import is_layout, read_comparisons
 from pluralign.votes.options import Loaded, LoadOptions
 from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.storage import is_saved_set
+from pluralign.votes.preferences import PreferenceSet, is_saved_set
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
 from pluralign.votes.values import SHOWN_LENGTH, Record, shown
 
@@ -47,11 +46,11 @@ class HasPreferences(Protocol):
         """The votes."""
 
 
-Source: TypeAlias = (
+VoteSource: TypeAlias = (
     str | os.PathLike[str] | IO[bytes] | Iterable[Record] | Mapping[str, Iterable[Record]] | DataFrameLike
 )
 """A source of ``load_preferences``. The mapping is a ``datasets.DatasetDict``."""
-VotesLike: TypeAlias = PreferenceSet | HasPreferences | Source
+VotesLike: TypeAlias = PreferenceSet | HasPreferences | VoteSource
 """Votes as Python functions take them: ``as_preferences`` turns them into a ``PreferenceSet``."""
 
 
@@ -77,7 +76,7 @@ def as_preferences(votes: VotesLike, options: LoadOptions | None = None) -> Pref
 
 @show_options(LoadOptions)
 def load_preferences(
-    source: Source, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
+    source: VoteSource, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
 ) -> PreferenceSet:
     """Load votes from any supported source.
 
@@ -99,22 +98,31 @@ def load_preferences(
     return votes.without_official_split() if options.split == "prompts" else votes
 
 
-def _load(source: Source, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
-    loaded = None
-    if isinstance(source, str | os.PathLike):
-        loaded = Loaded(str(source), options.changed())
+def _load(source: VoteSource, options: LoadOptions, progress: Progress | None) -> PreferenceSet:
+    kind = kind_of(source)
+    if kind == "demo":
+        return load_town_hall(source).preferences
+    if kind == "known":
         name, _, rest = str(source).partition(":")
-        if (known := KNOWN_SETS.get(name)) and not exists(source):
-            return replace(known(rest, options, progress), loaded=loaded)
-        if is_town_hall(source):
-            return load_town_hall(source).preferences
-        if exists(source) and Path(source).is_file() and is_saved_set(source):
-            return replace(_load_saved(source, options), loaded=loaded)
-    records, bad = open_records(source, options, progress)
-    return replace(read_comparisons(records, bad, options), loaded=loaded)
+        votes = KNOWN_SETS[name](rest, options, progress)
+    elif kind == "saved":
+        votes = _load_saved(str(source), options)
+    else:
+        votes = read_comparisons(*open_records(source, options, progress), options)
+    return replace(votes, loaded=Loaded.of(source, options))
 
 
-def _load_saved(path: str | os.PathLike[str], options: LoadOptions) -> PreferenceSet:
+def kind_of(source: object) -> Literal["demo", "known", "saved", "records"]:
+    """Return what a source is: the town hall (``demo``), a known set, a file of ``PreferenceSet.save``, or records."""
+    if not isinstance(source, str | os.PathLike):
+        return "records"
+    if exists(source):
+        return "saved" if Path(source).is_file() and is_saved_set(source) else "records"
+    name = str(source).partition(":")[0]
+    return "demo" if name == "demo" else "known" if name in KNOWN_SETS else "records"
+
+
+def _load_saved(path: str, options: LoadOptions) -> PreferenceSet:
     """Return a set that was saved, with its own tie rule unless the options have another one than the default."""
     if options.rename:
         raise UsageError(f"--rename does not apply to {path}: its columns are known.")
@@ -124,7 +132,7 @@ def _load_saved(path: str | os.PathLike[str], options: LoadOptions) -> Preferenc
     if enough.all():
         return saved
     if not enough.any():
-        raise DataError("no pair has enough votes", file=str(path), remedy="use a smaller --min-votes")
+        raise DataError("no pair has enough votes", file=path, remedy="use a smaller --min-votes")
     kind = f"pairs with fewer than {options.min_votes} votes"
     return replace(saved[enough], dropped={**saved.dropped, kind: int((~enough).sum())})
 
@@ -137,21 +145,6 @@ def is_table(source: object) -> Literal["pandas", "datasets"] | None:
     return "pandas" if package == "pandas" and hasattr(source, "columns") else None
 
 
-def is_named_set(source: object) -> bool:
-    """Return whether a source is a known set, or a file of ``PreferenceSet.save``: votes whatever their columns are."""
-    if not isinstance(source, str | os.PathLike):
-        return False
-    if exists(source):
-        return Path(source).is_file() and is_saved_set(source)
-    return is_town_hall(source) or str(source).partition(":")[0] in KNOWN_SETS
-
-
-def is_town_hall(source: Source) -> bool:
-    """Return whether a source is ``demo`` or ``demo:PAIRS``, and no file."""
-    is_name = isinstance(source, str | os.PathLike) and str(source).partition(":")[0] == "demo"
-    return is_name and not exists(str(source))
-
-
 def exists(path: str | os.PathLike[str]) -> bool:
     """Return whether there is a file or folder of this name."""
     try:
@@ -160,7 +153,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def load_town_hall(source: Source) -> TownHall:
+def load_town_hall(source: VoteSource) -> TownHall:
     """Return the town hall that ``demo`` or ``demo:PAIRS`` names."""
     size = str(source).partition(":")[2]
     if size and not re.fullmatch("[0-9]{1,9}", size):
@@ -169,39 +162,38 @@ def load_town_hall(source: Source) -> TownHall:
 
 
 def open_records(
-    source: Source, options: LoadOptions, progress: Progress | None = None
+    source: VoteSource, options: LoadOptions, progress: Progress | None = None
 ) -> tuple[Iterator[tuple[int, Record]], BadRows]:
     """Return the numbered records of a source, with columns renamed, and where its invalid rows are reported."""
-    records, name = _numbered(source, options, progress)
-    bad = BadRows(name, skip=options.skip_bad)
-    found = records(bad)
-    return (rename_columns(found, options.rename, bad, is_layout) if options.rename else found), bad
+    bad = BadRows("the records", skip=options.skip_bad)
+    records = _records(source, bad, progress)
+    return (rename_columns(records, options.rename, bad, is_layout) if options.rename else records), bad
 
 
-def _numbered(
-    source: Source, options: LoadOptions, progress: Progress | None
-) -> tuple[Callable[[BadRows], Iterator[tuple[int, Record]]], str]:
-    """Return a function that yields the numbered records, and the name of the source."""
+def _records(source: VoteSource, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
+    """Return the numbered records, and put the name of the source into ``bad``."""
     if isinstance(source, str | os.PathLike):
-        if str(source).startswith("hf:") and str(source) != "hf:":
-            return lambda _: hub_records(str(source)[3:], progress), str(source)
-        if str(source) == "-":
-            return lambda bad: read_records(sys.stdin.buffer, bad, progress, options=options), "standard input"
+        bad.file = str(source)
+        if bad.file.startswith("hf:") and bad.file != "hf:":
+            return hub_records(bad.file[3:], progress)
+        if bad.file == "-":
+            bad.file = "standard input"
+            return read_records(sys.stdin.buffer, bad, progress)
         path = _existing_file(source)
-        return lambda bad: _file_records(path, bad, progress, options), str(path)
+        bad.file = str(path)
+        return _file_records(path, bad, progress)
     if hasattr(source, "read"):
-        name = str(getattr(source, "name", "a stream"))
-        return lambda bad: read_records(source, bad, progress, options=options), name
-    if is_table(source) == "datasets":
-        return lambda _: dataset_records(source, progress), "the dataset"
-    if is_table(source) == "pandas":
-        return lambda bad: _frame_records(source, bad), "the DataFrame"
+        bad.file = str(getattr(source, "name", "a stream"))
+        return read_records(source, bad, progress)
+    if table := is_table(source):
+        bad.file = "the dataset" if table == "datasets" else "the DataFrame"
+        return dataset_records(source, progress) if table == "datasets" else _frame_records(source, bad)
     if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
         raise UsageError(
             "votes must be a PreferenceSet, a path, a pandas DataFrame, a datasets object or a list of dicts, "
             f"not a {type(source).__name__}."
         )
-    return lambda bad: _dict_records(source, bad), "the records"
+    return _dict_records(source, bad)
 
 
 def _frame_records(frame: Any, bad: BadRows) -> Iterator[tuple[int, Record]]:
@@ -246,8 +238,6 @@ def _existing_file(source: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _file_records(
-    path: Path, bad: BadRows, progress: Progress | None, options: LoadOptions
-) -> Iterator[tuple[int, Record]]:
+def _file_records(path: Path, bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     with path.open("rb") as stream:
-        yield from read_records(stream, bad, progress, options=options)
+        yield from read_records(stream, bad, progress)

@@ -1,11 +1,12 @@
 """Options for reading votes, shared by all commands that take DATA."""
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError
-from pluralign.core.options import check_choices
+from pluralign.core.options import changed_options, check_choices
 
 TieRule: TypeAlias = Literal["drop", "half", "fixed"]
 Repeats: TypeAlias = Literal["count", "first"]
@@ -43,10 +44,6 @@ class LoadOptions:
         default_factory=dict,
         metadata={"help": "Read a column of another name: --rename prompt=question. Repeatable."},
     )
-    max_line_mb: int = field(default=16, metadata={"help": "Maximum length of a line of a text file, in MB."})
-    max_expansion: int = field(
-        default=200, metadata={"help": "Maximum size of gzip data after decompression, as a multiple of its size."}
-    )
 
     def __post_init__(self) -> None:
         check_choices(self, {"ties": TieRule, "repeats": Repeats, "split": SplitRule})
@@ -55,18 +52,6 @@ class LoadOptions:
         theirs = list(self.rename.values())
         if twice := [name for name in theirs if theirs.count(name) > 1]:
             raise UsageError(f"--rename must not give the column {twice[0]!r} two names.")
-        for name in ("max_line_mb", "max_expansion"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
-
-    def changed(self) -> dict[str, Any]:
-        """Return the options that differ from their defaults, by name."""
-        defaults = LoadOptions()
-        return {
-            option.name: getattr(self, option.name)
-            for option in fields(self)
-            if getattr(self, option.name) != getattr(defaults, option.name)
-        }
 
 
 @dataclass(frozen=True)
@@ -74,8 +59,15 @@ class Loaded:
     """How votes were read, to read the same votes again. It holds no rater ids."""
 
     source: str = ""
-    """DATA of the command line. Empty in records of version 0.1, which did not store it."""
+    """DATA of the command line."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The fields of ``LoadOptions`` that were not at their defaults."""
     raters: str | None = None
     """The column with the rater of each vote, if raters were read."""
+
+    @classmethod
+    def of(cls, source: object, options: LoadOptions, raters: str | None = None) -> "Loaded | None":
+        """Return how a source is read; None for data without a name, which cannot be read again."""
+        if not isinstance(source, str | os.PathLike):
+            return None
+        return cls(str(source), {name: getattr(options, name) for name in changed_options(options)}, raters)

@@ -7,11 +7,10 @@ counted in ``PreferenceSet.dropped``. docs/reference/known-sets.md gives the rea
 import ast
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +19,11 @@ from pluralign.core.hub import hub_folder
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.formats import read_records
+from pluralign.votes.layouts import Reader, each
 from pluralign.votes.options import LoadOptions
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Message, PromptLike
-from pluralign.votes.values import Record, read_number, read_prompt
-
-Rows: TypeAlias = Iterable[tuple[Path, int, Record]]
-Reader: TypeAlias = Callable[[Rows, Comparisons, BadRows], None]
-RowReader: TypeAlias = Callable[[Path, int, Record, Comparisons, BadRows], None]
+from pluralign.votes.values import Record, Records, read_number, read_prompt
 
 
 @dataclass(frozen=True)
@@ -50,44 +46,42 @@ class KnownSet:
         """Read the set from a folder, or from the hub if ``folder`` is empty."""
         if options.rename:
             raise UsageError(f"--rename does not apply to {self.name}: its columns are known.")
-        wanted = f"{self.also} {self.layouts[0]}".split()
-        root = (
-            Path(folder).expanduser() if folder else _download(self.hub, wanted, f"{self.name}:FOLDER", self.revision)
-        )
-        files = [*filter(Path.is_file, map(root.joinpath, self.also.split())), *_find(root, self.hub, self.layouts)]
-        bad, comparisons = BadRows(self.name, skip=options.skip_bad), Comparisons()
-        self.read(_rows(files, bad, progress, options), comparisons, bad)
+        files = _files(self, folder, f"{self.name}:FOLDER")
+        bad = BadRows(self.name, skip=options.skip_bad, harmless=["identical responses"])
+        comparisons = Comparisons(bad)
+        self.read(_rows(files, bad, progress), comparisons)
         bad.file = self.name
-        return comparisons.finish(bad, options, merge=self.merge, min_votes=self.min_votes, few_votes="drop")
+        return comparisons.finish(options, merge=self.merge, min_votes=self.min_votes, drop_few=True)
 
 
-def _find(root: Path, hub: str, layouts: tuple[str, ...]) -> list[Path]:
-    for layout in layouts:
+def _files(known: KnownSet, folder: str, local: str) -> list[Path]:
+    """Return the files of a set in a folder, or downloaded from the hub if ``folder`` is empty.
+
+    ``local`` is what users write to read a folder.
+    """
+    root = Path(folder).expanduser()
+    if not folder:
+        wanted = f"{known.also} {known.layouts[0]}".split()
+        remedy = f"check the network, or copy its files ({', '.join(wanted)}) into a folder and use {local}"
+        root = hub_folder(known.hub, "dataset", only=wanted, revision=known.revision, remedy=remedy)
+    for layout in known.layouts:
         files = [sorted(root.glob(pattern)) for pattern in layout.split()]
         if all(files):
-            return list(itertools.chain(*files))
-    expected = ", or ".join(layout.replace(" ", " with ") for layout in layouts)
+            return [*filter(Path.is_file, map(root.joinpath, known.also.split())), *itertools.chain(*files)]
+    expected = ", or ".join(layout.replace(" ", " with ") for layout in known.layouts)
     problem = f"the folder must hold {expected}" if root.is_dir() else "there is no such folder"
-    remedy = f"copy the files of the dataset {hub} from the hub, with their names"
+    remedy = f"copy the files of the dataset {known.hub} from the hub, with their names"
     raise DataError(problem, file=str(root), remedy=remedy)
 
 
-def _download(hub: str, wanted: list[str], local: str, revision: str | None = None) -> Path:
-    remedy = f"check the network, or copy its files ({', '.join(wanted)}) into a folder and use {local}"
-    return hub_folder(hub, "dataset", only=wanted, revision=revision, remedy=remedy)
-
-
-def _rows(
-    files: Sequence[Path], bad: BadRows, progress: Progress | None, options: LoadOptions
-) -> Iterator[tuple[Path, int, Record]]:
+def _rows(files: Sequence[Path], bad: BadRows, progress: Progress | None) -> Iterator[tuple[int, Record]]:
     """Yield the records of all files. ``bad.file`` is the current file; progress counts the bytes of all files."""
     sizes = [path.stat().st_size for path in files]
     for path, size, before in zip(files, sizes, itertools.accumulate(sizes, initial=0), strict=False):
         bad.file = str(path)
         part = _part(progress, before, size, sum(sizes)) if progress else None
         with path.open("rb") as stream:
-            for row, record in read_records(stream, bad, part, options=options):
-                yield path, row, record
+            yield from read_records(stream, bad, part)
 
 
 def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
@@ -95,32 +89,6 @@ def _part(progress: Progress, before: int, size: int, whole: int) -> Progress:
 
 
 # --- shared by all sets -----------------------------------------------------------------------------------------------
-
-
-def _count_dropped(bad: BadRows, kind: str, count: int = 1) -> None:
-    """Count rows or votes that the published data is known to contain and no user can fix. Reading continues."""
-    if count:
-        bad.counts[kind] = bad.counts.get(kind, 0) + count
-
-
-@contextmanager
-def _reporting(row: int, bad: BadRows) -> Iterator[None]:
-    try:
-        yield
-    except RowError as error:
-        if error.kind == "identical responses":
-            _count_dropped(bad, error.kind)
-        else:
-            bad.report(row, error)
-
-
-def _each(read_row: RowReader) -> Reader:
-    def read(rows: Rows, into: Comparisons, bad: BadRows) -> None:
-        for path, row, record in rows:
-            with _reporting(row, bad):
-                read_row(path, row, record, into, bad)
-
-    return read
 
 
 def _invalid(kind: str, problem: str) -> RowError:
@@ -149,8 +117,9 @@ def _entries(record: Record, name: str) -> list[Mapping[str, Any]]:
     return entries
 
 
-def _split(path: Path) -> str:
-    return re.split(r"[-.]", path.name)[0]
+def _split(into: Comparisons) -> str:
+    """Return the split that the name of the current file has."""
+    return re.split(r"[-.]", Path(into.bad.file).name)[0]
 
 
 def _chat(text: str) -> PromptLike:
@@ -176,7 +145,7 @@ _MULTIPREF_COLUMNS = (
 )  # fmt: skip
 
 
-def _multipref(_: Path, row: int, record: Record, into: Comparisons, _bad: BadRows) -> None:
+def _multipref(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = read_prompt(_text(record, "text")), _text(record, "completion_a"), _text(record, "completion_b")
     votes = []
     for person in _entries(record, "normal_worker_annotations") + _entries(record, "expert_worker_annotations"):
@@ -185,7 +154,7 @@ def _multipref(_: Path, row: int, record: Record, into: Comparisons, _bad: BadRo
         votes.append((person.get("evaluator"), vote))
     columns = {name: record.get(name) for name in _MULTIPREF_COLUMNS}
     for evaluator, vote in votes or [(None, (0, 0, 0))]:
-        into.add(row, prompt, a, b, *vote, annotator=evaluator, columns=columns)
+        into.add(row, prompt, a, b, vote, annotator=evaluator, columns=columns)
 
 
 PERSONALLLM_RATERS = (
@@ -196,7 +165,7 @@ _RESPONSES = [f"response_{i}" for i in range(1, 9)]
 _SCORES = [[f"{response}_{rater}" for rater in PERSONALLLM_RATERS] for response in _RESPONSES]
 
 
-def _personalllm(path: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+def _personalllm(record: Record, row: int, into: Comparisons) -> None:
     prompt = read_prompt(_text(record, "prompt"))
     try:
         scores = np.array([[record[name] for name in names] for names in _SCORES], dtype=np.float64)  # null is NaN
@@ -208,38 +177,38 @@ def _personalllm(path: Path, row: int, record: Record, into: Comparisons, bad: B
     first = {text: i for i, text in reversed(list(enumerate(texts))) if isinstance(text, str)}
     kept = sorted(first.values())
     pairs, left = len(texts) * (len(texts) - 1) // 2, len(kept) * (len(kept) - 1) // 2
-    _count_dropped(bad, "pairs with a missing or repeated response", pairs - left)
-    _count_dropped(bad, "missing scores", int(np.isnan(scores[kept]).sum()))
-    columns = {"split": _split(path), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
+    into.bad.count("pairs with a missing or repeated response", pairs - left)
+    into.bad.count("missing scores", int(np.isnan(scores[kept]).sum()))
+    columns = {"split": _split(into), "subset": record.get("subset"), "prompt_id": record.get("prompt_id")}
     if len(kept) > 1:
         into.add_all_pairs(row, prompt, [texts[i] for i in kept], scores[kept], columns=columns)
 
 
-def _read_helpsteer2(rows: Rows, into: Comparisons, bad: BadRows) -> None:
+def _read_helpsteer2(rows: Records, into: Comparisons) -> None:
     """Pair the responses of a prompt in file order. The i-th ratings of both are from the same annotator."""
     split_of: dict[str, str] = {}
     rated: dict[str, dict[tuple[str, ...], tuple[int, str, list[float]]]] = {}
-    for path, row, record in rows:
-        with _reporting(row, bad):
+    for row, record in rows:
+        with into.bad.row(row):
             prompt = _text(record, "prompt")
-            if not path.name.startswith("disagreements"):
-                split_of[prompt] = _split(path)
+            if not Path(into.bad.file).name.startswith("disagreements"):
+                split_of[prompt] = _split(into)
                 continue
             ratings = record.get("helpfulness", 0)
             if not isinstance(ratings, list | None):
                 raise _invalid("wrong type", "helpfulness is not a list of ratings")
             numbers = [read_number(rating, "helpfulness") for rating in ratings or []]
             key, others = tuple(map(str, record.values())), rated.setdefault(prompt, {})
-            _count_dropped(bad, "rows given twice", key in others)
+            into.bad.count("rows given twice", key in others)
             others.setdefault(key, (row, _text(record, "response"), numbers))
     for prompt, responses in rated.items():
         in_order = list(responses.values())
-        _count_dropped(bad, "responses without a second one", len(in_order) % 2)
+        into.bad.count("responses without a second one", len(in_order) % 2)
         for (row, a, ratings_a), (_, b, ratings_b) in zip(in_order[::2], in_order[1::2], strict=False):
             if len(ratings_a) != len(ratings_b):
-                _count_dropped(bad, "pairs whose responses have unequally many ratings")
+                into.bad.count("pairs whose responses have unequally many ratings")
                 continue
-            with _reporting(row, bad):
+            with into.bad.row(row):
                 columns = {"split": split_of.get(prompt)} if split_of else {}
                 into.add_all_pairs(row, _chat(prompt), [a, b], np.array([ratings_a, ratings_b]), columns=columns)
 
@@ -248,39 +217,39 @@ NEITHER = -100
 """The strength that means "neither response is good". It is no vote, although it is below zero."""
 
 
-def _count_strengths(record: Record, name: str, strength: str, bad: BadRows) -> tuple[int, int, int]:
+def _count_strengths(record: Record, name: str, strength: str, into: Comparisons) -> tuple[int, int, int]:
     given: list[Any] = [entry.get(strength) for entry in _entries(record, name)]
     for value in given:
         if type(value) is not int or (abs(value) > 3 and value != NEITHER):
             raise _invalid("unknown vote", f"a {strength} is {value!r}, not a whole number from -3 to 3")
-    _count_dropped(bad, "votes for neither response", given.count(NEITHER))
+    into.bad.count("votes for neither response", given.count(NEITHER))
     for_first = sum(value < 0 for value in given) - given.count(NEITHER)
     return for_first, sum(value > 0 for value in given), given.count(0)
 
 
-def _helpsteer2_preference(_: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+def _helpsteer2_preference(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = _chat(_text(record, "prompt")), _text(record, "response_1"), _text(record, "response_2")
-    votes = _count_strengths(record, "all_preferences_unprocessed", "strength", bad)
-    into.add(row, prompt, a, b, *votes, columns={"split": record.get("split")})
+    votes = _count_strengths(record, "all_preferences_unprocessed", "strength", into)
+    into.add(row, prompt, a, b, votes, columns={"split": record.get("split")})
 
 
-def _helpsteer3(path: Path, row: int, record: Record, into: Comparisons, bad: BadRows) -> None:
+def _helpsteer3(record: Record, row: int, into: Comparisons) -> None:
     prompt, a, b = read_prompt(record.get("context")), _text(record, "response1"), _text(record, "response2")
-    votes = _count_strengths(record, "individual_preference", "score", bad)
-    columns = {"split": _split(path), "domain": record.get("domain"), "language": record.get("language")}
-    into.add(row, prompt, a, b, *votes, columns=columns)
+    votes = _count_strengths(record, "individual_preference", "score", into)
+    columns = {"split": _split(into), "domain": record.get("domain"), "language": record.get("language")}
+    into.add(row, prompt, a, b, votes, columns=columns)
 
 
-def _read_tldr(rows: Rows, into: Comparisons, bad: BadRows) -> None:
+def _read_tldr(rows: Records, into: Comparisons) -> None:
     """Read one label per row. Posts with the same id have one prompt, even if their spacing differs between batches."""
     prompts: dict[str, str] = {}
-    for path, row, record in rows:
-        with _reporting(row, bad):
+    for row, record in rows:
+        with into.bad.row(row):
             info, choice, summaries = record.get("info"), record.get("choice"), _entries(record, "summaries")
             if not isinstance(info, Mapping) or len(summaries) != 2 or type(choice) is not int or choice not in (0, 1):
                 raise _invalid("wrong type", "a label must have info, two summaries and the choice 0 or 1")
             if info.get("post") is None and info.get("article") is not None:
-                _count_dropped(bad, "labels on CNN/DM articles")
+                into.bad.count("labels on CNN/DM articles")
                 continue
             post, title = _text(info, "post").replace("\n\n", "\n"), info.get("title") or ""
             text = f"SUBREDDIT: r/{info.get('subreddit') or ''}\n\nTITLE: {title}\n\nPOST: {post}\n\nTL;DR:"
@@ -289,9 +258,9 @@ def _read_tldr(rows: Rows, into: Comparisons, bad: BadRows) -> None:
             columns = {
                 "split": record.get("split"),
                 "subreddit": info.get("subreddit"),
-                "batch": record.get("batch") or path.stem,
+                "batch": record.get("batch") or Path(into.bad.file).stem,
             }
-            into.add(row, prompt, a, b, 1 - choice, choice, annotator=record.get("worker"), columns=columns)
+            into.add(row, prompt, a, b, (1 - choice, choice, 0), annotator=record.get("worker"), columns=columns)
 
 
 _SETS = (
@@ -299,14 +268,14 @@ _SETS = (
         "multipref",
         "allenai/multipref",
         ("data/train-*.parquet", "train-*.parquet", "MultiPref-Train.jsonl"),
-        _each(_multipref),
+        each(_multipref),
         merge=True,
     ),
     KnownSet(
         "personalllm",
         "namkoong-lab/PersonalLLM",
         ("data/train-*.parquet data/test-*.parquet", "train-*.parquet test-*.parquet"),
-        _each(_personalllm),
+        each(_personalllm),
     ),
     KnownSet(
         "helpsteer2",
@@ -320,13 +289,13 @@ _SETS = (
         "helpsteer2-preference",
         "nvidia/HelpSteer2",
         ("preference/preference.jsonl.gz", "preference.jsonl.gz"),
-        _each(_helpsteer2_preference),
+        each(_helpsteer2_preference),
     ),
     KnownSet(
         "helpsteer3",
         "nvidia/HelpSteer3",
         ("preference/train.jsonl.gz preference/validation.jsonl.gz",),
-        _each(_helpsteer3),
+        each(_helpsteer3),
     ),
     KnownSet(
         "tldr",
@@ -344,6 +313,11 @@ KNOWN_SETS: Mapping[str, Callable[[str, LoadOptions, Progress | None], Preferenc
 """The sets by name. Each is called with a folder (``""`` for the hub), options and a progress callback."""
 
 
+_PRISM = KnownSet(
+    "prism", "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl"), lambda *_: None
+)
+
+
 def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "controversy guided")) -> list[str]:
     """Return the distinct opening prompts of PRISM's conversations, stripped, in file order.
 
@@ -352,12 +326,10 @@ def prism_prompts(folder: str = "", kinds: Collection[str] = ("values guided", "
         kinds: kinds of conversations. The paper uses ``values guided`` and ``controversy guided``; the third kind is
             ``unguided``.
     """
-    hub, layouts = "HannahRoseKirk/prism-alignment", ("conversations.jsonl", "data/conversations.jsonl")
-    root = Path(folder).expanduser() if folder else _download(hub, [layouts[0]], "prism_prompts('FOLDER')")
     bad = BadRows("prism")
     prompts: dict[str, None] = {}
-    for _, row, record in _rows(_find(root, hub, layouts), bad, None, LoadOptions()):
-        with _reporting(row, bad):
+    for row, record in _rows(_files(_PRISM, folder, "prism_prompts('FOLDER')"), bad, None):
+        with bad.row(row):
             if _text(record, "conversation_type") in kinds and (text := _text(record, "opening_prompt").strip()):
                 prompts.setdefault(text)
     if not prompts:

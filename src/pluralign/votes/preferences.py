@@ -1,16 +1,20 @@
 """Votes in memory: distinct prompts and responses, pairs as index arrays into them, and vote counts.
 
-Defined here: how ties count, and how pairs are split by prompt. Files of a set are in ``storage``; other files become
-votes in ``load`` and ``layouts``.
+Defined here: how ties count, how pairs are split by prompt, and the files of a set: Parquet, which is read back
+exactly, and JSON Lines in the wide layout. Other files become votes in ``load`` and ``layouts``.
 """
 
+import gzip
 import hashlib
+import io
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +23,80 @@ import pyarrow.parquet as pq
 
 from pluralign.core.arrays import FloatArray, IndexArray, IntArray, Mask
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.files import atomic_write
 from pluralign.core.late import late
-from pluralign.votes import storage
 from pluralign.votes.options import TIE_RULES, Loaded, TieRule
-from pluralign.votes.prompts import Item, Prompt, PromptLike, prompts_to_hold_out
-from pluralign.votes.storage import ObjectArray, distinct, number_by_first_appearance, object_array
+from pluralign.votes.prompts import Item, Message, Prompt, PromptLike, prompts_to_hold_out
+
+# --- Tables of distinct texts, numbered by first appearance, and arrays of positions in them.
+
+
+ObjectArray: TypeAlias = npt.NDArray[np.object_]
+
+
+def object_array(values: Iterable[Any]) -> ObjectArray:
+    """Return values as a one-dimensional array of objects."""
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return values
+    values = list(values)
+    array = np.empty(len(values), dtype=object)
+    for position, value in enumerate(values):  # numpy would turn tuples of equal length into a matrix
+        array[position] = value
+    return array
+
+
+def distinct(values: Sequence[Any]) -> tuple[list[Any], IndexArray]:
+    """Return the distinct values by first appearance, and the position of each value among them.
+
+    Example:
+        >>> distinct(["tea", "rum", "tea"])
+        (['tea', 'rum'], array([0, 1, 0], dtype=int32))
+    """
+    position: dict[Any, int] = {}
+    index = np.fromiter((position.setdefault(value, len(position)) for value in values), np.int32, len(values))
+    return list(position), index
+
+
+def by_first_appearance(index: npt.NDArray[Any]) -> tuple[IntArray, IndexArray]:
+    """Return the distinct values of ``index`` in order of first appearance, and the number of each value in that order.
+
+    Args:
+        index: small integers from 0.
+
+    Example:
+        >>> by_first_appearance(np.array([7, 3, 7, 5]))
+        (array([7, 3, 5]), array([0, 1, 0, 2], dtype=int32))
+    """
+    n = len(index)
+    first_use = np.full(int(index.max()) + 1 if n else 0, n, dtype=np.int64)
+    first_use[index[::-1]] = np.arange(n)[::-1]  # the last assignment to a place wins
+    used = np.argsort(first_use, kind="stable")[: int((first_use < n).sum())]
+    number = np.empty(len(first_use), dtype=np.int32)
+    number[used] = np.arange(len(used), dtype=np.int32)
+    return used, number[index].astype(np.int32)
+
+
+def _used(table: ObjectArray, index: npt.NDArray[Any]) -> tuple[ObjectArray, IndexArray]:
+    """Keep the entries of ``table`` that ``index`` uses, in order of first use, and renumber ``index``.
+
+    Raises:
+        UsageError: the table holds a text twice, or an index is out of range.
+    """
+    if len(set(table)) != len(table):
+        raise UsageError("texts given with indices must be distinct; use from_columns to have them merged.")
+    if len(index) and not 0 <= index.min() <= index.max() < len(table):
+        raise UsageError(f"indices must be between 0 and {len(table) - 1}.")
+    used, number = by_first_appearance(index)
+    return table[used], number
+
+
+# --- Sets of votes.
+
+
+SAVED_FORMATS = ("parquet", "jsonl", "jsonl.gz")
+RESERVED_COLUMNS = ("prompt", "prompt_is_chat", "response_a", "response_b", "votes_a", "votes_b", "ties")
+_METADATA_KEY = b"pluralign"
+_PER_PAIR = ("prompt_index", "a_index", "b_index", "votes_a", "votes_b", "ties")
 
 
 class Items(NamedTuple):
@@ -85,38 +158,23 @@ class PreferenceSet:
         b_index: npt.ArrayLike,
         votes_a: npt.ArrayLike,
         votes_b: npt.ArrayLike,
-        *,
-        ties: npt.ArrayLike | None = None,
-        tie_rule: TieRule = "drop",
-        columns: Mapping[str, npt.NDArray[Any]] | None = None,
-        dropped: Mapping[str, int] | None = None,
-        name: str = "",
+        **fields: Any,
     ) -> "PreferenceSet":
         """Create a set from distinct texts and arrays of positions in them. Unused texts are dropped.
+
+        ``fields`` are further fields of the set: ``ties``, ``tie_rule``, ``columns``, ``dropped`` and ``name``.
 
         Example:
             >>> votes = PreferenceSet.from_indices(["Tea?"], ["Yes.", "No."], [0], [0], [1], [3], [2])
             >>> votes.prob_a
             array([0.6])
         """
-        counts_a = np.asarray(votes_a, dtype=np.int64)
-        pair_index = np.stack([np.asarray(a_index, np.int32), np.asarray(b_index, np.int32)], axis=1)
-        prompt_table, prompt_position = number_by_first_appearance(object_array(prompts), np.asarray(prompt_index))
-        response_table, response_position = number_by_first_appearance(object_array(responses), pair_index.ravel())
-        return cls(
-            prompts=prompt_table,
-            responses=response_table,
-            prompt_index=prompt_position,
-            a_index=response_position[0::2].copy(),
-            b_index=response_position[1::2].copy(),
-            votes_a=counts_a,
-            votes_b=np.asarray(votes_b, dtype=np.int64),
-            ties=np.zeros(len(counts_a), np.int64) if ties is None else np.asarray(ties, dtype=np.int64),
-            tie_rule=tie_rule,
-            columns=dict(columns or {}),
-            dropped=dict(dropped or {}),
-            name=name,
-        )._checked()
+        prompt, a, b = (np.asarray(index, np.int32) for index in (prompt_index, a_index, b_index))
+        for_a, for_b, ties = (
+            np.asarray(votes, np.int64) for votes in (votes_a, votes_b, fields.pop("ties", np.zeros_like(votes_a)))
+        )
+        texts = object_array(prompts), object_array(responses)
+        return cls(*texts, prompt, a, b, for_a, for_b, ties, **fields)._numbered()
 
     @classmethod
     def from_columns(
@@ -126,9 +184,9 @@ class PreferenceSet:
         response_b: Sequence[str],
         votes_a: npt.ArrayLike,
         votes_b: npt.ArrayLike,
-        **options: Any,
+        **fields: Any,
     ) -> "PreferenceSet":
-        """Create a set from one value per pair; ``options`` are those of ``from_indices``.
+        """Create a set from one value per pair; ``fields`` are those of ``from_indices``.
 
         Example:
             >>> votes = PreferenceSet.from_columns(["Tea?", "Tea?"], ["Yes.", "No."], ["No.", "Rum."], [3, 1], [2, 4])
@@ -141,14 +199,29 @@ class PreferenceSet:
         prompts, prompt_index = distinct(prompt)
         responses, index = distinct([*response_a, *response_b])
         n = len(prompt)
-        return cls.from_indices(prompts, responses, prompt_index, index[:n], index[n:], votes_a, votes_b, **options)
+        return cls.from_indices(prompts, responses, prompt_index, index[:n], index[n:], votes_a, votes_b, **fields)
+
+    def _numbered(self) -> "PreferenceSet":
+        """Return the checked set with its texts numbered by first appearance, and without unused ones."""
+        prompts, prompt_index = _used(self.prompts, self.prompt_index)
+        both = np.stack([self.a_index, self.b_index], axis=1).ravel()
+        responses, response_index = _used(self.responses, both)
+        return replace(
+            self,
+            prompts=prompts,
+            responses=responses,
+            prompt_index=prompt_index,
+            a_index=response_index[0::2].copy(),
+            b_index=response_index[1::2].copy(),
+            loaded=None,
+        )._checked()
 
     def _checked(self) -> "PreferenceSet":
         lengths = {len(array) for array in (self.prompt_index, self.a_index, self.votes_a, self.votes_b, self.ties)}
         lengths |= {len(values) for values in self.columns.values()}
         if len(lengths) != 1:
             raise UsageError(f"all arrays of a PreferenceSet must have one length, but there are {sorted(lengths)}.")
-        if (taken := set(self.columns) & set(storage.RESERVED_COLUMNS)) or any(not name for name in self.columns):
+        if (taken := set(self.columns) & set(RESERVED_COLUMNS)) or any(not name for name in self.columns):
             name = ", ".join(sorted(taken)) or "'' (empty)"
             raise UsageError(f"extra columns must not have the name {name}: rename them.")
         if self.tie_rule not in TIE_RULES:
@@ -201,37 +274,14 @@ class PreferenceSet:
         pick: Any = rows if isinstance(rows, slice) else np.asarray(rows)
         if not isinstance(pick, slice) and (pick.ndim != 1 or pick.dtype.kind not in "biu"):
             pick = np.asarray(pick, dtype=np.int64).reshape(-1)
-        return self.from_indices(
-            self.prompts,
-            self.responses,
-            self.prompt_index[pick],
-            self.a_index[pick],
-            self.b_index[pick],
-            self.votes_a[pick],
-            self.votes_b[pick],
-            ties=self.ties[pick],
-            tie_rule=self.tie_rule,
-            columns={name: values[pick] for name, values in self.columns.items()},
-            dropped=self.dropped,
-            name=self.name,
-        )
+        picked: dict[str, Any] = {name: getattr(self, name)[pick] for name in _PER_PAIR}
+        picked["columns"] = {name: values[pick] for name, values in self.columns.items()}
+        return replace(self, **picked)._numbered()
 
     def swapped(self) -> "PreferenceSet":
         """Return the same pairs with a and b exchanged."""
-        return self.from_indices(
-            self.prompts,
-            self.responses,
-            self.prompt_index,
-            self.b_index,
-            self.a_index,
-            self.votes_b,
-            self.votes_a,
-            ties=self.ties,
-            tie_rule=self.tie_rule,
-            columns=self.columns,
-            dropped=self.dropped,
-            name=self.name,
-        )
+        swapped = replace(self, a_index=self.b_index, b_index=self.a_index, votes_a=self.votes_b, votes_b=self.votes_a)
+        return swapped._numbered()
 
     def without_official_split(self) -> "PreferenceSet":
         """Return the same votes without the column ``split``, so that ``split`` holds out a share of the prompts."""
@@ -313,16 +363,56 @@ class PreferenceSet:
 
     def to_table(self) -> pa.Table:
         """Return a wide Arrow table with one row per pair and dictionary-encoded texts."""
-        return storage.to_table(self)
+        chat = np.array([Prompt(prompt).is_chat for prompt in self.prompts], dtype=bool)
+        prompts = pa.array([Prompt(prompt).key for prompt in self.prompts], pa.large_string())
+        responses = pa.array(self.responses, pa.large_string())
+        arrays = {
+            "prompt": pa.DictionaryArray.from_arrays(self.prompt_index, prompts),
+            "prompt_is_chat": pa.array(chat[self.prompt_index]),
+            "response_a": pa.DictionaryArray.from_arrays(self.a_index, responses),
+            "response_b": pa.DictionaryArray.from_arrays(self.b_index, responses),
+            **{name: pa.array(getattr(self, name)) for name in ("votes_a", "votes_b", "ties")},
+            **{name: pa.array(values, from_pandas=values.dtype == object) for name, values in self.columns.items()},
+        }
+        facts = {"tie_rule": self.tie_rule, "dropped": dict(self.dropped), "name": self.name}
+        return pa.table(arrays, metadata={_METADATA_KEY: json.dumps(facts).encode()})
 
     @classmethod
     def from_table(cls, table: pa.Table) -> "PreferenceSet":
         """Create a set from a table of ``to_table``."""
-        return cls.from_indices(**storage.from_table(table))
+        prompt_index, prompt_texts = _decode_dictionary(table["prompt"])
+        a_index, a_texts = _decode_dictionary(table["response_a"])
+        b_index, b_texts = _decode_dictionary(table["response_b"])
+        responses, position = distinct([*a_texts, *b_texts])
+        chat = table["prompt_is_chat"].to_numpy().astype(np.int32)
+        # A chat and a text that equals its JSON are two prompts, so the flag is part of the key.
+        keys, prompt_of_pair = np.unique(prompt_index * 2 + chat, return_inverse=True)
+        prompts = [
+            tuple(Message(*turn) for turn in json.loads(prompt_texts[key // 2])) if key % 2 else prompt_texts[key // 2]
+            for key in keys
+        ]
+        a, b = position[: len(a_texts)][a_index], position[len(a_texts) :][b_index]
+        votes_a, votes_b, ties = (table[name].to_numpy() for name in ("votes_a", "votes_b", "ties"))
+        columns = {name: _to_numpy(table[name]) for name in table.column_names if name not in RESERVED_COLUMNS}
+        facts = json.loads((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"))
+        facts |= {"ties": ties, "columns": columns}
+        return cls.from_indices(prompts, responses, prompt_of_pair, a, b, votes_a, votes_b, **facts)
 
     def to_records(self) -> Iterator[dict[str, Any]]:
         """Yield one dict per pair, in the wide layout that ``load_preferences`` reads."""
-        return storage.to_records(self)
+        columns = {name: values.tolist() for name, values in self.columns.items()}
+        counts = self.votes_a.tolist(), self.votes_b.tolist(), self.ties.tolist()
+        prompts = [Prompt(prompt).json for prompt in self.prompts]
+        for row, (votes_a, votes_b, ties) in enumerate(zip(*counts, strict=True)):
+            yield {
+                "prompt": prompts[self.prompt_index[row]],
+                "response_a": self.responses[self.a_index[row]],
+                "response_b": self.responses[self.b_index[row]],
+                "votes_a": votes_a,
+                "votes_b": votes_b,
+                "ties": ties,
+                **{name: values[row] for name, values in columns.items()},
+            }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the set to a file, atomically.
@@ -330,12 +420,36 @@ class PreferenceSet:
         Args:
             path: ends in ``.parquet`` (``load`` reads it back exactly), ``.jsonl`` or ``.jsonl.gz``.
         """
-        storage.save(self, path)
+        suffix = "".join(Path(path).suffixes[-2:] if str(path).endswith(".gz") else Path(path).suffixes[-1:])[1:]
+        if suffix not in SAVED_FORMATS:
+            raise UsageError(f"{path} must end in one of {', '.join('.' + known for known in SAVED_FORMATS)}.")
+        with atomic_write(path) as partial:
+            if suffix == "parquet":
+                partial.write_bytes(self.parquet_bytes())
+                return
+            opener = gzip.open if suffix.endswith("gz") else open
+            with opener(partial, "wt", encoding="utf-8", newline="\n") as stream:
+                for record in self.to_records():
+                    stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+    def parquet_bytes(self) -> bytes:
+        """Return the contents of a Parquet file of ``save``."""
+        sink = io.BytesIO()
+        pq.write_table(
+            self.to_table(),
+            sink,
+            compression="zstd",
+            # One row group and one dictionary page per column, so that Parquet also stores each text once.
+            row_group_size=max(len(self), 1),
+            dictionary_pagesize_limit=2**30,
+            write_page_checksum=True,
+        )
+        return sink.getvalue()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "PreferenceSet":
         """Read a Parquet file of ``save``, exactly."""
-        if not storage.is_saved_set(path):
+        if not is_saved_set(path):
             raise DataError("not a file written by PreferenceSet.save", file=str(path), remedy="use load_preferences")
         try:
             return cls.from_table(pq.read_table(path, page_checksum_verification=True))
@@ -354,6 +468,30 @@ class PreferenceSet:
         return digest.hexdigest()
 
 
+def is_saved_set(path: str | os.PathLike[str]) -> bool:
+    """Return whether a file is a Parquet file written by ``PreferenceSet.save``."""
+    try:
+        with Path(path).open("rb") as stream:  # pyarrow opens no file whose name is not UTF-8
+            return _METADATA_KEY in (pq.read_schema(stream).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _decode_dictionary(column: pa.ChunkedArray) -> tuple[IndexArray, list[str]]:
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_string()).dictionary_encode()
+    combined = column.unify_dictionaries().combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):  # no rows
+        return np.empty(0, np.int32), []
+    return combined.indices.to_numpy().astype(np.int32), combined.dictionary.to_pylist()
+
+
+def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    if pa.types.is_large_string(column.type) or pa.types.is_string(column.type) or column.null_count == len(column):
+        return object_array(column.to_pylist())
+    return np.asarray(column.to_numpy())
+
+
 def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     """Join sets that have the same tie rule. A column that one of them does not have is null in its pairs.
 
@@ -367,13 +505,12 @@ def concatenate(sets: Sequence[PreferenceSet]) -> PreferenceSet:
     rules = {preferences.tie_rule for preferences in sets}
     if len(rules) != 1:
         raise UsageError(f"sets to concatenate must have the same tie rule, but there are {len(rules)}.")
-    dropped: dict[str, int] = {}
-    for preferences in sets:
-        for kind, count in preferences.dropped.items():
-            dropped[kind] = dropped.get(kind, 0) + count
-    joined = PreferenceSet.from_table(storage.concatenated_table(list(sets)))
-    name = "+".join(dict.fromkeys(preferences.name for preferences in sets if preferences.name))
-    return replace(joined, tie_rule=rules.pop(), dropped=dropped, name=name)
+    joined = PreferenceSet.from_table(
+        pa.concat_tables([votes.to_table() for votes in sets], promote_options="permissive")
+    )
+    dropped = sum((Counter(votes.dropped) for votes in sets), Counter[str]())
+    name = "+".join(dict.fromkeys(votes.name for votes in sets if votes.name))
+    return replace(joined, tie_rule=rules.pop(), dropped=dict(dropped), name=name)
 
 
 def _smallest(values: IntArray) -> int:

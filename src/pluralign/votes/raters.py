@@ -5,10 +5,8 @@ Ids become integers while the file is read. The ids themselves are never kept, s
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,11 +19,9 @@ from pluralign.core.random_streams import TOWN_HALL_VOTERS, random_stream
 from pluralign.core.types import Progress
 from pluralign.votes.builder import BadRows, Comparisons, RowError
 from pluralign.votes.layouts import recognise
-from pluralign.votes.load import Source, exists, is_town_hall, load_town_hall, open_records
+from pluralign.votes.load import VoteSource, kind_of, load_town_hall, open_records
 from pluralign.votes.options import Loaded, LoadOptions
-from pluralign.votes.paper_sets import KNOWN_SETS
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.storage import is_saved_set
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance
 from pluralign.votes.town_hall.town_hall import TownHall
 from pluralign.votes.values import Record
 
@@ -63,7 +59,12 @@ class RaterVotes:
 
 @show_options(LoadOptions)
 def load_rater_votes(
-    source: Source, column: str, options: LoadOptions | None = None, *, progress: Progress | None = None, **changes: Any
+    source: VoteSource,
+    column: str,
+    options: LoadOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
 ) -> RaterVotes:
     """Load votes with one row per vote, and the rater of each vote.
 
@@ -84,13 +85,15 @@ def load_rater_votes(
     options = with_changes(options or LoadOptions(), changes)
     if options.ties == "fixed":
         raise UsageError("--ties fixed is a rule for vote counts, not for single votes; use drop or half with raters.")
-    loaded = Loaded(str(source), options.changed(), column) if isinstance(source, str | os.PathLike) else None
-    if is_town_hall(source):
+    loaded = Loaded.of(source, options, column)
+    kind = kind_of(source)
+    if kind == "demo":
         if column != "rater":
             raise UsageError(f"the rater column of demo is 'rater', not {column!r}.")
         drawn = town_hall_votes(load_town_hall(source))
         return replace(drawn, preferences=replace(drawn.preferences, loaded=loaded))
-    _refuse_counts(source)
+    if kind != "records":
+        raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
     records, bad = open_records(source, options, progress)
     layout, records = recognise(_numbered_raters(records, column, bad), bad)
     if not layout.merge:
@@ -100,37 +103,17 @@ def load_rater_votes(
             row=1,
             remedy=ONE_ROW_PER_VOTE,
         )
-    comparisons = Comparisons()
-    layout.read(records, comparisons, bad)
-    preferences, votes = comparisons.finish_single(bad, options, min_votes=layout.min_votes)
+    comparisons = Comparisons(bad)
+    layout.read(records, comparisons)
+    preferences, pair, annotators, chose_a = comparisons.finish_single(options, min_votes=layout.min_votes)
     split = preferences.without_official_split() if options.split == "prompts" else preferences
-    known = np.array([annotator is not None for annotator in votes.annotator], dtype=bool)
-    raters = np.array([annotator for annotator in votes.annotator if annotator is not None], dtype=np.int64)
-    return _checked(
-        RaterVotes(
-            replace(split, loaded=loaded),
-            votes.pair[known].astype(np.int32),
-            by_first_appearance(raters),
-            votes.chose_a[known],
-            int((~known).sum()),
-        ),
-        column,
-    )
-
-
-def _refuse_counts(source: Source) -> None:
-    if not isinstance(source, str | os.PathLike):
-        return
-    is_file = exists(source) and Path(source).is_file()
-    if is_saved_set(source) if is_file else str(source).partition(":")[0] in KNOWN_SETS:
-        raise DataError("it is read as vote counts per pair, without raters", file=str(source), remedy=ONE_ROW_PER_VOTE)
-
-
-def _checked(votes: RaterVotes, column: str) -> RaterVotes:
-    if not len(votes):
+    known = np.array([annotator is not None for annotator in annotators], dtype=bool)
+    if not known.any():
         problem = f"no vote has a value in the column {column!r}"
-        raise DataError(problem, file=votes.preferences.name, remedy="fill in the rater of each vote")
-    return votes
+        raise DataError(problem, file=preferences.name, remedy="fill in the rater of each vote")
+    _, rater = by_first_appearance(np.array([annotator for annotator in annotators if annotator is not None]))
+    votes = replace(split, loaded=loaded)
+    return RaterVotes(votes, pair[known].astype(np.int32), rater, chose_a[known], int((~known).sum()))
 
 
 def _numbered_raters(
@@ -145,13 +128,10 @@ def _numbered_raters(
         if not found and column not in record:
             known.update(record)
         found = found or column in record
-        try:
+        with bad.row(row):
             digest = _digest(record.get(column), column)
-        except RowError as error:
-            bad.report(row, error)
-            continue
-        rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
-        yield row, rest
+            rest["annotator"] = None if digest is None else numbers.setdefault(digest, len(numbers))
+            yield row, rest
     if known and not found:
         remedy = f"name the column with the rater's id; {did_you_mean(column, sorted(known))}"
         raise DataError(f"there is no column {column!r}", file=bad.file, remedy=remedy.rstrip("."))
@@ -165,19 +145,6 @@ def _digest(value: Any, column: str) -> bytes | None:
         problem = f"{column} must be a text or a number, not a {type(value).__name__}"
         raise RowError("wrong type", problem, "give one id per vote")
     return hashlib.blake2b(str(value).encode(errors="surrogatepass"), digest_size=16).digest()
-
-
-def by_first_appearance(labels: npt.NDArray[np.int64]) -> IndexArray:
-    """Renumber labels from 0 in the order of first appearance.
-
-    Example:
-        >>> by_first_appearance(np.array([7, 3, 7, 5]))
-        array([0, 1, 0, 2], dtype=int32)
-    """
-    _, first, position = np.unique(labels, return_index=True, return_inverse=True)
-    number = np.empty(len(first), dtype=np.int32)
-    number[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    return np.asarray(number[position], dtype=np.int32)
 
 
 def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
@@ -205,6 +172,6 @@ def town_hall_votes(hall: TownHall, seed: int = 0) -> RaterVotes:
     return RaterVotes(
         counts,
         np.repeat(np.arange(len(counts), dtype=np.int32), counts.n_votes),
-        by_first_appearance(np.concatenate(people)),
+        by_first_appearance(np.concatenate(people))[1],
         np.repeat(chose_a, sizes),
     )

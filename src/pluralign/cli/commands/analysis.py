@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pluralign.cli.console import emit, note, output_file, output_folder, progress_bar, working
+from pluralign.cli.console import emit, note, output_file, output_folder, progress_bar
 from pluralign.cli.inputs import (
-    evaluate_held_out,
     load_held_out_votes,
     needs_extra,
     note_left_out,
@@ -27,16 +26,13 @@ from pluralign.cli.options import (
 )
 from pluralign.core.errors import UsageError
 from pluralign.text.options import RemoteOptions
-from pluralign.votes.options import LoadOptions
 
 
-@with_options(LoadOptions)
 def prune(
     ensemble: EnsembleFolder,
     output: Annotated[
         Path, typer.Option("--output", "-o", callback=output_folder, help="Folder for the pruned ensemble; not DIR.")
     ],
-    load_options: LoadOptions,
     beta: Annotated[
         float, typer.Option(help="Remove at most 1/(beta - 1) of the weight: a quarter at 5, a tenth at 11.")
     ] = 5.0,
@@ -62,16 +58,14 @@ def prune(
 
     refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+    held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
     pruning = prune_ensemble(loaded, held_out, beta, only_far=only_far)
     pruning.save(output, source=ensemble, overwrite=overwrite)
     emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
 
 
-@with_options(LoadOptions)
 def certify(
     ensemble: EnsembleFolder,
-    load_options: LoadOptions,
     data: OtherVotes = None,
     epsilon: Annotated[float, typer.Option(help="Target calibration error; reports the k that guarantees it.")] = 0.025,
     delta: Annotated[float, typer.Option(help="Failure probability of a bound.")] = 0.05,
@@ -91,7 +85,7 @@ def certify(
     from pluralign.measuring.certificate import certify as certify_ensemble
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+    held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
     certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
     emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
@@ -139,10 +133,9 @@ def diversity(
     emit(found, diversity_page(found, found.cases, title), as_json)
 
 
-@with_options(LoadOptions, RemoteOptions)
+@with_options(RemoteOptions)
 def profile(
     ensemble: EnsembleFolder,
-    load_options: LoadOptions,
     remote_options: RemoteOptions,
     data: OtherVotes = None,
     describe: Annotated[
@@ -177,7 +170,7 @@ def profile(
     votes = None
     if data is not None or all_prompts:
         loaded = RewardEnsemble.load(ensemble)
-        votes = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+        votes = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
     with progress_bar(f"Describing members with {describe}" if describe else "Comparing members") as progress:
         found = profile_members(
             ensemble,
@@ -192,11 +185,9 @@ def profile(
     emit(found, profile_page(found.members, found.prompts, title), as_json)
 
 
-@with_options(LoadOptions)
 def report(
     ensemble: EnsembleFolder,
     output: Annotated[Path, typer.Option("--output", "-o", callback=output_file, help="HTML file to write.")],
-    load_options: LoadOptions,
     data: OtherVotesOption = None,
     candidates: Annotated[
         str | None,
@@ -223,32 +214,24 @@ def report(
         pluralign report ensemble -o report.html --figures figures
     """
     from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.measuring.cards import load_descriptions
-    from pluralign.measuring.individuals import load_representation
-    from pluralign.measuring.report_data import ReportOptions, collect_report_data
+    from pluralign.measuring.report_data import ReportOptions
     from pluralign.votes.candidates import load_candidates
 
     with needs_extra("matplotlib", "report", "a report"):
-        from pluralign.publishing.figures import save_figures
-        from pluralign.publishing.report import draw_figures
         from pluralign.publishing.report import report as write_report
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+    votes = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts) if data or all_prompts else None
+    options = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group, seed)
     with progress_bar("Measuring") as progress:
-        study = collect_report_data(
-            loaded,
-            held_out,
-            evaluate_held_out(loaded, held_out, seed) if data else None,
-            ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group, seed),
-            representation=load_representation(ensemble),
-            descriptions=None if data else load_descriptions(ensemble),
+        written = write_report(
+            ensemble,
+            output,
+            votes,
+            options,
+            figures_folder=figures,
+            commands=command_history(loaded.record, ensemble, sys.argv[1:]),
             progress=progress,
         )
-    with working("Drawing"):
-        commands = command_history(loaded.record, ensemble, sys.argv[1:])
-        write_report(loaded, study, output, folder=str(ensemble), commands=commands)
-        drawn = save_figures(draw_figures(study), figures) if figures else []
-    result = {"report": str(output), "figures": list(map(str, drawn)), "study": study}
-    written = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
-    emit(result, [written], as_json)
+    line = f"Wrote {output}. Open it in a browser." + (f" Figures are in {figures}." if figures else "")
+    emit(written, [line], as_json)

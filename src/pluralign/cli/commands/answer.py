@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,19 +56,17 @@ def score(
         echo '{"prompt": "Tea?", "response": "Yes."}' | pluralign score ensemble
         pluralign score ensemble shards -o scored --engine ray --workers 8 --worker-gpus 1
     """
-    if output is None:
-        from pluralign.scale.lines import score as score_lines
+    from pluralign.cli.render.answers import shards_page
+    from pluralign.scale.jobs import score as score_texts
 
+    if output is None:
         if changed := changed_options(engine_options):
             raise UsageError(f"--{changed[0].replace('_', '-')} requires -o.")
-        _print_lines(ensemble, file, score_lines, as_json)
+        _print_lines(score_texts(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
         return
-    from pluralign.cli.render.answers import shards_page
-    from pluralign.scale.jobs import score as score_shards
-
     with progress_bar("Scoring shards") as progress:
-        job = score_shards(ensemble, file, output, engine_options, progress=progress)
-    emit(job, shards_page(job), as_json)
+        job = score_texts(ensemble, file, output, engine_options, progress=progress)
+    emit(job, shards_page(job, "rewards of {:,} members"), as_json)
 
 
 def compare(
@@ -83,25 +80,18 @@ def compare(
         pluralign compare ensemble pairs.jsonl
         echo '{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}' | pluralign compare ensemble
     """
-    from pluralign.scale.lines import compare as compare_lines
+    from pluralign.scale.lines import compare as compare_pairs
 
-    _print_lines(ensemble, file, compare_lines, as_json)
+    _print_lines(compare_pairs(ensemble, sys.stdin.buffer if file == "-" else file), as_json)
 
 
-def _print_lines(ensemble: Path, file: str, read: Callable[..., Iterator[Mapping[str, Any]]], as_json: bool) -> None:
-    """Print a JSON object for each line of a file as it is read, or all of them in one object."""
-    from pluralign.ensemble.ensemble import RewardEnsemble
-
-    loaded = RewardEnsemble.load(ensemble)
-    if file != "-" and not Path(file).is_file():
-        raise UsageError(f"there is no file {file}.")
-    with nullcontext(sys.stdin.buffer) if file == "-" else Path(file).open("rb") as stream:
-        lines = read(loaded, stream, "standard input" if file == "-" else file)
-        if as_json:
-            print_json({"lines": list(lines)})
-            return
-        for line in lines:
-            print_json(line)
+def _print_lines(lines: Iterable[Mapping[str, Any]], as_json: bool) -> None:
+    """Print a JSON object for each line as it is read, or all of them in one object."""
+    if as_json:
+        print_json({"lines": list(lines)})
+        return
+    for line in lines:
+        print_json(line)
 
 
 @with_options(SamplingOptions, RemoteOptions)

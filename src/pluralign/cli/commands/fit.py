@@ -1,8 +1,6 @@
 """Commands that make an ensemble and score it: ``encode``, ``fit`` and ``evaluate``."""
 
-from collections.abc import Collection
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +8,18 @@ import typer
 
 from pluralign.cli.console import emit, is_first_process, output_folder, progress_bar
 from pluralign.cli.inputs import load_votes, load_votes_of_raters, note_left_out
-from pluralign.cli.options import AllPrompts, Data, Groups, Json, Overwrite, Seed, with_options
+from pluralign.cli.options import (
+    AllPrompts,
+    Config,
+    Data,
+    Groups,
+    Json,
+    Overwrite,
+    SaveConfig,
+    Seed,
+    with_options,
+    write_config,
+)
 from pluralign.core.errors import UsageError
 from pluralign.learning.options import FinetuneOptions, FitOptions
 from pluralign.scale.options import EngineOptions
@@ -43,16 +52,17 @@ def encode(
     texts = Path(data) if Path(data).is_dir() else load_votes(data, load_options)
     with progress_bar("Encoding shards") as progress:
         job = encode_texts(texts, output, encode_options, engine_options, progress=progress)
-    emit(job, shards_page(job), as_json)
+    emit(job, shards_page(job, "vectors of {:,} numbers"), as_json)
 
 
-@with_options(LoadOptions, FitOptions, FinetuneOptions, config_file=True)
+@with_options(LoadOptions, FitOptions, FinetuneOptions)
 def fit(
     data: Data,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", callback=output_folder, help="Folder for the ensemble and for unfinished work."),
     ],
+    context: typer.Context,
     load_options: LoadOptions,
     fit_options: FitOptions,
     finetune_options: FinetuneOptions,
@@ -66,7 +76,8 @@ def fit(
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
-    named: Collection[str] = (),
+    config: Config = None,  # noqa: ARG001  # read before the other options
+    save_config: SaveConfig = None,
 ) -> None:
     """Train an ensemble and evaluate it on held-out prompts. Run again to resume.
 
@@ -86,7 +97,8 @@ def fit(
     from pluralign.learning.fit import fit as fit_ensemble
 
     frozen, prints = finetune_options.backbone is None, is_first_process()
-    chosen = {**asdict(fit_options), **asdict(finetune_options)}
+    if save_config is not None and prints:
+        write_config(context, save_config)
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
     with ExitStack() as until_fitted:
         progress = until_fitted.enter_context(progress_bar("Encoding texts" if frozen else "Encoding and fine-tuning"))
@@ -99,7 +111,6 @@ def fit(
             overwrite=overwrite,
             progress=progress,
             watcher=watcher,
-            **{name: value for name, value in chosen.items() if name in named},
         )
     if prints:
         own = {"weights": ensemble.weights.tolist(), "undecided": ensemble.undecided}

@@ -26,7 +26,6 @@ from pluralign.cli.options import (
 from pluralign.core.errors import UsageError
 from pluralign.server.limits import ServeOptions
 from pluralign.text.options import RemoteOptions
-from pluralign.votes.options import LoadOptions
 
 
 @with_options(TuneOptions)
@@ -123,12 +122,11 @@ def export(
     emit(exported, lines, as_json)
 
 
-@with_options(ServeOptions, RemoteOptions, LoadOptions)
+@with_options(ServeOptions, RemoteOptions)
 def serve(
     ensemble: EnsembleFolder,
     serve_options: ServeOptions,
     remote_options: RemoteOptions,
-    load_options: LoadOptions,
     host: Annotated[
         str, typer.Option(help="Address to listen on; other than this machine requires --api-key.")
     ] = "127.0.0.1",
@@ -179,7 +177,7 @@ def serve(
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
     if data or all_prompts:
-        held_out = load_held_out_votes(ensemble, loaded, data, load_options, all_prompts=all_prompts)
+        held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
     tuned = load_policies(policies, loaded, remote_options) if policies else None
     generator = find_sampler(model, remote_options) if model else tuned.base if tuned else None
     served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"

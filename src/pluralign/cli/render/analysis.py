@@ -1,22 +1,29 @@
 """Views of one ensemble's analysis: pruning, certificate, diversity and member profiles."""
 
-import math
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.render.tables import figure_table, heading, number, shortened, span, text_panel
+from pluralign.cli.render.tables import TEXT_LENGTH, dim, draw, heading, text_panel
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
-from pluralign.measuring.certificate import Certificate, Statement
+from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import CaseStudy, Diversity
 from pluralign.measuring.pruning import Pruning
 from pluralign.measuring.rankings import RankingResult
+from pluralign.publishing.tables import (
+    Cell,
+    Table,
+    certificate_table,
+    cut,
+    diversity_table,
+    number,
+    pruning_cost_table,
+    pruning_table,
+)
 from pluralign.theory.guarantees import outlier_weight_bound
-from pluralign.theory.intervals import ENOUGH_CLUSTERS
 
 POSITIONS_SHOWN = 3
 """Positions per card in the terminal; the JSON, the report and the page have all of them."""
@@ -37,47 +44,13 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
                 f"Removed the undecided share, {pruning.removed_weight:.3f} of the weight; all {k} members are kept"
             )
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
-    yield _distance_table(pruning, before)
-    yield _pruning_cost_table(pruning)
+    yield draw(pruning_table(pruning, before))
+    yield draw(pruning_cost_table(pruning))
     if pruning.epsilon_clipped:
-        yield Text("The error before is estimated below 0; the guarantees use ε = 0.", style="dim")
+        yield dim("The error before is estimated below 0; the guarantees use ε = 0.")
     if pruning.outlier_threshold >= 1:
-        yield Text(
-            "At this β and ε the outlier threshold is a disagreement of 1 or more, so no member is flagged.",
-            style="dim",
-        )
+        yield dim("At this β and ε the outlier threshold is a disagreement of 1 or more, so no member is flagged.")
     yield Text(f"Saved in {folder}. Next: pluralign certify {folder}\n" if folder else "")
-
-
-def _distance_table(pruning: Pruning, before: RewardEnsemble) -> Table:
-    table = figure_table("Members (furthest first)", "", "weight", "distance", "disagreement", "")
-    for j in sorted(range(before.k), key=lambda j: -pruning.distances[j]):
-        weight = (1 - pruning.undecided_before) * before.weights[j]
-        cells = (weight, pruning.distances[j], pruning.disagreements[j])
-        outcome = "removed" if j in pruning.removed else "kept"
-        marked = f"{outcome}, outlier" if j in pruning.outliers_before else outcome
-        style = "red" if outcome == "removed" else ""
-        table.add_row(f"member {j}", *(f"{cell:.3f}" for cell in cells), marked, style=style)
-    table.caption = (
-        "distance: how often the member and a random member prefer different responses; it does not depend on votes"
-    )
-    if pruning.undecided_before:
-        outcome = "kept" if pruning.ensemble.undecided else "removed"
-        table.add_row("undecided share", f"{pruning.undecided_before:.3f}", "0.500", "0.500", outcome)
-        table.caption += "; weight: share of all votes, including the undecided share"
-    return table
-
-
-def _pruning_cost_table(pruning: Pruning) -> Table:
-    table = figure_table("Calibration error (corrected Brier of hard votes)", "", "error", "95 % over prompts")
-    for name, interval in (("before", pruning.error_before), ("after", pruning.error_after)):
-        table.add_row(name, number(interval.mean), span(interval))
-    table.add_row("difference", f"{pruning.difference.mean:+z.4f}", span(pruning.difference))
-    table.add_row("upper bound: (√ε + 1/(β−1))²", number(pruning.bound), "")
-    table.add_row("upper bound: (√ε + change of p̂)²", number(pruning.bound_after_shift), "")
-    if math.isnan(pruning.difference.low):
-        table.caption = f"no interval from fewer than {ENOUGH_CLUSTERS} prompts"
-    return table
 
 
 def certificate_page(certificate: Certificate, title: str) -> Iterator[RenderableType]:
@@ -87,18 +60,9 @@ def certificate_page(certificate: Certificate, title: str) -> Iterator[Renderabl
     if certificate.undecided:
         members += f", undecided share {certificate.undecided:.1%}"
     yield Text(f"{members}, {certificate.pairs:,} pairs, {certificate.prompts:,} prompts\n")
-    parts: dict[str, Statement] = {
-        "Theorem 2 (small size)": certificate.theorem_2,
-        "Theorem 3 (outliers)": certificate.theorem_3,
-        "Theorem 4 (generalisation from N pairs)": certificate.theorem_4,
-        "Lemma 1 (noise of few votes)": certificate.lemma_1,
-        "Held-out prompts (not in the paper)": certificate.held_out,
-    }
-    for name, part in parts.items():
-        verdict = ("informative", "green") if part.informative else ("vacuous here", "yellow")
-        yield Text.assemble((name, "bold"), ": ", verdict)
-        yield Text(part.states, style="italic")
-        yield Text(f"{part.here}\n")
+    for name, verdict, result in certificate_table(certificate).lines:
+        yield Text.assemble((name, "bold"), ": ", (verdict, "green" if verdict == "informative" else "yellow"))
+        yield Text(f"{result}\n")
 
 
 # --- diversity --------------------------------------------------------------------------------------------------------
@@ -109,11 +73,11 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
     yield heading(title)
     count = len(diversity.tau)
     yield Text(f"{diversity.candidates:,} responses to {diversity.prompts:,} prompts, ranked by {count} members")
-    yield _heat_map(diversity)
+    yield draw(diversity_table(diversity))
     yield Text(
-        f"\nMean τ between two members: {_signed(diversity.mean_off_diagonal)} "
+        f"\nMean τ between two members: {number(diversity.mean_off_diagonal, 2, '+')} "
         f"(standard error over prompts {number(diversity.mean_off_diagonal_standard_error)}); weighted mean: "
-        f"{_signed(diversity.weighted_off_diagonal)}."
+        f"{number(diversity.weighted_off_diagonal, 2, '+')}."
     )
     tops = diversity.tops
     yield Text(
@@ -124,45 +88,23 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
     for similar, how in pairs:
         for pair in similar:
             i, j = pair.members
-            yield Text(f"Members {i} and {j} rank responses {how}: τ {_signed(pair.tau)}.", style="bold")
+            yield Text(f"Members {i} and {j} rank responses {how}: τ {number(pair.tau, 2, '+')}.", style="bold")
     if any(diversity.constant):
         counts = ", ".join(f"{count:,} of member {j}" for j, count in enumerate(diversity.constant) if count)
-        yield Text(f"Prompts left out because the member gives all responses the same reward: {counts}.", style="dim")
+        yield dim(f"Prompts left out because the member gives all responses the same reward: {counts}.")
     if diversity.skipped:
-        yield Text(f"{diversity.skipped:,} prompts with a single response were skipped.", style="dim")
+        yield dim(f"{diversity.skipped:,} prompts with a single response were skipped.")
     for case in cases:
         yield _case_panel(case)
     yield Text()
 
 
-def _heat_map(diversity: Diversity) -> Table:
-    names = map(str, range(len(diversity.tau)))
-    table = figure_table("Kendall's τ between members, averaged over prompts", "member", "weight", *names)
-    for i, row in enumerate(diversity.tau):
-        cells = [Text(_signed(tau), style=_heat(tau)) for tau in row]
-        cells[i] = Text("·", style="dim")
-        table.add_row(str(i), f"{diversity.weights[i]:.3f}", *cells)
-    table.caption = "1: identical rankings, 0: unrelated, −1: reversed; lower is more diverse"
-    return table
-
-
-def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+z.2f}".replace("-", "−")
-
-
-def _heat(tau: float) -> str:
-    """Return blue for similar rankings and red for reversed ones, paler towards 0."""
-    if math.isnan(tau):
-        return "dim"
-    pale = round(255 * (1 - min(abs(tau), 1)))
-    return f"black on rgb({pale},{(255 + pale) // 2},255)" if tau >= 0 else f"black on rgb(255,{pale},{pale})"
-
-
 def _case_panel(case: CaseStudy) -> Panel:
-    body = [f"“{shortened(case.prompt)}”"]
+    case = cut(case, TEXT_LENGTH)
+    body = [f"“{case.prompt}”"]
     for choice in case.choices:
         members = f"member{'s' * (len(choice.members) > 1)} {', '.join(map(str, choice.members))}"
-        body.append(f"{members} · {choice.weight:.0%} of the weight\n{shortened(choice.response)}")
+        body.append(f"{members} · {choice.weight:.0%} of the weight\n{choice.response}")
     title = f"Prompt {case.number}: first choices among {case.candidates:,} responses"
     return text_panel("\n\n".join(body), title)
 
@@ -207,13 +149,13 @@ def _card(profile: Profile) -> Text:
         for quote in view.quotes[:1]:
             text.append("\npreferred: " if quote.preferred else "\nrejected: ", style="italic")
             text.append(f"“{quote.text}”")
-    for pair in profile.distinguishing[:1]:
+    for pair in cut(profile.distinguishing[:1], TEXT_LENGTH):
         text.append("\n\nA pair where it disagrees with most members: ", style="italic")
-        text.append(f"“{shortened(pair.prompt)}”")
+        text.append(f"“{pair.prompt}”")
         text.append("\npreferred: ", style="italic")
-        text.append(shortened(pair.preferred))
+        text.append(pair.preferred)
         text.append("\nrejected: ", style="italic")
-        text.append(shortened(pair.other))
+        text.append(pair.other)
         text.append("\nsame choice: ", style="italic")
         text.append(f"{pair.weight_with_it:.0%} of the weight, {pair.people_with_it:.0%} of {pair.votes} people")
     return text
@@ -233,7 +175,11 @@ def rankings_page(result: RankingResult, title: str) -> Iterator[RenderableType]
     yield heading(title)
     yield Text(f"{alternatives} alternatives, {result.pairs:,} of {possible:,} pairs compared ({compared})\n")
     yield from _verdict(result)
-    yield _ranking_table(result)
+    shown = list(zip(result.weights, result.rankings, strict=True))[:RANKINGS_SHOWN]
+    named: list[list[Cell]] = [
+        [weight, " > ".join(result.alternatives[i] for i in ranking)] for weight, ranking in shown
+    ]
+    yield draw(Table(f"{len(result.rankings)} rankings", ("weight", "ranking, best first"), named, texts=(1,)))
     if (count := len(result.rankings)) > RANKINGS_SHOWN:
         rest = sum(result.weights[RANKINGS_SHOWN:])
         yield Text(f"{count - RANKINGS_SHOWN} more rankings have {rest:.4f} of the weight; --json lists them.")
@@ -279,11 +225,3 @@ def _verdict(result: RankingResult) -> Iterator[RenderableType]:
         f"{nearest} has calibration error {result.distance:.6f} (mean squared difference over pairs); the largest "
         f"difference is {result.residual:.4f}."
     )
-
-
-def _ranking_table(result: RankingResult) -> Table:
-    table = figure_table(f"{len(result.rankings)} rankings", "weight")
-    table.add_column("ranking, best first", overflow="fold")
-    for weight, ranking in list(zip(result.weights, result.rankings, strict=True))[:RANKINGS_SHOWN]:
-        table.add_row(number(weight), Text(" > ".join(result.alternatives[place] for place in ranking)))
-    return table

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from pluralign.answering.answer import Answer
@@ -15,16 +14,19 @@ from pluralign.answering.steering import Steering
 from pluralign.answering.tune import Tuning
 from pluralign.cli.render.tables import (
     BAR_WIDTH,
+    TEXT_LENGTH,
     command_line,
     counted_notes,
-    figure_table,
+    dim,
+    draw,
     heading,
-    shortened,
     text_panel,
     visible,
 )
+from pluralign.core.text import shortened
 from pluralign.measuring.cards import Profile, member_name, unnamed_reason
-from pluralign.scale.jobs import Encoded, Scored
+from pluralign.publishing.tables import Table, number
+from pluralign.scale.jobs import WrittenShards
 
 
 def answer_page(
@@ -41,10 +43,9 @@ def answer_page(
     cards = {profile.member: profile for profile in profiles}
     yield heading(f"“{prompt}”")
     for note in answer.notes:
-        yield Text(f"· {note}", style="dim")
+        yield dim(f"· {note}")
     if answer.steering:
-        chosen = answer.steering
-        yield from _steering(chosen)
+        yield from _steering(answer.steering)
     for entry in answer.answers:
         yield _entry_panel(entry, _entry_title(entry, answer), cards)
     if answer.coverage is not None:
@@ -56,7 +57,7 @@ def answer_page(
         yield _statement_panel(answer.distilled)
     shown = {j for entry in answer.answers for j in entry.members}
     if any(j in cards and not cards[j].named for j in shown):
-        yield Text(unnamed_reason(profiles, prompts), style="dim")
+        yield dim(unnamed_reason(profiles, prompts))
 
 
 def _entry_title(entry: SlateEntry, answer: Answer) -> str:
@@ -76,7 +77,7 @@ def _steering(found: Steering) -> Iterator[RenderableType]:
         )
         yield Text(f"You are expected to prefer the answer to {found.support:.0%} of the other candidates.")
     if found.path:
-        yield _posterior_table(found.path)
+        yield draw(_posterior_table(found.path))
     if found.ask:
         pair = Text.assemble(("A  ", "bold"), found.ask.response_a, ("\n\nB  ", "bold"), found.ask.response_b)
         yield text_panel(pair, f"your choice here would say most about you ({found.ask.gain:.3f} nats)")
@@ -114,11 +115,11 @@ def _statement_panel(statement: Distilled) -> Panel:
 
 
 def _posterior_table(path: Sequence[Sequence[float]]) -> Table:
-    title = "Probability of each member, by number of your choices"
-    table = figure_table(title, "choices", *(str(j) for j in range(len(path[0]))), "none")
-    for count, row in enumerate(path):
-        table.add_row(str(count), *(f"{value:.2f}" for value in (*row, max(0.0, 1 - sum(row)))))
-    return table
+    rows = [
+        [str(count), *(number(value, 2) for value in (*row, max(0.0, 1 - sum(row))))] for count, row in enumerate(path)
+    ]
+    columns = ("choices", *map(str, range(len(path[0]))), "none")
+    return Table("Probability of each member, by number of your choices", columns, rows)
 
 
 # --- Views of ``pluralign tune``: the tuned policies' rewards, KL and sample answers, and how to serve them.
@@ -138,7 +139,7 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
             (tuning.bad_rows, "rows were dropped: they hold no prompt"),
         )
     )
-    yield _reward_table(tuning)
+    yield draw(_reward_table(tuning))
     for policy in tuning.members:
         if not policy.improved:
             yield Text(
@@ -149,7 +150,7 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
     for note in tuning.notes:
         yield Text(f"! {note}", style="yellow")
     if len(tuning.members) > 1:
-        yield _cross_table(tuning)
+        yield draw(_cross_table(tuning))
     yield from _samples(tuning)
     yield Text("Serve the base model and the adapters with vLLM. Draw an adapter per request with these weights:")
     yield Text("  " + ", ".join(f"{name} {weight:.3f}" for name, weight in tuning.serving.weights.items()))
@@ -157,29 +158,29 @@ def tuning_page(tuning: Tuning) -> Iterator[RenderableType]:
 
 
 def _reward_table(tuning: Tuning) -> Table:
-    title = "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers"
-    table = figure_table(title, "policy", "before", "after", "gain, 95 %", "KL, nats", "tokens")
+    rows = []
     for policy in tuning.members:
-        low, high = policy.interval
-        table.add_row(
-            Text(f"{policy.member} {policy.name}"),
-            f"{policy.reward_before:+.2f}",
-            f"{policy.reward_after:+.2f}",
-            f"{low:+.2f} – {high:+.2f}",
-            f"{policy.kl:.2f} ± {policy.kl_standard_error:.2f}",
-            f"{policy.tokens:.0f}",
+        before, after, low, high = (
+            number(value, 2, "+") for value in (policy.reward_before, policy.reward_after, *policy.interval)
         )
-    table.caption = f"tokens: mean response length; base model: {tuning.base_tokens:.0f}"
-    return table
+        kl = f"{number(policy.kl, 2)} ± {number(policy.kl_standard_error, 2)}"
+        name = f"{policy.member} {policy.name}"
+        rows.append([name, before, after, f"{low} – {high}", kl, number(policy.tokens, 0)])
+    return Table(
+        "Reward by the policy's own member on held-out prompts, in standard deviations of the base model's answers",
+        ("policy", "before", "after", "gain, 95 %", "KL, nats", "tokens"),
+        rows,
+        f"tokens: mean response length; base model: {number(tuning.base_tokens, 0)}",
+    )
 
 
 def _cross_table(tuning: Tuning) -> Table:
-    columns = [f"by {policy.member}" for policy in tuning.members]
-    table = figure_table("Reward of each policy by each member", "policy", *columns)
-    table.add_row("base", *(f"{value:+.2f}" for value in tuning.base))
-    for policy, row in zip(tuning.members, tuning.matrix, strict=True):
-        table.add_row(str(policy.member), *(f"{value:+.2f}" for value in row))
-    return table
+    names = ["base", *(str(policy.member) for policy in tuning.members)]
+    rows = [
+        [name, *(number(value, 2, "+") for value in row)]
+        for name, row in zip(names, (tuning.base, *tuning.matrix), strict=True)
+    ]
+    return Table("Reward of each policy by each member", ("policy", *(f"by {name}" for name in names[1:])), rows)
 
 
 def _samples(tuning: Tuning) -> Iterator[RenderableType]:
@@ -187,7 +188,9 @@ def _samples(tuning: Tuning) -> Iterator[RenderableType]:
         for sample in policy.samples[:1]:
             prompt = sample.prompt if isinstance(sample.prompt, str) else sample.prompt[-1]["content"]
             texts = (f"“{prompt}”", f"before: {sample.before}", f"after: {sample.after}")
-            yield text_panel("\n".join(shortened(visible(text)) for text in texts), f"Policy {policy.member}")
+            yield text_panel(
+                "\n".join(shortened(visible(text), TEXT_LENGTH) for text in texts), f"Policy {policy.member}"
+            )
 
 
 # --- Views of resumable jobs that write files: ``pluralign generate``, ``pluralign encode`` and ``pluralign score -o``.
@@ -219,10 +222,9 @@ def generation_page(generation: Generation, n: int) -> Iterator[RenderableType]:
     yield Text()
 
 
-def shards_page(job: Encoded | Scored) -> Iterator[RenderableType]:
+def shards_page(job: WrittenShards, numbers: str) -> Iterator[RenderableType]:
     """Yield what is in the folder, and how much of it an earlier run had written."""
-    contents = f"vectors of {job.dimension:,} numbers" if isinstance(job, Encoded) else f"rewards of {job.k} members"
     yield heading(job.folder)
-    yield Text(f"{job.rows:,} texts, {contents}, {job.shards:,} shards, {job.seconds:.0f} s")
+    yield Text(f"{job.rows:,} texts, {numbers.format(job.dimension)}, {job.shards:,} shards, {job.seconds:.0f} s")
     yield from counted_notes([(job.resumed, "shards were finished by an earlier run")])
     yield Text()

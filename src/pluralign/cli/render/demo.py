@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pluralign.cli.render.evaluation import headline_lines
-from pluralign.cli.render.tables import command_line, figure_table, heading, number, visible
+from pluralign.cli.render.tables import command_line, draw, heading, visible
 from pluralign.core.text import shortened
 from pluralign.ensemble.headline import headline
 from pluralign.experiments.demo import CONSTANT_HALF, FLOOR, JOINT, SOFT_BT, TRUE_SHARES, Asked, DemoResult
+from pluralign.publishing.tables import Table as Tabular
 from pluralign.votes.summary import Inspection
 from pluralign.votes.town_hall.town_hall import TownHall
 
@@ -78,31 +79,26 @@ def demo_page(result: DemoResult, commands: Sequence[Sequence[str]], report: str
     yield Text()
 
 
-def _score_table(result: DemoResult) -> Table:
-    table = figure_table("", "", "Brier", "corrected", "true error")
-    table.title = None
-    for name, shown in ROWS.items():
-        method, style = result.method(name), "bold" if name == JOINT else ""
-        table.add_row(shown, *map(number, (method.brier, method.brier_corrected, method.true_error)), style=style)
-    table.caption = (
+def _score_table(result: DemoResult) -> RenderableType:
+    methods = [(shown, result.method(name)) for name, shown in ROWS.items()]
+    rows = [(shown, one.brier, one.brier_corrected, one.true_error) for shown, one in methods]
+    note = (
         "corrected = Brier − noise of few votes. It estimates the true error (on all people of the town), and can be "
         "below 0."
     )
+    table = draw(Tabular("", ("", "Brier", "corrected", "true error"), rows, note, main=0))
+    table.title = None
     return table
 
 
 def _camp_lines(result: DemoResult) -> Iterator[RenderableType]:
-    first = result.camps
+    camps = next(iter(result.camps.values())).camps
     yield Text(
-        f"The town has {len(first.camps)} camps. No fit sees them. A camp has a member if one member agrees with it "
+        f"The town has {len(camps)} camps. No fit sees them. A camp has a member if one member agrees with it "
         "significantly more often than soft BT."
     )
-    for study, fitted in (
-        (first, "fitted to vote counts, as in most data"),
-        (result.camps_rater_ids, "fitted to votes with rater ids (fit --raters)"),
-        (result.camps_true_features, "fitted to vote counts, on the true features"),
-    ):
-        yield Text(f"  {study.represented} of {len(study.camps)} camps have a member: {fitted}")
+    for fitted, study in result.camps.items():
+        yield Text(f"  {study.represented} of {len(study.camps)} camps have a member: fitted to {fitted}")
 
 
 def _asked_lines(asked: Asked) -> Iterator[RenderableType]:

@@ -1,30 +1,22 @@
 """Views of ``pluralign fit``: a live table while it runs, and the fitted ensemble."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from pluralign.cli.console import PlainLines, say
-from pluralign.cli.render.evaluation import (
-    bound_line,
-    chance_warning,
-    comparison_table,
-    headline_lines,
-    member_table,
-    other_scores,
-    undecided_line,
-    voices_line,
-)
-from pluralign.cli.render.tables import SafeConsole, figure_table, heading, number
+from pluralign.cli.render.evaluation import member_warnings, scores
+from pluralign.cli.render.tables import SafeConsole, draw, heading
 from pluralign.core.text import counted
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import EncoderChoice, HistoryRow, TunedFit
 from pluralign.learning.task import FitWatcher
+from pluralign.publishing.tables import history_table, member_table, number
 
 
 class FitWatch(FitWatcher):
@@ -80,11 +72,9 @@ class FitWatch(FitWatcher):
         if self._live is None:
             self._live = Live(console=self._console, transient=True)
             self._live.start()
-        table = figure_table(title, "k", "train", "held out", "corrected", "floor")
-        for row in self._rows:
-            cells = (row.train_brier, row.test_brier, row.test_brier_corrected, self._floor)
-            table.add_row(str(row.k), *map(number, cells))
-        self._live.update(table)
+        table = history_table(self._rows)
+        note = "" if math.isnan(self._floor) else f"floor {number(self._floor)}"
+        self._live.update(draw(replace(table, title=title, note=note)))
 
 
 def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
@@ -115,17 +105,19 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
             "fitted without it."
         )
     if counts := main_evaluation(record):
-        yield from headline_lines(headline(counts, record, folder))
-        yield from voices_line(counts)
         where = "all prompts, cross-validated" if pooled else "held-out prompts"
-        yield comparison_table(counts, f"Scores on {where} (best first)", record.k)
-        yield from other_scores(counts)
-    yield _history_table(record.history)
+        first = headline(counts, record, folder)
+        yield from scores(counts, first, f"Scores on {where} (best first)", record.k)
+    yield draw(history_table(record.history))
     if evaluation:
-        yield member_table(evaluation.members)
-        yield from chance_warning(evaluation.members)
-    yield from undecided_line(ensemble.undecided)
-    yield from bound_line(record.bound)
+        yield draw(member_table(ensemble.weights.tolist(), evaluation))
+        yield from member_warnings(evaluation.members, ensemble.undecided)
+    if bound := record.bound:
+        yield Text(
+            f"Bound {bound.max_disagreement:g} on disagreement: Brier {number(bound.brier)}, worst member "
+            f"{bound.worst:.3f}. Without the bound: Brier {number(bound.brier_without)}, worst member "
+            f"{bound.worst_without:.3f}."
+        )
     if record.seconds is not None and record.seconds_encoding is not None:
         fitting = record.seconds - record.seconds_encoding
         yield Text(f"\nEncoded in {record.seconds_encoding:.1f} s, fitted in {fitting:.1f} s, saved in {folder}.")
@@ -148,7 +140,7 @@ def encoder_sentence(choice: EncoderChoice) -> str:
         The fine-tuned model is used.
         Brier score on validation prompts: 0.0568 fine-tuned, 0.0584 frozen.
         Held-out Brier score (corrected): 0.0246 fine-tuned, 0.0268 frozen.
-        Held-out difference from frozen: -0.0022 [-0.0030, -0.0014] fine-tuned.
+        Held-out difference from frozen: −0.0022 [−0.0030, −0.0014] fine-tuned.
     """
     tuned = TunedFit(choice.validation_tuned, choice.test_tuned, choice.difference, choice.low, choice.high)
     fits = {"fine-tuned": tuned} | ({"outputs": choice.outputs} if choice.outputs else {})
@@ -170,8 +162,8 @@ def _named_scores(scores: Mapping[str, float | None]) -> str:
 
 
 def _with_interval(fit: TunedFit) -> str:
-    interval = "" if fit.low is None or fit.high is None else f" [{fit.low:.4f}, {fit.high:.4f}]"
-    return f"{fit.difference:.4f}{interval}"
+    interval = "" if fit.low is None else f" [{number(fit.low)}, {number(fit.high)}]"
+    return f"{number(fit.difference)}{interval}"
 
 
 def target_sentence(target: str | None, vote_share: float | None) -> str:
@@ -189,10 +181,3 @@ def target_sentence(target: str | None, vote_share: float | None) -> str:
     if vote_share == 0:
         return f"Members learned from {teacher}, which was fitted to the votes."
     return f"Members learned from {teacher} ({100 * (1 - vote_share):.0f} %) and the votes ({100 * vote_share:.0f} %)."
-
-
-def _history_table(history: Sequence[HistoryRow]) -> Table:
-    table = figure_table("By number of members", "k", "train Brier", "held-out Brier", "corrected")
-    for row in history:
-        table.add_row(str(row.k), *map(number, (row.train_brier, row.test_brier, row.test_brier_corrected)))
-    return table

@@ -1,9 +1,8 @@
-"""The parts that all views share: tables of figures, panels, notes, and numbers as text.
+"""What all views of the terminal share: how a table is drawn, panels and notes.
 
 A view draws results that other rooms returned, and computes none of its own. Text from data is never read as markup.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 
 from rich import box
@@ -13,32 +12,38 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from pluralign.core import text as core_text
 from pluralign.core.text import printable
-from pluralign.theory.intervals import Interval
+from pluralign.publishing.tables import Table as Tabular
 
-EXAMPLE_TEXT_LENGTH = 400
+TEXT_LENGTH = 400
+"""Longer texts are cut."""
 BAR_WIDTH = 40
 PANEL_WIDTH = 100
 
 
-def figure_table(title: str, *headings: str, words: str = "") -> Table:
-    """Return an empty table: a first column of names, then columns of numbers, and a last one of ``words`` if named.
+def draw(table: Tabular) -> Table:
+    """Return a table as rich draws it; an empty line separates it from the text above."""
+    drawn = figure_table(table.title, caption=table.note)
+    for place, name in enumerate(table.columns):
+        drawn.add_column(name, justify="left" if table.is_text(place) else "right")
+    for place, row in enumerate(table.lines):
+        style = "bold" if place == table.main else "bold red" if place in table.warned else ""
+        drawn.add_row(*map(Text, row), style=style)
+    return drawn
 
-    An empty line separates it from the text above.
-    """
+
+def figure_table(title: str, *headings: str, caption: str = "") -> Table:
+    """Return an empty table: a first column of names, then columns of numbers."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=f"\n{title}",
+        title=Text(f"\n{title}", style="italic"),
         title_justify="left",
-        title_style="italic",
+        caption=Text(caption, style="dim italic") if caption else None,
         caption_justify="left",
         pad_edge=False,
     )
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="right" if position else "left")
-    if words:
-        table.add_column(words)
     return table
 
 
@@ -46,6 +51,11 @@ def text_panel(body: Text | str, title: Text | str) -> Panel:
     """Return a panel of text under a title."""
     text = Text(body) if isinstance(body, str) else body
     return Panel(text, title=title, title_align="left", width=PANEL_WIDTH)
+
+
+def dim(text: str) -> Text:
+    """Return a note in a paler colour."""
+    return Text(text, style="dim")
 
 
 def heading(text: str) -> Text:
@@ -63,51 +73,6 @@ def counted_notes(notes: Iterable[tuple[int, str]]) -> Iterator[Text]:
     for count, note in notes:
         if count:
             yield Text(f"· {count:,} {note}", style="dim")
-
-
-def number(value: float) -> str:
-    """Return a number with four decimals, or a dash for NaN.
-
-    Example:
-        >>> number(0.07812), number(-0.00001), number(float("nan"))
-        ('0.0781', '0.0000', '–')
-    """
-    return "–" if math.isnan(value) else f"{value:z.4f}"
-
-
-def decimals(value: float, form: str = ".3f") -> str:
-    """Return a number in a given format, or a dash for NaN.
-
-    Example:
-        >>> decimals(0.25, ".0%"), decimals(float("nan"))
-        ('25%', '–')
-    """
-    return "–" if math.isnan(value) else format(value, form)
-
-
-def span(interval: Interval) -> str:
-    """Return the ends of an interval, or a dash if there is none.
-
-    Example:
-        >>> span(Interval(0.05, 0.04, 0.06, 0.005)), span(Interval(0.05, math.nan, math.nan, math.nan))
-        ('0.0400 – 0.0600', '–')
-    """
-    return "–" if math.isnan(interval.low) else f"{number(interval.low)} – {number(interval.high)}"
-
-
-def short(value: float) -> str:
-    """Return a signed number without the leading zero, so that tables fit 80 columns.
-
-    Example:
-        >>> short(-0.0312), short(-0.00001)
-        ('-.0312', '+.0000')
-    """
-    return f"{value:+z.4f}".replace("0.", ".", 1)
-
-
-def shortened(text: str) -> str:
-    """Return a text cut to a length that fits a panel."""
-    return core_text.shortened(text, EXAMPLE_TEXT_LENGTH)
 
 
 def visible(text: str) -> str:

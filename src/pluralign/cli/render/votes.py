@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from pluralign.cli.render.tables import BAR_WIDTH, figure_table, heading, number, span
+from pluralign.cli.render.tables import BAR_WIDTH, dim, draw, heading
 from pluralign.ensemble.headline import FEW_VOTES
+from pluralign.publishing.tables import Cell, Table, ends
 from pluralign.votes.summary import Inspection
 
 MAJORITY_FIRST = 0.9
@@ -25,27 +25,25 @@ def inspection_page(summary: Inspection) -> Iterator[RenderableType]:
         f"{summary.votes:,} votes, {each} per pair"
     )
     for note in _notes(summary):
-        yield Text(f"· {note}", style="dim")
-    yield _reference_scores(summary)
+        yield dim(f"· {note}")
+    yield draw(_reference_scores(summary))
     yield from _histogram(summary)
 
 
 def _reference_scores(summary: Inspection) -> Table:
-    title = "Reference scores: the squared error of simple predictions"
-    table = figure_table(title, "", "Brier", "corrected", "95 % over prompts", words="prediction")
-    rows = (
-        ("floor", summary.floor, summary.floor_corrected, "perfect single reward"),
-        ("constant_half", summary.constant_half, summary.constant_half_corrected, "one half for every pair"),
-    )
-    for key, value, corrected, prediction in rows:
+    rows: list[list[Cell]] = []
+    for key, name, value, corrected, prediction in (
+        ("floor", "floor", summary.floor, summary.floor_corrected, "perfect single reward"),
+        ("constant_half", "constant ½", summary.constant_half, summary.constant_half_corrected, "½ for every pair"),
+    ):
         interval = summary.intervals.get(f"{key}_corrected")
-        name = "constant ½" if key == "constant_half" else key
-        table.add_row(name, number(value), number(corrected), span(interval) if interval else "", prediction)
-    table.add_row("noise", number(summary.noise), "", "", "true vote shares")
-    table.caption = "corrected = Brier − noise: an unbiased estimate of the error against all people, not only voters"
+        rows.append([name, value, corrected, ends(interval) if interval else "", prediction])
+    rows.append(["noise", summary.noise, "", "", "true vote shares"])
+    note = "corrected = Brier − noise: an unbiased estimate of the error against all people, not only voters"
     if math.isnan(summary.floor_corrected):
-        table.caption += f". {FEW_VOTES}"
-    return table
+        note += f". {FEW_VOTES}"
+    columns = ("", "Brier", "corrected", "95 % over prompts", "prediction")
+    return Table("Reference scores: the squared error of simple predictions", columns, rows, note, texts=(0, -1))
 
 
 def _notes(summary: Inspection) -> Iterator[str]:

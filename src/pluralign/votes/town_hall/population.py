@@ -10,8 +10,7 @@ import numpy as np
 
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
-from pluralign.votes.town_hall import phrases
-from pluralign.votes.town_hall.writing import NUMBERED, PROSE, Attributes, load_issues
+from pluralign.votes.town_hall.writing import NUMBERED, PROSE, STANCES, SUPPORTS, Attributes, load_issues
 
 # Values of the levels. They make every feature a multiple of 1/128, which keeps rewards exact: see TASTE_GRID.
 _POSITION = np.array([1.0, -1.0, 0.25, 0.0])  # by stance: a compromise is a quarter of the way to "for"
@@ -91,8 +90,8 @@ def features_of(issue: IntArray, attributes: IntArray) -> FloatArray:
     levels = Attributes(*attributes.T)
     loadings = np.array([topic.loadings for topic in load_issues()])
     position = _POSITION[levels.stance] * _STRENGTH[levels.hedging]
-    is_stance = [levels.stance == phrases.STANCES.index(name) for name in ("compromise", "undecided")]
-    is_support = [levels.support == phrases.SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
+    is_stance = [levels.stance == STANCES.index(name) for name in ("compromise", "undecided")]
+    is_support = [levels.support == SUPPORTS.index(name) for name in ("figures", "story", "fairness", "cost")]
     manner = [
         *is_stance,
         _LENGTH[levels.length],

@@ -11,7 +11,6 @@ features, so a tie has probability zero (below 1e-10 per vote after the rounding
 
 import math
 from dataclasses import dataclass, replace
-from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ import numpy.typing as npt
 from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import UsageError
 from pluralign.votes.options import Loaded
-from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.town_hall import names, phrases
+from pluralign.votes.preferences import PreferenceSet, by_first_appearance
 from pluralign.votes.town_hall.population import (
     CAMPS,
     FEATURES,
@@ -30,7 +28,15 @@ from pluralign.votes.town_hall.population import (
     features_of,
     random_stream,
 )
-from pluralign.votes.town_hall.writing import N_DRAWS, PROSE, Attributes, load_issues, write_prompt, write_response
+from pluralign.votes.town_hall.writing import (
+    N_DRAWS,
+    PROSE,
+    Attributes,
+    load_issues,
+    load_words,
+    write_prompt,
+    write_response,
+)
 
 # Probability of each level of an attribute, in the order of ``Attributes``.
 LEVEL_SHARES: tuple[tuple[float, ...], ...] = (
@@ -50,13 +56,6 @@ LEANING_SHARE = 0.4
 DEFAULT_PAIRS_PER_PROMPT = 8
 MAX_RESPONSES_PER_PROMPT = 50
 _PAIRS_PER_BLOCK = 2048  # times 1,000 annotators in float64: 16 MB at a time
-
-
-class Candidates(TypedDict):
-    """One line of a candidates file."""
-
-    prompt: str
-    responses: list[str]
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,8 @@ def town_hall(
     prompt_index, items = _draw_pairs(
         n_pairs, n_prompts, n_responses_per_prompt, pairs_per_prompt, random_stream(seed, Stream.PAIRS)
     )
-    used, items = _number_by_first_appearance(items)
+    used, number = by_first_appearance(items.ravel())
+    items = number.reshape(items.shape).astype(np.int64)
     topic_of_item = used // n_responses_per_prompt
     attributes = attributes.reshape(-1, attributes.shape[-1])[used]
     features = features_of(topics[topic_of_item, 0], attributes)
@@ -234,25 +234,11 @@ def answers(n_prompts: int, n_responses: int, *, seed: int = 0) -> Answers:
     )
 
 
-def candidates(n_prompts: int, n_responses: int, seed: int = 0) -> list[Candidates]:
-    """Return the texts of ``answers`` as lines of a candidates file.
-
-    Example:
-        >>> line = candidates(1, 3)[0]
-        >>> sorted(line), len(line["responses"])
-        (['prompt', 'responses'], 3)
-    """
-    drawn = answers(n_prompts, n_responses, seed=seed)
-    return [
-        Candidates(prompt=prompt, responses=responses)
-        for prompt, responses in zip(drawn.prompts, drawn.responses, strict=True)
-    ]
-
-
 def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
     """Draw distinct rows of (issue, town, place, question, day), ``(n_prompts, 5)``, each issue equally often."""
-    n_places = np.array([len(names.PLACES[issue.kind]) for issue in load_issues()])
-    n_towns, n_questions = len(names.TOWNS), len(phrases.QUESTIONS)
+    words = load_words()
+    n_places = np.array([len(words.places[issue.kind].all) for issue in load_issues()])
+    n_towns, n_questions = len(words.towns), len(words.questions)
     n_distinct = n_towns * n_questions * n_places
     most = len(load_issues()) * int(n_distinct.min())
     if n_prompts > most:
@@ -267,7 +253,7 @@ def _draw_topics(n_prompts: int, random: np.random.Generator) -> IntArray:
         code[rows] = random.choice(size, size=len(rows), replace=False)
     code, question = np.divmod(code, n_questions)
     place, town = np.divmod(code, n_towns)
-    return np.stack([issue, town, place, question, random.integers(0, len(names.DAYS), n_prompts)], axis=1)
+    return np.stack([issue, town, place, question, random.integers(0, len(words.days), n_prompts)], axis=1)
 
 
 def _draw_attributes(n_prompts: int, n_responses: int, random: np.random.Generator) -> IntArray:
@@ -303,15 +289,6 @@ def _draw_pairs(
     prompt = np.repeat(np.arange(n_prompts), per_prompt)[:n_pairs]
     pairs = random.permuted(possible[order].reshape(-1, 2), axis=1)[:n_pairs]
     return prompt, pairs + prompt[:, None] * n_responses
-
-
-def _number_by_first_appearance(items: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the items that pairs use, in order of first use, and the pairs renumbered in that order."""
-    used, first, position = np.unique(items.ravel(), return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    number = np.empty_like(order)
-    number[order] = np.arange(len(order))
-    return used[order], number[position].reshape(items.shape)
 
 
 def _share_preferring_first(features: FloatArray, items: IntArray, tastes: FloatArray) -> FloatArray:

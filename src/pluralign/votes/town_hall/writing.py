@@ -1,23 +1,29 @@
 """The wording of prompts and responses: from attributes such as stance, length and tone to English text.
 
 Defined here: the order of the sentences and the contents of each length. Every attribute is visible in the text. The
-words are in ``issues``, ``phrases``, ``arguments`` and ``names``; ``townhall`` draws the attributes.
+words are in ``issues.toml`` and ``words.toml``; ``town_hall`` draws the attributes.
 """
 
 import functools
 import itertools
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pluralign.core.json_values import from_json
-from pluralign.votes.town_hall import arguments, names, phrases
 
-# --- The questions a town decides on: 48 issues, their positions on four value axes, and the arguments about them.
+# --- The words, read from TOML files: 48 issues that a town decides on, and phrases that fit any issue.
 
+Phrases: TypeAlias = tuple[str, ...]
+PhrasesBy: TypeAlias = Mapping[str, Phrases]
+"""Phrases by the level of an attribute, such as the stance."""
+STANCES = ("for", "against", "compromise", "undecided")
+TONES = ("warm", "plain", "formal", "blunt")
+HEDGES = ("firm", "even", "hedged")
+SUPPORTS = ("none", "figures", "story", "fairness", "cost")
 
 VALUE_AXES = ("public_spending", "change", "environment", "rules")
 """Axes of a position: spend public money or save it; change or tradition; nature first or other things first; common
@@ -35,27 +41,86 @@ class Issue:
     thing: str
     """The same as a noun, "the bus lane on {place}"."""
     kind: str
-    """Kind of place it is about, a key of ``names.PLACES``."""
+    """Kind of place it is about, a key of ``Words.places``."""
     loadings: tuple[float, float, float, float]
     """Position of "for" on each of ``VALUE_AXES``, each in [-1, 1]. "Against" is the opposite position."""
     money: int
     """Cost in thousands of pounds; negative if it saves money."""
-    pros: tuple[str, ...]
+    pros: Phrases
     """Reasons for it, as clauses."""
-    cons: tuple[str, ...]
+    cons: Phrases
     """Reasons against it, as clauses."""
-    middle: tuple[str, ...]
+    middle: Phrases
     """Compromises, as verb phrases in base form."""
-    unknown: tuple[str, ...]
+    unknown: Phrases
     """Open questions, as indirect questions."""
     gains: str
     """People who gain, a plural noun phrase."""
     loses: str
     """People who lose, a plural noun phrase."""
-    story_for: tuple[str, ...]
+    story_for: Phrases
     """Short stories of a person who would benefit."""
-    story_against: tuple[str, ...]
+    story_against: Phrases
     """Short stories of a person who would suffer."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of places of one kind: each of ``names`` with each of ``kinds``."""
+
+    names: Phrases
+    kinds: Phrases
+
+    @functools.cached_property
+    def all(self) -> Phrases:
+        """Every name with every kind."""
+        return tuple(f"{name} {kind}".strip() for name in self.names for kind in self.kinds)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Phrases that fit any issue, and names. ``words.toml`` documents the braces."""
+
+    questions: Phrases
+    asked_back: Phrases
+    firm_doubts: Phrases
+    links: Phrases
+    both_sides: Phrases
+    one_side: Phrases
+    days: Phrases
+    town_beginnings: Phrases
+    town_endings: Phrases
+    people: tuple[tuple[str, str, str], ...]
+    leads: PhrasesBy
+    positions: Mapping[str, PhrasesBy]
+    assurances: PhrasesBy
+    next_steps: PhrasesBy
+    openers: PhrasesBy
+    closers: PhrasesBy
+    list_titles: PhrasesBy
+    calls: PhrasesBy
+    value_tags: Mapping[str, PhrasesBy]
+    balance_tags: PhrasesBy
+    values: Mapping[str, PhrasesBy]
+    balance: PhrasesBy
+    support_frames: PhrasesBy
+    support: Mapping[str, PhrasesBy]
+    cost: Mapping[str, PhrasesBy]
+    reason_openings: PhrasesBy
+    concessions: PhrasesBy
+    places: Mapping[str, Names]
+
+    contractions: Mapping[str, str]
+
+    @functools.cached_property
+    def contractible(self) -> re.Pattern[str]:
+        """Matches what is contracted, only before another word: "more than I am." is not."""
+        return re.compile(r"\b(" + "|".join(self.contractions) + r")(?= [a-z])")
+
+    @functools.cached_property
+    def towns(self) -> Phrases:
+        """Every beginning with every ending."""
+        return tuple(beginning + ending for beginning in self.town_beginnings for ending in self.town_endings)
 
 
 @functools.cache
@@ -66,11 +131,28 @@ def load_issues() -> tuple[Issue, ...]:
         >>> load_issues()[0].thing
         'the bus lane on {place}'
     """
-    text = resources.files(__package__).joinpath("issues.toml").read_text(encoding="utf-8")
-    return tuple(from_json(Issue, row) for row in tomllib.loads(text)["issue"])
+    return tuple(from_json(Issue, row) for row in _read("issues.toml")["issue"])
 
 
-Choice = TypeVar("Choice")
+@functools.cache
+def load_words() -> Words:
+    """Return the phrases and names. The file is read once.
+
+    Example:
+        >>> load_words().towns[0]
+        'Alderbridge'
+    """
+    return from_json(Words, _read("words.toml"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+# --- Texts.
+
+
+Word = TypeVar("Word")
 
 PROSE, BULLETS, NUMBERED = range(3)
 N_DRAWS = 40
@@ -81,61 +163,27 @@ N_VALUES = (0, 1, 2, 3, 3)
 """Numbers of reasons and of sentences about values, by length level; a list has at least two reasons."""
 
 _ORDERS = tuple(itertools.permutations(range(4)))
-_CONTRACTIONS = {
-    "are not": "aren't",
-    "cannot": "can't",
-    "did not": "didn't",
-    "do not": "don't",
-    "does not": "doesn't",
-    "I am": "I'm",
-    "I would": "I'd",
-    "is not": "isn't",
-    "let us": "let's",
-    "should not": "shouldn't",
-    "will not": "won't",
-    "would not": "wouldn't",
-}
-_CONTRACTIONS |= {full[0].upper() + full[1:]: short[0].upper() + short[1:] for full, short in _CONTRACTIONS.items()}
-# Only before another word: "more than I am." is not contracted.
-_CONTRACTIBLE = re.compile(r"\b(" + "|".join(_CONTRACTIONS) + r")(?= [a-z])")
 
 
 class Attributes(NamedTuple):
     """Attributes of a response. Every field is an index into the levels named in its description."""
 
     stance: int
-    """for, against, compromise, undecided (``phrases.STANCES``)."""
+    """for, against, compromise, undecided (``STANCES``)."""
     length: int
     """0: one sentence; 1: a few; 2: a paragraph; 3: two paragraphs; 4: three."""
     tone: int
-    """warm, plain, formal, blunt (``phrases.TONES``)."""
+    """warm, plain, formal, blunt (``TONES``)."""
     hedging: int
-    """firm, even, hedged (``phrases.HEDGES``)."""
+    """firm, even, hedged (``HEDGES``)."""
     structure: int
     """0: prose; 1: bullets; 2: a numbered list. One sentence is always prose."""
     support: int
-    """none, figures, story, fairness, cost (``phrases.SUPPORTS``)."""
+    """none, figures, story, fairness, cost (``SUPPORTS``)."""
     call: int
     """1 if it ends in a call to action."""
     question: int
     """1 if it asks a question back."""
-
-
-class _Chooser:
-    """Selects words with integers that were drawn before, so that one numpy call is enough for many texts."""
-
-    def __init__(self, draws: Sequence[int]) -> None:
-        self._draws = iter(draws)
-
-    def pick(self, options: Sequence[Choice]) -> Choice:
-        return options[next(self._draws) % len(options)]
-
-    def several(self, options: Sequence[Choice], count: int) -> list[Choice]:
-        left = list(options)
-        return [left.pop(next(self._draws) % len(left)) for _ in range(count)]
-
-    def between(self, low: int, high: int) -> int:
-        return low + next(self._draws) % (high - low + 1)
 
 
 def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> str:
@@ -145,16 +193,9 @@ def write_prompt(issue: int, town: int, place: int, question: int, day: int) -> 
         >>> write_prompt(0, 0, 32, 0, 0)
         'Should Alderbridge turn one lane of Mill Street into a bus lane?'
     """
-    topic = load_issues()[issue]
-    verb, doing = topic.verb.split("/")
-    text = phrases.QUESTIONS[question].format(
-        town=names.TOWNS[town],
-        do=f"{verb} {topic.rest}",
-        doing=f"{doing} {topic.rest}",
-        thing=topic.thing,
-        day=names.DAYS[day],
-    )
-    return text.replace("{place}", names.PLACES[topic.kind][place])
+    topic, words = load_issues()[issue], load_words()
+    text = words.questions[question].format(town=words.towns[town], day=words.days[day], **_proposal(topic))
+    return text.replace("{place}", words.places[topic.kind].all[place])
 
 
 def write_response(issue: int, town: int, place: int, attributes: Attributes, draws: Sequence[int]) -> str:
@@ -165,162 +206,173 @@ def write_response(issue: int, town: int, place: int, attributes: Attributes, dr
         >>> write_response(1, 0, 0, one_sentence_for, [1] * N_DRAWS)
         'I support Sunday opening at the Abbotsfield library, because good public services make a community strong.'
     """
-    topic = load_issues()[issue]
-    chooser = _Chooser(draws)
-    pick = chooser.pick
-    stance, tone = phrases.STANCES[attributes.stance], phrases.TONES[attributes.tone]
-    hedge, support = phrases.HEDGES[attributes.hedging], phrases.SUPPORTS[attributes.support]
-    blanks = _blanks(topic, town, chooser)
+    writer = _Writer(load_issues()[issue], attributes, draws)
+    return writer.write(town).replace("{place}", writer.words.places[writer.topic.kind].all[place])
 
-    because, values = _values(topic, stance, N_VALUES[attributes.length], chooser)
-    position = pick(phrases.LEADS[tone]) + pick(phrases.POSITIONS[stance, hedge]) + because
-    backing = _support(topic, stance, support, chooser)
-    ending = [pick(phrases.ASKED_BACK)] * attributes.question + [pick(phrases.CALLS[stance])] * attributes.call
 
-    if attributes.length == 0:
-        sentence = "; ".join([position, *backing])
-        blocks = [_paragraph([sentence, *ending], blanks)]
-    else:
-        opening, assurance, closing = _trimmings(tone, hedge, stance, chooser, length=attributes.length)
-        as_list = attributes.structure != PROSE
-        n_reasons = max(N_REASONS[attributes.length], 2) if as_list else N_REASONS[attributes.length]
-        reasons = _reasons(topic, stance, hedge, n_reasons, chooser, as_list=as_list)
-        first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
-        if as_list:
-            title, numbered = pick(phrases.LIST_TITLES[stance]), attributes.structure == NUMBERED
-            middle = _list(title, reasons, blanks, numbered=numbered)
-            blocks = [_paragraph(first, blanks), middle, _paragraph(second + third, blanks)]
-        elif attributes.length <= 2:
-            blocks = [_paragraph(first + reasons + second + third, blanks)]
-        elif attributes.length == 3:
-            blocks = [_paragraph(first + reasons, blanks), _paragraph(second + third, blanks)]
+def _proposal(topic: Issue) -> dict[str, str]:
+    verb, doing = topic.verb.split("/")
+    return {"do": f"{verb} {topic.rest}", "doing": f"{doing} {topic.rest}", "thing": topic.thing}
+
+
+class _Writer:
+    """Writes one response. Integers that were drawn before choose the words, so that one numpy call is enough for many
+    texts; the order of the choices is part of the texts.
+    """
+
+    def __init__(self, topic: Issue, attributes: Attributes, draws: Sequence[int]) -> None:
+        self.words, self.topic, self.draws = load_words(), topic, iter(draws)
+        self.length, self.structure = attributes.length, attributes.structure
+        self.call, self.question = attributes.call, attributes.question
+        self.stance, self.tone = STANCES[attributes.stance], TONES[attributes.tone]
+        self.hedge, self.support = HEDGES[attributes.hedging], SUPPORTS[attributes.support]
+
+    def pick(self, options: Sequence[Word]) -> Word:
+        return options[next(self.draws) % len(options)]
+
+    def several(self, options: Sequence[Word], count: int) -> list[Word]:
+        left = list(options)
+        return [left.pop(next(self.draws) % len(left)) for _ in range(count)]
+
+    def between(self, low: int, high: int) -> int:
+        return low + next(self.draws) % (high - low + 1)
+
+    def write(self, town: int) -> str:
+        """Return the text, in which {place} is left."""
+        words, pick, length = self.words, self.pick, self.length
+        blanks = self.blanks(town)
+
+        def paragraph(clauses: Sequence[str]) -> str:
+            return " ".join(_sentence(clause, blanks) for clause in clauses)
+
+        because, values = self.values(N_VALUES[length])
+        position = pick(words.leads[self.tone]) + pick(words.positions[self.stance][self.hedge]) + because
+        backing = self.backing()
+        ending = [pick(words.asked_back)] * self.question + [pick(words.calls[self.stance])] * self.call
+        if length == 0:
+            blocks = [paragraph(["; ".join([position, *backing]), *ending])]
         else:
-            blocks = [_paragraph(block, blanks) for block in (first + reasons, second, third)]
+            opening, assurance, closing = self.trimmings()
+            reasons = self.reasons()
+            first, second, third = [*opening, position], [*values, *backing, *assurance], [*closing, *ending]
+            if self.structure != PROSE:
+                title, bullets = pick(words.list_titles[self.stance]), itertools.repeat("- ")
+                marks = (f"{i}. " for i in itertools.count(1)) if self.structure == NUMBERED else bullets
+                lines = [mark + _sentence(reason, blanks) for mark, reason in zip(marks, reasons, strict=False)]
+                blocks = [paragraph(first), "\n".join([_sentence(title, blanks), *lines]), paragraph(second + third)]
+            elif length <= 2:
+                blocks = [paragraph(first + reasons + second + third)]
+            elif length == 3:
+                blocks = [paragraph(first + reasons), paragraph(second + third)]
+            else:
+                blocks = [paragraph(block) for block in (first + reasons, second, third)]
+        text = "\n\n".join(filter(None, blocks))
+        if self.tone in ("warm", "blunt"):
+            text = words.contractible.sub(lambda match: words.contractions[match[0]], text)
+        return text
 
-    text = "\n\n".join(filter(None, blocks))
-    if tone in ("warm", "blunt"):
-        text = _CONTRACTIBLE.sub(lambda match: _CONTRACTIONS[match[0]], text)
-    return text.replace("{place}", names.PLACES[topic.kind][place])
+    def blanks(self, town: int) -> dict[str, str]:
+        """Choose the words for the braces; {place} is filled in last."""
+        topic, towns = self.topic, self.words.towns
+        unknown = self.between(0, 1)
+        who, she, her = self.pick(self.words.people)
+        thousands = abs(topic.money) * self.between(80, 125) / 100
+        step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
+        numbers = ("two", "three", "four", "five", "six", "seven", "eight")
+        return {
+            "place": "{place}",
+            "town": towns[town],
+            **_proposal(topic),
+            "middle": self.pick(topic.middle),
+            "unknown": topic.unknown[unknown],
+            "asked": topic.unknown[1 - unknown],
+            "pro": self.pick(topic.pros),
+            "con": self.pick(topic.cons),
+            "gains": topic.gains,
+            "loses": topic.loses,
+            "who": who,
+            "she": she,
+            "her": her,
+            "money": f"{round(thousands / step) * step * 1000:,.0f}",
+            "percent": str(self.between(53, 79)),
+            "points": str(self.between(2, 5)),
+            "count": f"{self.between(12, 290) * 10 + self.between(0, 9):,}",
+            "weeks": self.pick(numbers),
+            "years": self.pick(numbers),
+            "day": self.pick(self.words.days),
+            # Never the town itself: between 1 and all but one steps further on in the table.
+            "other": towns[(town + self.between(1, len(towns) - 1)) % len(towns)],
+        }
+
+    def values(self, n_sentences: int) -> tuple[str, list[str]]:
+        """Return a "because" clause with each value of the position, and sentences about the values in turn."""
+        words = self.words
+        if self.stance in words.balance:
+            tags = [self.pick(words.balance_tags[self.stance])]
+            sentences = self.several(words.balance[self.stance], n_sentences)
+        else:
+            ends = [
+                (axis, "for" if (load > 0) == (self.stance == "for") else "against")
+                for axis, load in zip(VALUE_AXES, self.topic.loadings, strict=True)
+                if load
+            ]
+            tags = [self.pick(words.value_tags[axis][end]) for axis, end in ends]
+            by_value = [self.several(words.values[axis][end], n_sentences) for axis, end in ends]
+            sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
+        return ", because " + ", and because ".join(tags), sentences
+
+    def backing(self) -> list[str]:
+        """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
+        if self.support == "none":
+            return []
+        frame = self.pick(self.words.support_frames[self.support])
+        if self.support == "cost":
+            options = self.words.cost[self.stance]["saves" if self.topic.money < 0 else "costs"]
+        elif self.support == "story" and self.stance in ("for", "against"):
+            options = self.topic.story_for if self.stance == "for" else self.topic.story_against
+        else:
+            options = self.words.support[self.support][self.stance]
+        return [frame + self.pick(options)]
+
+    def trimmings(self) -> tuple[list[str], list[str], list[str]]:
+        """Return the additions of longer responses at the start, after the argument, and at the end."""
+
+        def maybe(options: Sequence[str], shortest: int) -> list[str]:
+            return [self.pick(options)] if options and self.length >= shortest else []
+
+        words, is_firm_doubt = self.words, (self.stance, self.hedge) == ("undecided", "firm")
+        opening = maybe(words.openers[self.tone], 2)
+        assurance = maybe(words.concessions[self.stance], 4)
+        assurance += maybe(words.firm_doubts if is_firm_doubt else words.assurances[self.hedge], 1)
+        closing = maybe(words.next_steps[self.stance], 4) + maybe(words.closers[self.tone], 1)
+        return opening, assurance, closing
+
+    def reasons(self) -> list[str]:
+        """Return the argument as sentences: reasons of one side, or of both sides in turn."""
+        words, count = self.words, N_REASONS[self.length]
+        pros = [self.topic.pros[index] for index in self.pick(_ORDERS)]
+        cons = [self.topic.cons[index] for index in self.pick(_ORDERS)]
+        if self.structure != PROSE:
+            count = max(count, 2)
+            if self.stance not in words.balance:
+                return (pros if self.stance == "for" else cons)[:count]
+            return [words.one_side[i % 2].format(pro=pros[i // 2], con=cons[i // 2]) for i in range(count)]
+        if self.stance in words.balance:
+            sides = self.in_turn(words.both_sides, (count + 1) // 2)
+            return [side.format(pro=pro, con=con) for side, pro, con in zip(sides, pros, cons, strict=False)]
+        own = (pros if self.stance == "for" else cons)[:count]
+        opened = self.pick(words.reason_openings[self.hedge]) + own[0]
+        return [
+            opened,
+            *(link + reason for link, reason in zip(self.in_turn(words.links, len(own) - 1), own[1:], strict=True)),
+        ]
+
+    def in_turn(self, options: Phrases, count: int) -> list[str]:
+        """Return phrases in the order of the table, from one that is chosen."""
+        first = self.between(0, len(options) - 1)
+        return [options[(first + turn) % len(options)] for turn in range(count)]
 
 
 def _sentence(clause: str, blanks: dict[str, str]) -> str:
     text = clause.format_map(blanks)
     return text[0].upper() + text[1:] + ("" if text[-1] in "?!:" else ".")
-
-
-def _paragraph(clauses: Sequence[str], blanks: dict[str, str]) -> str:
-    return " ".join(_sentence(clause, blanks) for clause in clauses)
-
-
-def _list(title: str, clauses: Sequence[str], blanks: dict[str, str], *, numbered: bool) -> str:
-    items = [
-        (f"{number}. " if numbered else "- ") + _sentence(clause, blanks)
-        for number, clause in enumerate(clauses, start=1)
-    ]
-    return "\n".join([_sentence(title, blanks), *items])
-
-
-def _blanks(topic: Issue, town: int, chooser: _Chooser) -> dict[str, str]:
-    """Choose the words for the braces of one response; {place} is filled in last."""
-    verb, doing = topic.verb.split("/")
-    unknown = chooser.between(0, 1)
-    who, she, her = chooser.pick(names.PEOPLE)
-    thousands = abs(topic.money) * chooser.between(80, 125) / 100
-    step = 0.5 if thousands < 10 else 1 if thousands < 50 else 5 if thousands < 200 else 10
-    return {
-        "place": "{place}",
-        "town": names.TOWNS[town],
-        "do": f"{verb} {topic.rest}",
-        "doing": f"{doing} {topic.rest}",
-        "thing": topic.thing,
-        "middle": chooser.pick(topic.middle),
-        "unknown": topic.unknown[unknown],
-        "asked": topic.unknown[1 - unknown],
-        "pro": chooser.pick(topic.pros),
-        "con": chooser.pick(topic.cons),
-        "gains": topic.gains,
-        "loses": topic.loses,
-        "who": who,
-        "she": she,
-        "her": her,
-        "money": f"{round(thousands / step) * step * 1000:,.0f}",
-        "percent": str(chooser.between(53, 79)),
-        "points": str(chooser.between(2, 5)),
-        "count": f"{chooser.between(12, 290) * 10 + chooser.between(0, 9):,}",
-        "weeks": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "years": ("two", "three", "four", "five", "six", "seven", "eight")[chooser.between(0, 6)],
-        "day": chooser.pick(names.DAYS),
-        # Never the town itself: between 1 and all but one steps further on in the table.
-        "other": names.TOWNS[(town + chooser.between(1, len(names.TOWNS) - 1)) % len(names.TOWNS)],
-    }
-
-
-def _values(topic: Issue, stance: str, n_sentences: int, chooser: _Chooser) -> tuple[str, list[str]]:
-    """Return a "because" clause with each value of the position, and sentences that alternate between the values."""
-    if stance in arguments.BALANCE:
-        tags = [chooser.pick(arguments.BALANCE_TAGS[stance])]
-        sentences = chooser.several(arguments.BALANCE[stance], n_sentences)
-    else:
-        direction = 1 if stance == "for" else -1
-        signs = {
-            axis: direction if load > 0 else -direction
-            for axis, load in zip(VALUE_AXES, topic.loadings, strict=True)
-            if load
-        }
-        tags = [chooser.pick(arguments.VALUE_TAGS[value]) for value in signs.items()]
-        by_value = [chooser.several(arguments.VALUES[value], n_sentences) for value in signs.items()]
-        sentences = [sentence for turn in zip(*by_value, strict=True) for sentence in turn][:n_sentences]
-    return ", because " + ", and because ".join(tags), sentences
-
-
-def _support(topic: Issue, stance: str, support: str, chooser: _Chooser) -> list[str]:
-    """Return a sentence that supports the position with figures, a story, fairness or the cost, or nothing."""
-    if support == "none":
-        return []
-    frame = chooser.pick(arguments.SUPPORT_FRAMES[support])
-    if support == "cost":
-        return [frame + chooser.pick(arguments.COST[stance, topic.money < 0])]
-    if support == "story" and stance in ("for", "against"):
-        return [frame + chooser.pick(topic.story_for if stance == "for" else topic.story_against)]
-    return [frame + chooser.pick(arguments.SUPPORT[support, stance])]
-
-
-def _trimmings(
-    tone: str, hedge: str, stance: str, chooser: _Chooser, *, length: int
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the additions of longer responses at the start, after the argument, and at the end."""
-
-    def maybe(options: Sequence[str], shortest: int) -> list[str]:
-        return [chooser.pick(options)] if options and length >= shortest else []
-
-    assurances = phrases.FIRM_DOUBTS if (stance, hedge) == ("undecided", "firm") else phrases.ASSURANCES[hedge]
-    opening = maybe(phrases.OPENERS[tone], 2)
-    assurance = maybe(arguments.CONCESSIONS[stance], 4) + maybe(assurances, 1)
-    closing = maybe(phrases.NEXT_STEPS[stance], 4) + maybe(phrases.CLOSERS[tone], 1)
-    return opening, assurance, closing
-
-
-def _reasons(topic: Issue, stance: str, hedge: str, n_reasons: int, chooser: _Chooser, *, as_list: bool) -> list[str]:
-    """Return the argument as sentences: reasons of one side, or of both sides in turn."""
-    pros = [topic.pros[index] for index in chooser.pick(_ORDERS)]
-    cons = [topic.cons[index] for index in chooser.pick(_ORDERS)]
-    if stance in arguments.BALANCE:
-        if as_list:
-            return [
-                arguments.ONE_SIDE[turn % 2].format(pro=pros[turn // 2], con=cons[turn // 2])
-                for turn in range(n_reasons)
-            ]
-        first = chooser.between(0, len(arguments.BOTH_SIDES) - 1)
-        return [
-            arguments.BOTH_SIDES[(first + turn) % len(arguments.BOTH_SIDES)].format(pro=pros[turn], con=cons[turn])
-            for turn in range((n_reasons + 1) // 2)
-        ]
-    reasons = (pros if stance == "for" else cons)[:n_reasons]
-    if as_list:
-        return reasons
-    opened = chooser.pick(arguments.REASON_OPENINGS[hedge]) + reasons[0]
-    start = chooser.between(0, len(arguments.LINKS) - 1)
-    linked = [
-        arguments.LINKS[(start + turn) % len(arguments.LINKS)] + reason for turn, reason in enumerate(reasons[1:])
-    ]
-    return [opened, *linked]
