@@ -105,13 +105,6 @@ def test_the_number_of_prompts_that_would_decide_grows_with_the_square_of_the_in
     assert "about 400 held-out prompts" in headline(wide, record).next_step
 
 
-def test_an_evaluation_prints_its_headline(ensemble: RewardEnsemble, evaluation: Evaluation) -> None:
-    found = headline(evaluation)
-    assert str(evaluation) == f"{evaluation.pairs:,} pairs\n{found.main}\n{found.verdict}"
-    full = evaluate(ensemble, town_hall(480).preferences, groups=[])
-    assert str(full.headline) in str(full)
-
-
 # --- few prompts ------------------------------------------------------------------------------------------------------
 
 

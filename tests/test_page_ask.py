@@ -57,6 +57,7 @@ def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str,
     assert "This server has no language model" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
+    assert page.inner_text("#ask .results") == ""
     page.fill("#candidates", "Yes,\nlet us dance.\n\nNo.\n\n\nPerhaps: it depends.")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -70,19 +71,25 @@ def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str,
     assert re.search("[12] of 2 answers", page.inner_text("#ask"))
 
 
-def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: str) -> None:
-    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+def writing(page: Any, asked_for: str = "candidates", **more: Any) -> list[Any]:
+    """Let the server write two answers; return the list of what its requests ask for."""
     sent: list[Any] = []
 
     def write(route: Any) -> None:
         body = route.request.post_data_json
-        sent.append(body.get("candidates"))
+        sent.append(body.get(asked_for))
         texts = ["Yes.", "No, thank you."]
         reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts})
+        route.fulfill(json=reply | {"candidate_texts": texts, **more})
 
     page.route("**/v1/answer", write)
     page.fill("#prompt", "Shall we dance?")
+    return sent
+
+
+def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    sent = writing(page)
     assert "the language model of this server write answers" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -97,17 +104,7 @@ def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: st
 
 def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=lambda data: data | {"can_generate": True, "policies": [0, 1]})
-    sent: list[Any] = []
-
-    def write(route: Any) -> None:
-        body = route.request.post_data_json
-        sent.append(body.get("candidates"))
-        texts = ["Yes.", "No, thank you."]
-        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts, "written": [0, 1]})
-
-    page.route("**/v1/answer", write)
-    page.fill("#prompt", "Shall we dance?")
+    sent = writing(page, written=[0, 1])
     assert "let each member answer with its own policy" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -119,17 +116,7 @@ def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str
 
 def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
-    sent: list[Any] = []
-
-    def write(route: Any) -> None:
-        body = route.request.post_data_json
-        sent.append(body["mode"])
-        texts = ["Yes.", "No, thank you."]
-        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts})
-
-    page.route("**/v1/answer", write)
-    page.fill("#prompt", "Shall we dance?")
+    sent = writing(page, "mode")
     for mode in ("distributional", "steerable", "balanced"):
         page.click(f"input[value={mode}]")
         tab.rest()
@@ -169,14 +156,6 @@ def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
     assert page.query_selector("[data-choice=a]"), "the next pair can still be chosen"
     assert page.query_selector("#ask .answer") is None
     tab.messages.clear()  # the browser logs every status of 502
-
-
-def test_missing_candidates_clear_the_previous_answer(tab: Tab, address: str) -> None:
-    page = tab.open(address)
-    page.fill("#prompt", "Shall we dance?")
-    page.click("#ask form button[type=submit]")
-    assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
-    assert page.inner_text("#ask .results") == ""
 
 
 def test_a_consensus_without_a_majority_says_so(tab: Tab, address: str) -> None:

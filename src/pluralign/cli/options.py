@@ -60,8 +60,7 @@ OtherVotes = Annotated[
     typer.Argument(metavar="[DATA]", help="Votes not used for training (default: the held-out votes saved in DIR)."),
 ]
 OtherVotesOption = Annotated[
-    str | None,
-    typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR)."),
+    str | None, typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR).")
 ]
 AllPrompts = Annotated[
     bool,

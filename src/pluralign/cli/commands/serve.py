@@ -13,7 +13,6 @@ from pluralign.cli.console import emit, note, output_folder, progress_bar, worki
 from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra, saved_held_out_votes
 from pluralign.cli.options import (
     SHARED_CANDIDATES,
-    AllPrompts,
     EnsembleFolder,
     Json,
     OtherVotesOption,
@@ -101,13 +100,14 @@ def export(
     from pluralign.ensemble.folder import read_description
     from pluralign.publishing.export import export as export_ensemble
 
+    if member is not None and separate:
+        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
         exported = export_ensemble(
             ensemble,
             output,
-            member=member,
-            separate=separate,
+            member="all" if separate else member,
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             overwrite=overwrite,
             push_to_hub=push_to_hub,
@@ -147,7 +147,6 @@ def serve(
     ] = "",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the texts of requests.")] = False,
     data: OtherVotesOption = None,
-    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Serve an ensemble over HTTP: OpenAI-compatible chat, rerank and reward endpoints, and a web page.
@@ -176,8 +175,8 @@ def serve(
 
     loaded = RewardEnsemble.load(ensemble)
     held_out = saved_held_out_votes(ensemble)
-    if data or all_prompts:
-        held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+    if data:
+        held_out = load_held_out_votes(ensemble, loaded, data)
     tuned = load_policies(policies, loaded, remote_options) if policies else None
     generator = find_sampler(model, remote_options) if model else tuned.base if tuned else None
     served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
