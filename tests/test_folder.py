@@ -30,7 +30,6 @@ from pluralign.ensemble.folder import (
 from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.finetuned import FinetunedFeatures
-from pluralign.votes.storage import parquet_bytes
 
 VOTES = town_hall(60).preferences
 
@@ -264,7 +263,7 @@ def test_impossible_held_out_rewards_are_refused(tmp_path: Path) -> None:
     for name, content, problem in (
         (REWARDS_FILE, b"nonsense", "it is damaged"),
         (VOTES_FILE, b"nonsense", "not a file written by"),
-        (VOTES_FILE, parquet_bytes(VOTES[:50]), "do not belong together"),
+        (VOTES_FILE, VOTES[:50].parquet_bytes(), "do not belong together"),
     ):
         ensemble.save(tmp_path, files | {name: content})
         with pytest.raises(DataError, match=problem):
