@@ -27,6 +27,7 @@ from pluralign.theory.calibration import (
     floor_corrected,
     log_loss,
     noise,
+    outliers,
     policy_prob,
     regret,
     sampling_noise,
@@ -311,6 +312,10 @@ def test_disagreement_of_binary_votes_is_their_distance_from_the_share(pairs: li
 
 def test_a_reward_that_always_ties_is_at_chance_level() -> None:
     assert disagreement([0.5, 0.5, 0.5], [0.0, 0.5, 0.9]) == pytest.approx(0.5)
+
+
+def test_outliers_lie_strictly_above_the_scaled_minimum() -> None:
+    assert outliers([0.25, 0.5, 0.625, 0.75], beta=2.0, gamma=0.125, minimum=0.25).tolist() == [False] * 3 + [True]
 
 
 # Invalid input

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core.errors import UsageError
-from pluralign.theory.calibration import brier, disagreement
+from pluralign.theory.calibration import brier, disagreement, outliers
 from pluralign.theory.guarantees import (
     betting_interval,
     distances_to_ensemble,
@@ -110,7 +110,8 @@ def test_no_outlier_remains_if_the_minimum_disagreement_is_known(seed: int, k: i
     epsilon = brier(np.clip(votes @ weights, 0, 1), truth)
     least = float(np.minimum(truth, 1 - truth).mean())
     phi = np.asarray(disagreement(votes, truth))
-    far = phi > outlier_threshold(beta, epsilon, least)
+    far = outliers(phi, beta, (beta + 1) * math.sqrt(epsilon), least)
+    assert (far == (phi > outlier_threshold(beta, epsilon, least))).all()
     assert weights[far].sum() <= outlier_weight_bound(beta) + 1e-9, "the first part of the theorem"
     for only_far in (False, True):
         assert not far[members_to_keep(votes, weights, beta, only_far=only_far)].any()

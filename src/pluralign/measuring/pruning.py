@@ -181,7 +181,7 @@ def plan_pruning(
     epsilon, shift = max(0.0, measured), math.sqrt(float(np.mean((after - before) ** 2)))
     phi = np.asarray(calibration.disagreement(held_out.votes, people.prob_a))
     least = float(np.minimum(people.prob_a, 1 - people.prob_a).mean())
-    threshold = guarantees.outlier_threshold(beta, epsilon, least)
+    outlier = calibration.outliers(phi, beta, (beta + 1) * math.sqrt(epsilon), least)
     return Pruning(
         ensemble=pruned,
         held_out=rest,
@@ -202,9 +202,9 @@ def plan_pruning(
         difference=paired_difference(errors[1], errors[0], people.prompt_index, min_clusters=ENOUGH_CLUSTERS),
         disagreements=phi.tolist(),
         least_disagreement=least,
-        outlier_threshold=threshold,
-        outliers_before=np.flatnonzero(phi > threshold).tolist(),
-        outliers_after=kept[phi[kept] > threshold].tolist(),
+        outlier_threshold=guarantees.outlier_threshold(beta, epsilon, least),
+        outliers_before=np.flatnonzero(outlier).tolist(),
+        outliers_after=kept[outlier[kept]].tolist(),
     )
 
 

@@ -369,6 +369,28 @@ def disagreement(votes: npt.ArrayLike, prob_a: npt.ArrayLike) -> float | FloatAr
     return phi if v.ndim == 2 else float(phi)
 
 
+def outliers(disagreement: npt.ArrayLike, beta: float, gamma: float, minimum: float) -> Mask:
+    """Find the reward models that are (beta, gamma)-outliers: Phi > beta * minimum + gamma.
+
+    Args:
+        disagreement: Phi of each member, ``(n_members,)``.
+        beta: factor on the lowest achievable Phi.
+        gamma: slack added to it.
+        minimum: the lowest Phi of any reward model. It is rarely known. mean min(p, 1 - p) is a lower bound; a lower
+            bound flags every outlier, and perhaps other members too.
+
+    Returns:
+        True for outliers, ``(n_members,)``.
+
+    Example:
+        >>> outliers([0.2, 0.6], beta=2.0, gamma=0.1, minimum=0.2)
+        array([False,  True])
+
+    Reference: Section 2, "Outlier reward functions".
+    """
+    return checked("disagreement", disagreement) > beta * minimum + gamma
+
+
 # --- Reliability curves, the expected calibration error, and means by how divided people are.
 
 
