@@ -30,20 +30,15 @@ from pluralign.ensemble.folder import DESCRIPTIONS_FILE, load_beside, save_besid
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_votes
 from pluralign.ensemble.record import LeftOut
 from pluralign.measuring.leans import (
-    CARES_LESS,
-    KEYS,
     LIKES_WORD,
     MIN_LEAN,
-    PREFERS,
     PREFERS_PHRASES,
     SIGNIFICANCE,
-    TRAITS,
     Lean,
-    find_contrasts,
-    measure_leans,
+    SignedVotes,
     sample_prompts,
 )
-from pluralign.measuring.views import Views, find_views, reward_scale, split_prompts, telling_phrases
+from pluralign.measuring.views import Views, distinctness, find_views, reward_scale, split_prompts, telling_phrases
 from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
@@ -295,12 +290,13 @@ def member_profiles(
     if held_out.rewards.shape[1] != len(alpha):
         raise UsageError(f"the rewards are of {held_out.rewards.shape[1]} members, but there are {len(alpha)} weights.")
     sample = held_out if max_characters is None else sample_prompts(held_out, max_characters)
-    contrasts = find_contrasts(sample)
-    leans = measure_leans(contrasts.traits, contrasts.length, sample, alpha)
-    views = find_views(sample, alpha, contrasts.length)
+    signed = SignedVotes.of(sample, alpha)
+    leans, views = signed.trait_leans(), find_views(signed)
+    norm = np.sqrt(np.maximum((signed.signs**2).sum(axis=0), 1.0))
+    correlation = (signed.signs.T @ signed.signs) / np.outer(norm, norm)
     likes = [[view.lean for view in own.phrases if view.prefers][:WORDS_SHOWN] for own in views]
     dislikes = [[view.lean for view in own.phrases if view.rejects][:WORDS_SHOWN] for own in views]
-    claims = [_claims(leans[j], likes[j], views[j], contrasts.trait_correlation) for j in range(len(alpha))]
+    claims = [_claims(leans[j], likes[j], views[j], correlation) for j in range(len(alpha))]
     names = _names(claims)
     disagreement = np.asarray(calibration.disagreement(held_out.votes, votes.prob_a))
     return [
@@ -311,7 +307,7 @@ def member_profiles(
             name=names[j],
             named=bool(claims[j]),
             description=" ".join(claim.sentence for claim in claims[j][:2]),
-            leans=tuple(leans[j]),
+            leans=leans[j],
             likes=tuple(likes[j]),
             dislikes=tuple(dislikes[j]),
             typical=tuple(_typical(held_out, j)),
@@ -338,7 +334,7 @@ def _clarity(lean: Lean) -> float:
     return abs(lean.relative) * math.sqrt(lean.pairs)
 
 
-def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
+def _claims(leans: Sequence[Lean], likes: list[Lean], views: Views, correlation: FloatArray) -> list[_Claim]:
     """Return the claims of a card, the clearest first, without traits that correlate with a clearer one.
 
     The clearest view, if there is one, is among the first two.
@@ -347,13 +343,14 @@ def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: Flo
     claims: list[tuple[float, _Claim]] = []
     named: list[int] = []
     for position in clearest:
+        lean = leans[position]
         if all(abs(correlation[position, before]) < MAX_CORRELATION for before in named):
             named.append(position)
-            claims.append((_clarity(leans[position]), _trait_claim(leans[position])))
+            verb, phrase = lean.claim.removesuffix(lean.phrase), lean.phrase
+            claims.append((_clarity(lean), _claim(verb, [phrase], phrase, lean)))
     if len(likes) >= WORDS_IN_NAME:
         words = [f"“{lean.trait}”" for lean in likes[:WORDS_IN_NAME]]
-        sentence = f"Mentions of “{likes[0].trait}”: {_shares(likes[0], 1.0)}"
-        claims.append((_clarity(likes[0]), _Claim(LIKES_WORD, words, sentence)))
+        claims.append((_clarity(likes[0]), _claim(LIKES_WORD, words, f"Mentions of {words[0]}", likes[0], 1)))
     else:  # a position over all prompts, whose phrases are tested together
         for view in views.positions:
             if not view.topic:
@@ -367,23 +364,14 @@ def _claims(leans: list[Lean], likes: list[Lean], views: Views, correlation: Flo
     return ordered
 
 
-def _trait_claim(lean: Lean) -> _Claim:
-    trait = TRAITS[KEYS.index(lean.trait)]
-    verb = PREFERS if lean.claim.startswith(PREFERS) else CARES_LESS
-    phrase = lean.claim.removeprefix(verb)
-    shares = _shares(lean, 1.0 if phrase == trait.more else -1.0)
-    return _Claim(verb, [phrase], f"{phrase[0].upper() + phrase[1:]}: {shares}")
-
-
-def _shares(lean: Lean, sign: float) -> str:
-    own, ensemble, people = (
-        f"{min(max((1 + sign * value) / 2, 0.0), 1.0):.0%}" for value in (lean.own, lean.ensemble, lean.people)
-    )
+def _claim(verb: str, objects: list[str], title: str, lean: Lean, side: int = 0) -> _Claim:
+    own, ensemble, people = lean.shares(side)
     adjusted = "" if lean.trait == "length" else ", at equal length"
-    return (
-        f"preferred in {own} of the {lean.pairs:,} pairs that differ in this{adjusted}; "
-        f"by all members together in {ensemble}, by people in {people}."
+    sentence = (
+        f"{title[0].upper() + title[1:]}: preferred in {own:.0%} of the {lean.pairs:,} pairs that differ in "
+        f"this{adjusted}; by all members together in {ensemble:.0%}, by people in {people:.0%}."
     )
+    return _Claim(verb, objects, sentence)
 
 
 def _names(claims: list[list[_Claim]]) -> list[str]:
@@ -438,13 +426,10 @@ def distinguishing_pairs(
 ) -> Iterator[Distinguishing]:
     """Yield pairs on which member j strongly prefers the response that most members reject, one per prompt."""
     votes = held_out.preferences
-    margin = held_out.difference[:, j] / reward_scale(held_out, j)
-    share_a = held_out.votes @ weights
-    weight_with_it = np.where(margin > 0, share_a, 1.0 - share_a)
-    distinctness = np.abs(margin) * (1.0 - 2.0 * weight_with_it)  # a strong preference with little weight behind it
+    margin, weight_with_it, clarity = distinctness(held_out, weights, j)
     shown: set[int] = set()
-    for row in np.argsort(-distinctness, kind="stable"):
-        if len(shown) == count or not distinctness[row] > 0.0:
+    for row in np.argsort(-clarity, kind="stable"):
+        if len(shown) == count or not clarity[row] > 0.0:
             return
         prompt = int(votes.prompt_index[row])
         if prompt in shown:
@@ -551,7 +536,7 @@ def with_descriptions(profiles: Sequence[Profile], descriptions: Descriptions | 
 
 def write_descriptions(material: HeldOutVotes, weights: FloatArray, model: JudgeModel, seed: int) -> list[Description]:
     """Return a description of each member that is not checked yet; without a name if the model wrote none."""
-    phrases = telling_phrases(material, weights, find_contrasts(material).length)
+    phrases = telling_phrases(SignedVotes.of(material, weights))
     written = []
     for j, (prefers, rejects) in enumerate(phrases):
         examples = "\n\n".join(

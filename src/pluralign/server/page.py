@@ -507,16 +507,4 @@ def _card(profile: cards.Profile) -> MemberCard:
 
 def card_lean(lean: traits.Lean) -> CardLean:
     """Return a claim with the shares of pairs on which the member, all members and people agree with it."""
-    what = lean.claim.removeprefix(traits.PREFERS).removeprefix(traits.CARES_LESS)
-    side = 1 if what == traits.TRAITS[traits.KEYS.index(lean.trait)].more else -1
-
-    def share(value: float) -> float:
-        return min(max((1 + side * value) / 2, 0.0), 1.0)
-
-    return CardLean(
-        claim=lean.claim,
-        pairs=lean.pairs,
-        share=share(lean.own),
-        share_of_all=share(lean.ensemble),
-        share_of_people=share(lean.people),
-    )
+    return CardLean(lean.claim, lean.pairs, *lean.shares())
