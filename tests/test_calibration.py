@@ -149,13 +149,6 @@ def test_exchanging_a_and_b_changes_no_score(pairs: list[Pair]) -> None:
     assert disagreement(1 - votes, 1 - p) == pytest.approx(disagreement(votes, p))
 
 
-@given(pair_lists())
-def test_regret_is_never_negative_and_zero_for_the_majority(pairs: list[Pair]) -> None:
-    q, p, _, _ = np.array(pairs).T
-    assert regret(q, p) >= 0.0
-    assert regret(p, p) == 0.0
-
-
 def test_regret_decides_for_b_at_exactly_one_half_as_printed() -> None:
     assert regret([0.5], [0.75]) == 0.5
     assert regret([0.5], [0.25]) == 0.0
@@ -262,11 +255,6 @@ def test_the_corrected_floor_is_never_above_the_true_floor_on_average(n_votes: i
         assert expected <= min(share, 1 - share) ** 2 + 1e-12
 
 
-def test_the_corrected_floor_is_the_corrected_score_of_the_observed_majority() -> None:
-    p, n = np.array([0.2, 0.5, 0.75, 1.0]), np.array([5, 2, 4, 3])
-    assert floor_corrected(p, n) == pytest.approx(brier_corrected(np.round(p), p, n))
-
-
 def test_simulated_votes_show_the_bias_and_its_correction() -> None:
     rng = np.random.default_rng(7)
     n_pairs = 200_000
@@ -325,32 +313,20 @@ def test_outliers_lie_strictly_above_the_scaled_minimum() -> None:
     ("call", "sentence"),
     [
         (lambda: brier([], []), "prob_a must be an array with at least one entry"),
-        (lambda: floor(0.5), "prob_a must be an array with at least one entry"),
         (lambda: brier([0.5], [0.5, 0.5]), r"prob_hat must have shape \(2,\), but it has shape \(1,\)"),
-        (lambda: floor([[0.5, 0.5]]), r"prob_a must have shape \(1,\), but it has shape \(1, 2\)"),
         (lambda: brier([1.01], [0.5]), "prob_hat must hold numbers between 0 and 1, but it holds 1.01"),
-        (lambda: constant_half([-0.1]), "prob_a must hold numbers between 0 and 1, but it holds -0.1"),
         (lambda: log_loss([0.5], [np.nan]), "prob_a must hold numbers between 0 and 1, but it holds nan"),
         (lambda: noise([0.5], [0]), "n_votes must hold numbers between 1 and inf, but it holds 0"),
-        (lambda: noise([0.5], [np.inf]), "n_votes must hold numbers between 1 and inf, but it holds inf"),
-        (lambda: noise([0.5, 0.5], [2]), r"n_votes must have shape \(2,\)"),
         (lambda: noise([0.5], [2], [-1]), "n_ties must hold numbers between 0 and inf, but it holds -1"),
         (lambda: noise([0.75], [4], [3]), "n_ties must fit prob_a"),
-        (lambda: noise([0.5], [2], [3]), "n_ties must fit prob_a"),
-        (
-            lambda: votes_from_rewards([np.nan], [0.0]),
-            "reward_a must hold numbers between -inf and inf, but it holds nan",
-        ),
-        (
-            lambda: votes_from_rewards([0.0], [np.inf]),
-            "reward_b must hold numbers between -inf and inf, but it holds inf",
-        ),
+        (lambda: votes_from_rewards([np.nan], [0.0]), "reward_a must hold numbers between -inf and inf"),
+        (lambda: votes_from_rewards([0.0], [np.inf]), "reward_b must hold numbers between -inf and inf"),
+        (lambda: policy_prob(np.ones((1, 2)), [0.5, 0.5], 0.0), "beta must be above 0"),
         (lambda: votes_from_rewards([[1.0, 2.0]], [1.0]), r"reward_b must have shape \(1, 2\)"),
         (lambda: ensemble_prob([[1.0, 0.0]], [0.5, 0.4]), "weights must sum to 1, but they sum to 0.9"),
         (lambda: ensemble_prob([[1.0, 0.0]], [1.5, -0.5]), "weights must hold numbers between 0 and 1"),
         (lambda: ensemble_prob([1.0, 0.0], [0.5, 0.5]), r"votes must have shape \(2, 2\), but it has shape \(2,\)"),
         (lambda: disagreement([[1.0], [0.0]], [0.5]), r"votes must have shape \(1, 1\), but it has shape \(2, 1\)"),
-        (lambda: disagreement([2.0], [0.5]), "votes must hold numbers between 0 and 1"),
         (lambda: log_loss([0.5], [0.5], clip=0.0), "clip must lie strictly between 0 and 1/2"),
     ],
 )
@@ -386,14 +362,3 @@ def test_policy_prob_is_the_appendix_formula_member_by_member() -> None:
             a, b = math.exp(ratio[row]) * math.exp(difference[row, member] / beta), 1.0
             expected += weights[member] * a / (a + b)
         assert value == pytest.approx(expected, rel=1e-12)
-
-
-def test_policy_prob_approaches_the_votes_as_beta_goes_to_zero() -> None:
-    difference = np.array([[0.3, -0.2], [1.0, 2.0], [-0.1, 0.1]])
-    weights = np.array([0.7, 0.3])
-    votes = ensemble_prob(votes_from_rewards(difference, np.zeros_like(difference)), weights)
-    gaps = [np.abs(policy_prob(difference, weights, beta, 1.5) - votes).max() for beta in (1, 0.1, 0.01, 1e-3)]
-    assert gaps == sorted(gaps, reverse=True)
-    assert gaps[-1] < 1e-6
-    with pytest.raises(ValueError, match="beta must be above 0"):
-        policy_prob(difference, weights, 0.0)

@@ -14,7 +14,7 @@ import pluralign
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import read_description, sealed
+from pluralign.ensemble.folder import sealed
 from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.text.features import TextFeatures
@@ -179,22 +179,6 @@ def test_the_same_ensemble_gives_the_same_bytes(tmp_path: Path) -> None:
         some_ensemble().save(tmp_path / name)
     first, second = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two"))
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "it is not JSON"),
-        (b"\xff\xfe", "it is not JSON"),
-        ("[1]", "does not describe an ensemble"),
-        ('{"format": "other"}', "does not describe an ensemble"),
-        ('{"format": "pluralign-ensemble", "format_version": 99}', "its format_version is 99, not 4"),
-    ],
-)
-def test_a_foreign_description_is_rejected(tmp_path: Path, content: str | bytes, message: str) -> None:
-    (tmp_path / "ensemble.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=message):
-        read_description(tmp_path)
 
 
 @pytest.mark.parametrize("key", ["format_version", "arrays", "features", "weights", "facts"])

@@ -137,17 +137,13 @@ def test_figures_of_every_baseline_match_a_direct_computation(votes: PreferenceS
     for name, compared in evaluation.baselines.items():
         assert compared.brier == pytest.approx(brier_by_hand(shares[name], votes), abs=1e-6), name
         assert compared.brier_corrected == pytest.approx(compared.brier - noise_by_hand(votes), abs=1e-9)
+        gap = compared.difference
+        assert gap.mean == pytest.approx(evaluation.test.brier - compared.brier, abs=1e-9), name
+        assert gap.low < gap.mean < gap.high
     assert evaluation.baselines["floor"].brier == pytest.approx(mean([min(p, 1 - p) ** 2 for p in votes.prob_a]))
     assert {name: compared.k for name, compared in evaluation.baselines.items()} == {
         "floor": 1, "constant_half": 1, "soft_bt": 1, "bootstrap": 3, "mixture": 2,
     }  # fmt: skip
-
-
-def test_differences_are_paired_ensemble_minus_baseline(votes: PreferenceSet, evaluation: Evaluation) -> None:
-    for name, compared in evaluation.baselines.items():
-        gap = compared.difference
-        assert gap.mean == pytest.approx(evaluation.test.brier - compared.brier, abs=1e-9), name
-        assert gap.low < gap.mean < gap.high
 
 
 def test_a_perfect_ensemble_beats_every_baseline(votes: PreferenceSet) -> None:

@@ -220,10 +220,17 @@ def test_impossible_values_are_refused_even_with_the_right_hash(
         RewardEnsemble.load(tmp_path)
 
 
-@pytest.mark.parametrize("text", ['{"weights": NaN}', "[" * 100_000, "{", "", "\x00", '{"a": 1'])
-def test_what_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / ENSEMBLE_FILE).write_text(text)
+@pytest.mark.parametrize("data", [b'{"weights": NaN}', b"[" * 100_000, b"{", b"", b"\x00", b'{"a": 1', b"\xff\xfe"])
+def test_what_is_no_json_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / ENSEMBLE_FILE).write_bytes(data)
     with pytest.raises(DataError, match="it is not JSON; copy the folder again"):
+        read_description(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"format": "other"}'])
+def test_json_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENSEMBLE_FILE).write_text(text)
+    with pytest.raises(DataError, match="does not describe an ensemble"):
         read_description(tmp_path)
 
 

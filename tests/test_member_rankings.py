@@ -125,11 +125,3 @@ def test_diversity_reads_held_out_prompts_and_draws_a_heat_map(folder: Path) -> 
     assert "Kendall's τ between members" in done.stdout
     assert "its held-out prompts" in done.stdout
     assert "first choices among" in done.stdout
-
-
-def test_bad_candidates_are_one_sentence_and_exit_code_two(folder: Path, write_jsonl: WriteLines) -> None:
-    path = write_jsonl([{"prompt": "Tea?", "responses": 3}], "bad.jsonl")
-    done = run("diversity", folder, path, "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "bad.jsonl, row 1: responses must be a list of texts" in done.stderr
-    assert done.stderr.count("\n") == 1

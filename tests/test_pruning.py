@@ -214,10 +214,3 @@ def test_prune_needs_other_votes_if_none_were_held_out(votes: PreferenceSet, tmp
     done = run("prune", tmp_path / "bare", "-o", tmp_path / "out", "--data", tmp_path / "votes.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     assert load_held_out(tmp_path / "out").preferences == votes
-
-
-def test_a_beta_below_two_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    done = run("prune", folder, "-o", tmp_path / "out", "--beta", "1.5")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "pluralign: beta must be at least 2, not 1.5.\n"
-    assert not (tmp_path / "out").exists()

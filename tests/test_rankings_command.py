@@ -201,9 +201,3 @@ def test_a_tournament_that_is_not_realizable_has_a_proof(tmp_path: Path, capsys:
 def test_rankings_reads_standard_input() -> None:
     done = run("rankings", "-", "--json", stdin=json.dumps(DRINKS))
     assert json.loads(done.stdout)["alternatives"] == DRINKS["alternatives"]
-
-
-def test_bad_input_is_one_sentence_and_exit_code_two() -> None:
-    done = run("rankings", "-", "--json", stdin="{}")
-    assert done.returncode == 2
-    assert done.stderr.startswith("pluralign: standard input: it must be a JSON object")

@@ -29,7 +29,6 @@ from pluralign.theory.guarantees import (
     pruning_bound,
 )
 from pluralign.theory.posterior import ChoiceModel, choice_probability
-from pluralign.theory.simplex import simplex_least_squares
 from pluralign.theory.social_choice import RULES, pairwise_support
 
 SEEDS, SHARES = st.integers(0, 2**32 - 1), st.floats(0.0, 0.95)
@@ -73,16 +72,6 @@ def test_an_undecided_share_equals_r_and_minus_r_for_any_r(seed: int, u: float, 
     np.testing.assert_allclose(found["policy"], (1 / (1 + np.exp(-full / beta))) @ alpha, atol=1e-12)
 
 
-@given(SEEDS, SHARES)
-def test_it_also_equals_a_constant_reward_which_ties_on_every_pair(seed: int, u: float) -> None:
-    difference, weights, _ = random_members(seed)
-    tied = np.column_stack([difference, np.zeros(len(difference))])
-    votes = calibration.votes_from_rewards(tied, np.zeros_like(tied))
-    expected = calibration.ensemble_prob(votes, np.append((1 - u) * weights, u))
-    found = replace(some_ensemble(k=5), weights=weights, undecided=u).readings(difference)["vote"]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-
-
 @given(SEEDS)
 def test_r_and_minus_r_disagree_with_people_half_of_the_time_on_average(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -90,19 +79,6 @@ def test_r_and_minus_r_disagree_with_people_half_of_the_time_on_average(seed: in
     phi = [np.mean(np.where(sign * r > 0, 1 - p, p)) for sign in (1, -1)]
     assert sum(phi) == pytest.approx(1.0)
     assert calibration.disagreement(np.full(30, 0.5), p) == pytest.approx(0.5)
-
-
-def test_simplex_weights_with_a_column_of_one_half_give_the_undecided_share() -> None:
-    """The best weights of {members, r, −r} have the error of the best weights of {members, ½}."""
-    difference, _, r = random_members(3, n=200)
-    random = np.random.default_rng(4)
-    p = 0.3 * 0.5 + 0.7 * votes_of(difference)[:, 0] + 0.05 * random.normal(size=200)
-    columns = np.column_stack([votes_of(difference), np.full(200, 0.5)])
-    solved = simplex_least_squares(columns, np.clip(p, 0, 1))
-    u = solved[-1]
-    assert u == pytest.approx(0.3, abs=0.05)
-    full, alpha = with_pair(difference, solved[:-1] / (1 - u), u, r)
-    np.testing.assert_allclose(votes_of(full) @ alpha, columns @ solved, atol=1e-9)
 
 
 # --- Theorem 3 on an explicit ensemble --------------------------------------------------------------------------------
