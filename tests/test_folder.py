@@ -27,7 +27,7 @@ from pluralign.ensemble.folder import (
     sealed,
     write_file,
 )
-from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, save_held_out, score_held_out
+from pluralign.ensemble.held_out import has_held_out, held_out_files, load_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.finetuned import FinetunedFeatures
 
@@ -132,7 +132,7 @@ def test_saving_without_held_out_votes_removes_those_of_the_earlier_ensemble(tmp
     ensemble.save(tmp_path)
     assert not has_held_out(tmp_path)
     assert not list(tmp_path.glob("held_out*"))
-    save_held_out(score_held_out(ensemble, VOTES), tmp_path)
+    ensemble.save(tmp_path, held_out_files(ensemble, score_held_out(ensemble, VOTES)))
     assert has_held_out(tmp_path)
 
 

@@ -11,7 +11,7 @@ from scipy.stats import kendalltau
 from test_ensemble import some_ensemble
 
 from pluralign.core.errors import UsageError
-from pluralign.ensemble.held_out import save_held_out, score_held_out
+from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.measuring.diversity import diversity, held_out_candidates, measure_diversity, score_candidates
 from pluralign.votes.candidates import Candidates, candidates_of
 from pluralign.votes.town_hall.town_hall import answers, town_hall
@@ -25,8 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An ensemble with held-out votes, as ``fit`` saves them."""
     path = tmp_path_factory.mktemp("ensemble")
     ensemble = some_ensemble()
-    ensemble.save(path)
-    save_held_out(score_held_out(ensemble, town_hall(240).preferences), path)
+    ensemble.save(path, held_out_files(ensemble, score_held_out(ensemble, town_hall(240).preferences)))
     return path
 
 

@@ -64,8 +64,9 @@ def headline(
         folder: of that ensemble, for the command of the next step.
         in_report: the report shows it, so the next step is not to write one.
     """
-    if evaluation.left_out.measured:
-        return _leaked(evaluation)
+    if evaluation.left_out.measured:  # figures on training prompts, from which no verdict follows
+        leaked = f"No verdict: {evaluation.left_out.sentence}"
+        return Headline(_main(evaluation, held_out=False), leaked, "unknown", "evaluate without --all.")
     baseline = evaluation.baselines.get("constant_half")
     beats_half = baseline is not None and standing(baseline.difference) == "ahead"
     if beats_half and "soft_bt" in evaluation.baselines:
@@ -92,16 +93,6 @@ WORDS = {"ahead": "Better than", "level": "Not significantly different from", "b
 def _score(found: Compared | Figures) -> float:
     """Return the corrected Brier score, or the plain one if every pair has a single vote."""
     return found.brier if math.isnan(found.brier_corrected) else found.brier_corrected
-
-
-def _leaked(evaluation: Evaluation) -> Headline:
-    """Return the headline of figures on training prompts, from which no verdict follows."""
-    return Headline(
-        main=_main(evaluation, held_out=False),
-        verdict=f"No verdict: {evaluation.left_out.sentence}",
-        standing="unknown",
-        next_step="evaluate without --all.",
-    )
 
 
 def _main(evaluation: Evaluation, held_out: bool) -> str:

@@ -132,12 +132,6 @@ def held_out_files(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> dict[str
     }
 
 
-def save_held_out(held_out: HeldOutVotes, folder: str | os.PathLike[str]) -> None:
-    """Add held-out votes and rewards to an ensemble that was saved in a folder."""
-    ensemble = RewardEnsemble.load(folder)
-    ensemble.save(folder, held_out_files(ensemble, held_out))
-
-
 def has_held_out(folder: str | os.PathLike[str]) -> bool:
     """Return whether the folder of an ensemble holds held-out votes."""
     folder = Path(folder)

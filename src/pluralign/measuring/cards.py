@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
-from pluralign.core.arrays import FloatArray, IndexArray, IntArray
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.json_values import to_json
 from pluralign.core.random_streams import CHECKED_PAIRS, random_stream
@@ -42,7 +41,7 @@ from pluralign.measuring.views import Views, distinctness, find_views, reward_sc
 from pluralign.text.judge import JudgeModel, JudgeUsage, Question, judge_pairs
 from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
-from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval
+from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, p_value_above_zero
 from pluralign.votes.candidates import rows_by_prompt
 from pluralign.votes.load import VotesLike
 from pluralign.votes.prompts import Prompt
@@ -608,9 +607,9 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     correct, specific = 1.0 - np.abs(choice - own), (2.0 * choice - 1.0) * (own - share)
     check = Check(
         accuracy=clustered_interval(correct, prompts),
-        p_value=_p_value(correct - 0.5, prompts),
+        p_value=p_value_above_zero(correct - 0.5, prompts),
         specific=clustered_interval(specific, prompts),
-        specific_p_value=_p_value(specific, prompts),
+        specific_p_value=p_value_above_zero(specific, prompts),
         pairs=len(own),
         prompts=len(np.unique(prompts)),
     )
@@ -621,12 +620,3 @@ def _checked(one: Description, prob_a: FloatArray, chosen: HeldOutVotes, weights
     elif check.specific_p_value > level or check.specific.mean < MIN_SPECIFIC:
         reason = FITS_EVERYBODY
     return replace(one, shown=not reason, reason=reason, check=check)
-
-
-def _p_value(values: FloatArray, prompts: IndexArray) -> float:
-    """Return the p-value of a one-sided t-test, over prompts, that the mean is above 0."""
-    sums = np.bincount(np.unique(prompts, return_inverse=True)[1], values)
-    spread = float(sums.std(ddof=1)) if len(sums) > 1 else 0.0
-    if spread == 0.0:
-        return 0.0 if sums.mean() > 0 else 1.0
-    return float(stats.t.sf(sums.mean() / (spread / len(sums) ** 0.5), len(sums) - 1))
