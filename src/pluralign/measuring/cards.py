@@ -114,7 +114,7 @@ def load_descriptions(folder: str | os.PathLike[str]) -> Descriptions | None:
 MAX_CORRELATION = 0.5
 """A trait is left out of a name if its signs correlate more than this with those of a trait already in the name."""
 CHECKED = 100
-"""Pairs that a description is checked on."""
+"""Pairs that a description is checked on, with two calls per pair and member."""
 EXAMPLES = 3
 WORDS_SHOWN = 8
 WORDS_IN_NAME = 3
@@ -226,7 +226,6 @@ def profile(
     votes: HeldOutVotes | VotesLike | None = None,
     *,
     describe: JudgeModel | None = None,
-    check_pairs: int = CHECKED,
     concurrency: int = 1,
     seed: int = 0,
     progress: Progress | None = None,
@@ -238,7 +237,6 @@ def profile(
         votes: held-out votes, see ``held_out_votes``.
         describe: a language model that writes a name and a sentence per member, which are checked on other prompts. For
             the held-out votes of a folder they are saved there, and read again by a later call without a model.
-        check_pairs: number of pairs to check a description on, with two calls per pair and member.
         concurrency: number of questions to the model at the same time.
         seed: of the texts and of the choice of pairs.
         progress: called with the number of calls done and the total.
@@ -248,7 +246,7 @@ def profile(
     written = load_descriptions(folder) if folder is not None and describe is None else None
     if describe is not None:
         written = describe_members(
-            held_out, loaded.weights, describe, pairs=check_pairs, concurrency=concurrency, seed=seed, progress=progress
+            held_out, loaded.weights, describe, concurrency=concurrency, seed=seed, progress=progress
         )
         if folder is not None:
             save_descriptions(written, folder)
@@ -495,7 +493,7 @@ def describe_members(
         held_out: held-out votes with the rewards of the members.
         weights: of the members, ``(k,)``.
         model: writes the descriptions and judges with them.
-        pairs: number of pairs to check on. The check makes two calls per pair and member.
+        pairs: number of pairs to check on, at least 20.
         concurrency: number of questions asked at the same time.
         seed: of the texts and of the choice of pairs.
         progress: called with the number of calls done and the total.
@@ -508,8 +506,6 @@ def describe_members(
             f"descriptions need {2 * ENOUGH_CLUSTERS} held-out prompts, half to write them and half to check them, "
             f"but there are {len(votes.prompts)}: name more votes, as in profile DIR DATA."
         )
-    if pairs < ENOUGH_CLUSTERS:
-        raise UsageError(f"at least {ENOUGH_CLUSTERS} pairs are needed to check a description, not {pairs}.")
     model.prepare()
     written = write_descriptions(material, alpha, model, seed)
     chosen = checked[_pairs_to_check(checked, pairs, seed)]

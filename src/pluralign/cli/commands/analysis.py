@@ -144,9 +144,6 @@ def profile(
             "names as in generate. Saves them in the ensemble folder.",
         ),
     ] = None,
-    check_pairs: Annotated[
-        int, typer.Option(help="With --describe: pairs to check on, two calls per pair and member.")
-    ] = 100,
     all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
@@ -174,7 +171,6 @@ def profile(
             ensemble,
             votes,
             describe=find_judge(describe, remote_options) if describe else None,
-            check_pairs=check_pairs,
             concurrency=remote_options.concurrency if remote_options.base_url else 1,
             seed=seed,
             progress=progress,
