@@ -6,6 +6,7 @@ A good average can hide a group that is predicted badly. Results do not depend o
 import itertools
 import re
 import warnings
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -140,12 +141,10 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
     Words are weighted by tf-idf, projected on their leading directions and clustered by k-means, the best of a few
     starts. There is one topic per ``prompts_a_topic`` prompts, and at most eight.
     """
-    words = [set(_WORD.findall(_text(prompt).lower())) - FUNCTION_WORDS for prompt in prompts]
+    texts = (" ".join(turn.content for turn in Prompt(prompt).turns) for prompt in prompts)
+    words = [set(_WORD.findall(text.lower())) - FUNCTION_WORDS for text in texts]
     k = int(np.clip(len(prompts) // prompts_a_topic, 1, MOST_TOPICS))
-    counts: dict[str, int] = {}
-    for own in words:
-        for word in own:
-            counts[word] = counts.get(word, 0) + 1
+    counts = Counter(word for own in words for word in own)
     telling = [word for word, count in counts.items() if 2 <= count <= MOST_COMMON * len(prompts)]
     vocabulary = sorted(telling, key=lambda word: (-counts[word], word))[:VOCABULARY]
     if k == 1 or len(vocabulary) <= k:
@@ -160,10 +159,6 @@ def topics(prompts: Sequence[PromptLike], *, seed: int = 0, prompts_a_topic: int
         named = [vocabulary[column] for column in np.argsort(-apart, kind="stable")[:TOPIC_WORDS]]
         labels[inside] = ", ".join(named)
     return labels
-
-
-def _text(prompt: PromptLike) -> str:
-    return " ".join(turn.content for turn in Prompt(prompt).turns)
 
 
 def presence(words: Sequence[Collection[str]], vocabulary: Sequence[str]) -> Any:
