@@ -100,10 +100,12 @@ class Diversity:
     """Prompts of the candidates that were left out, because the ensemble was trained on them."""
 
 
-def held_out_candidates(held_out: HeldOutVotes) -> tuple[list[Candidates], list[FloatArray]]:
+def held_out_candidates(
+    held_out: HeldOutVotes, min_responses: int = MIN_RESPONSES
+) -> tuple[list[Candidates], list[FloatArray]]:
     """Return the responses of each held-out prompt and the members' stored rewards. No text is encoded."""
-    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= MIN_RESPONSES]
-    return candidates_of(held_out.preferences, MIN_RESPONSES), [held_out.rewards[of_prompt] for of_prompt in rows]
+    rows = [rows for rows in rows_by_prompt(held_out.preferences) if len(rows) >= min_responses]
+    return candidates_of(held_out.preferences, min_responses), [held_out.rewards[of_prompt] for of_prompt in rows]
 
 
 def score_candidates(
