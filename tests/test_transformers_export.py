@@ -21,7 +21,7 @@ from pluralign import evaluate, export, load_preferences
 from pluralign.core import hub
 from pluralign.core.errors import DataError, UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import save_held_out, score_held_out
+from pluralign.ensemble.held_out import held_out_files, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
 from pluralign.publishing.export import keep_outputs
@@ -100,7 +100,7 @@ def joint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pad_as_fit_does(write_llama(folder / "backbone", num_labels=4))
     ensemble = save_ensemble(folder, Path("my-org/my-llama"), "joint", False, [0, 1, 2], 4)
     votes = some_votes(folder)
-    save_held_out(score_held_out(ensemble, votes), folder)
+    ensemble.save(folder, held_out_files(ensemble, score_held_out(ensemble, votes)))
     record = FitRecord(
         evaluation=evaluate(ensemble, votes, groups=[]),
         data=DataSummary(f"/secret/{NASTY}", "ab12", 100, 25, 48, 12),

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pluralign.experiments.reproduce import Reproduction, reproduce
     from pluralign.learning.fit import fit
     from pluralign.learning.options import FinetuneOptions, FitOptions
-    from pluralign.measuring.cards import Profile, member_profiles
+    from pluralign.measuring.cards import MemberProfiles, Profile, profile
     from pluralign.measuring.certificate import Certificate, certify
-    from pluralign.measuring.diversity import CaseStudy, Diversity, case_studies, measure_diversity
+    from pluralign.measuring.diversity import CaseStudy, Diversity, diversity
     from pluralign.measuring.evaluate import evaluate
     from pluralign.measuring.pruning import Pruning, prune
-    from pluralign.measuring.tournament import Tournament, load_tournament
+    from pluralign.measuring.rankings import Tournament, rankings
     from pluralign.publishing.export import Export, export
     from pluralign.scale.jobs import encode, score
     from pluralign.server.app import create_app
@@ -64,6 +64,7 @@ _HOMES = {
     "Generation": "answering.generate",
     "Inspection": "votes.summary",
     "LoadOptions": "votes.options",
+    "MemberProfiles": "measuring.cards",
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
     "NoveltyGate": "answering.gate",
@@ -77,18 +78,18 @@ _HOMES = {
     "RewardEnsemble": "ensemble.ensemble",
     "SamplingOptions": "text.options",
     "ServerModel": "text.remote",
-    "Tournament": "measuring.tournament",
+    "Tournament": "measuring.rankings",
     "TownHall": "votes.town_hall.town_hall",
     "TuneOptions": "answering.options",
     "TunedPolicies": "answering.policies",
     "Tuning": "answering.tune",
     "UsageError": "core.errors",
     "answer": "answering.answer",
-    "case_studies": "measuring.diversity",
     "certify": "measuring.certificate",
     "concatenate": "votes.preferences",
     "create_app": "server.app",
     "decompose": "theory.rankings",
+    "diversity": "measuring.diversity",
     "encode": "scale.jobs",
     "evaluate": "measuring.evaluate",
     "export": "publishing.export",
@@ -100,10 +101,9 @@ _HOMES = {
     "load_policies": "answering.policies",
     "load_preferences": "votes.load",
     "load_rater_votes": "votes.raters",
-    "load_tournament": "measuring.tournament",
-    "measure_diversity": "measuring.diversity",
-    "member_profiles": "measuring.cards",
+    "profile": "measuring.cards",
     "prune": "measuring.pruning",
+    "rankings": "measuring.rankings",
     "reproduce": "experiments.reproduce",
     "score": "scale.jobs",
     "serve": "server.run",
@@ -128,6 +128,7 @@ __all__ = [
     "Generation",
     "Inspection",
     "LoadOptions",
+    "MemberProfiles",
     "Message",
     "MissingExtraError",
     "NoveltyGate",
@@ -149,11 +150,11 @@ __all__ = [
     "UsageError",
     "__version__",
     "answer",
-    "case_studies",
     "certify",
     "concatenate",
     "create_app",
     "decompose",
+    "diversity",
     "encode",
     "evaluate",
     "export",
@@ -165,10 +166,9 @@ __all__ = [
     "load_policies",
     "load_preferences",
     "load_rater_votes",
-    "load_tournament",
-    "measure_diversity",
-    "member_profiles",
+    "profile",
     "prune",
+    "rankings",
     "reproduce",
     "score",
     "serve",
