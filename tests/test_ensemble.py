@@ -15,7 +15,7 @@ from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import sealed
-from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.text.features import TextFeatures
 from pluralign.text.surface import NAMES, surface_features
@@ -66,11 +66,10 @@ def test_rewards_are_theta_times_the_scaled_features() -> None:
     assert repr(ensemble).startswith("RewardEnsemble(stagewise k=3, weights 0.")
 
 
-def test_a_hidden_layer_is_appended_to_the_inputs() -> None:
-    inputs = FeatureMap(np.zeros(2), np.ones(2), np.ones(2), hidden=np.array([[1.0], [2.0]]), bias=np.array([0.5]))
-    members = LinearMembers(inputs, np.array([[1.0], [0.0], [10.0]]))
-    (reward,) = members.rewards(np.array([[0.1, -0.2]]))
-    assert reward.tolist() == pytest.approx([0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5)], abs=1e-6)
+def test_a_constant_feature_is_ignored() -> None:
+    features = np.array([[1.0, 5.0], [2.0, 5.0]], dtype=np.float32)
+    np.testing.assert_array_equal(fit_feature_map(features, 0)(features), [[-1, 0], [1, 0]])
+    np.testing.assert_array_equal(fit_feature_map(features, 0)(np.array([[1e9, -1e9]])), [[6, 0]])
 
 
 def test_prob_hat_is_the_weight_of_the_members_that_vote_for_a(votes: PreferenceSet) -> None:

@@ -9,8 +9,9 @@ import pytest
 from page_browser import Tab, percent
 
 from pluralign import PreferenceSet, answer
+from pluralign.answering.request import Voters
 from pluralign.answering.slate import NO_MAJORITY
-from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
 
 
@@ -215,7 +216,7 @@ def test_choices_on_pairs_update_the_posterior(
             [int(not a) for a in chosen],
         )
         scored = ScoredChoices.of(ensemble, votes)
-        expected = steer_by_choices(scored, People.of(ensemble))
+        expected = steer_by_choices(scored, Voters.of(ensemble))
         shares = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
         assert shares == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
         assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
@@ -250,7 +251,7 @@ def test_more_like_this_counts_as_choices(
     liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
     n = len(others)
     votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
-    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), People.of(ensemble))
+    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), Voters.of(ensemble))
     assert page.is_checked("input[value=steerable]")
     assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
 

@@ -81,8 +81,8 @@ class Upstream(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def model(self, name: str = "parrot", **changes: Any) -> ServerModel:
-        return ServerModel(name, RemoteOptions(base_url=self.url, **changes))
+    def model(self, name: str = "parrot", concurrency: int = 1, **changes: Any) -> ServerModel:
+        return ServerModel(name, RemoteOptions(base_url=self.url, concurrency=concurrency, **changes))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -152,36 +152,26 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_one_request_asks_for_all_responses_with_every_setting(serve: Serve) -> None:
     server = serve()
     chat = (Message("system", "Be brief."), Message("user", "Tea?"))
-    assert sample(server.model(), chat, temperature=1.3, top_p=0.9, max_new_tokens=17) == [
-        "Tea? 5 0",
-        "Tea? 5 1",
-        "Tea? 5 2",
-    ]
+    texts = sample(server.model(), chat, seed=2**55 + 5, temperature=1.3, top_p=0.9, max_new_tokens=17)
+    assert texts == ["Tea? 5 0", "Tea? 5 1", "Tea? 5 2"], "seeds are below 2³¹"
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Tea?"}]
     settings = {"temperature": 1.3, "top_p": 0.9, "max_tokens": 17, "n": 3, "seed": 5}
     assert server.requests == [{"model": "parrot", "messages": messages, **settings}]
 
 
-def test_a_server_that_ignores_n_gets_single_requests_with_different_seeds(serve: Serve) -> None:
-    server = serve(lambda request: says(f"seed {request['seed']}"))
+@pytest.mark.parametrize(
+    ("at_most", "n", "requested"),
+    [(1, 3, [3, 1, 1, 1, 1, 1]), (4, 10, [10, 4, 2, 4, 4, 2]), (100, 150, [100, 50] * 2)],
+    ids=["one response at a time", "fewer than requested", "a limit of ours"],
+)
+def test_requests_shrink_to_the_number_of_choices_a_server_returns(
+    serve: Serve, at_most: int, n: int, requested: list[int]
+) -> None:
+    server = serve(lambda request: counts({**request, "n": min(at_most, request.get("n", 1))}))
     model = server.model()
-    assert sample(model) == ["seed 5", "seed 6", "seed 7"]
-    sample(model)
-    assert [request.get("n") for request in server.requests] == [3, None, None, None, None, None], (
-        "the model remembers this"
-    )
-
-
-def test_requests_shrink_to_the_number_of_choices_a_server_returns(serve: Serve) -> None:
-    server = serve(lambda request: says(*"abcdefgh"[: min(4, request.get("n", 1))]))
-    assert len(sample(server.model(), n=10)) == 10
-    assert [request.get("n", 1) for request in server.requests] == [10, 4, 2]
-
-
-def test_many_responses_are_split_into_several_requests(serve: Serve) -> None:
-    server = serve()
-    assert len(set(sample(server.model(), n=150))) == 150
-    assert [request["n"] for request in server.requests] == [100, 50]
+    for _ in range(2):
+        assert len(set(sample(model, n=n))) == n, "seeds differ"
+    assert [request.get("n", 1) for request in server.requests] == requested, "the model remembers the limit"
 
 
 @pytest.mark.parametrize(
@@ -204,12 +194,6 @@ def test_a_parameter_that_a_server_rejects_is_omitted_from_then_on(
         assert len(sample(model)) == 3
         assert len(server.requests) == rejected + (3 if parameter == "n" else 1)
     assert (server.requests[-1].get("max_completion_tokens") == 256) == (parameter == "max_tokens")
-
-
-def test_seeds_are_below_2_to_the_31(serve: Serve) -> None:
-    server = serve()
-    sample(server.model(), seed=2**55 + 3)
-    assert server.requests[0]["seed"] == 3
 
 
 # --- failing prompts --------------------------------------------------------------------------------------------------
@@ -314,7 +298,7 @@ def test_an_endless_reply_is_not_read_to_its_end(serve: Serve, monkeypatch: pyte
 )
 def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Path, reply: Reply) -> None:
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
-    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
     assert "the prompt is too long for the model" in done.failed[0].error
@@ -341,7 +325,7 @@ def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):
-            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot"), 2, concurrency=concurrency)
+            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot", concurrency), 2)
         assert len({prompt_of(request) for request in server.requests}) <= concurrency
 
 
@@ -458,7 +442,7 @@ def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serv
         return counts(request)
 
     server, path = serve(script), tmp_path / "c.jsonl"
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, path, server.model(concurrency=3), 2)
     assert (done.lines, done.failed, done.model) == (6, [], f"parrot at {server.url}")
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     server.script = counts
@@ -480,19 +464,8 @@ def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serv
                 return fails(400, words)
         return says(f"{time.monotonic_ns()}")
 
-    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(), 2, concurrency=3)
+    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(concurrency=3), 2)
     assert (done.lines, done.failed) == (3, [])
-
-
-def test_a_failed_prompt_does_not_affect_others_and_is_retried_by_the_next_run(serve: Serve, tmp_path: Path) -> None:
-    server, path = serve(), tmp_path / "c.jsonl"
-    server.script = lambda request: fails(418, "teapot") if "2" in prompt_of(request) else counts(request)
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.lines, [failure.prompt for failure in done.failed]) == (5, [PROMPTS[2]])
-    server.script, server.requests = counts, []
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=4)
-    assert (done.resumed, done.lines, len(server.requests)) == (5, 6, 1)
-    assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
 
 def test_an_interrupted_run_keeps_finished_prompts_and_resumes(serve: Serve, tmp_path: Path) -> None:
@@ -509,12 +482,12 @@ def test_an_interrupted_run_keeps_finished_prompts_and_resumes(serve: Serve, tmp
 
     server, path = serve(script), tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        generate(PROMPTS, path, server.model(), 2, concurrency=2, progress=interrupt)
+        generate(PROMPTS, path, server.model(concurrency=2), 2, progress=interrupt)
     interrupted.set()
     time.sleep(0.3)
     assert len(server.requests) <= 4, "no further requests were sent"
     assert len(lines(path)) == 2
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=2)
+    done = generate(PROMPTS, path, server.model(concurrency=2), 2)
     assert (done.resumed, done.lines) == (2, 6)
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
@@ -546,21 +519,6 @@ def test_control_c_does_not_wait_for_the_server(serve: Serve, tmp_path: Path, wr
     assert [line["prompt"] for line in lines(path)] == PROMPTS[:1]
 
 
-def test_a_file_of_another_server_or_model_does_not_resume(serve: Serve, tmp_path: Path) -> None:
-    one, other = serve(), serve()
-    generate(PROMPTS[:1], tmp_path / "c.jsonl", one.model(), 2)
-    for model in (other.model(), one.model("raven")):
-        with pytest.raises(DataError, match=f"were sampled with model parrot at {one.url}; name another file"):
-            generate(PROMPTS, tmp_path / "c.jsonl", model, 2)
-
-
-def test_repeated_and_empty_texts_are_dropped_and_counted(serve: Serve, tmp_path: Path) -> None:
-    rounds = iter([says("Yes.", " Yes. ", None, "No."), says("Rum.", "Tea.")])
-    done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 4)
-    assert lines(tmp_path / "c.jsonl")[0]["responses"] == ["Yes.", "No.", "Rum.", "Tea."]
-    assert (done.repeats, done.empty) == (1, 1)
-
-
 def cut(*texts: str, reason: object = "length") -> Reply:
     """Return texts; the first has another finish reason than ``stop``."""
     reasons = [reason, *["stop"] * (len(texts) - 1)]
@@ -585,15 +543,6 @@ def test_a_dropped_response_does_not_count_as_cut_off(serve: Serve, tmp_path: Pa
     rounds = iter([cut("", "No."), cut("No."), cut("Yes"), cut("Yes")])
     done = generate(["Tea?"], tmp_path / "c.jsonl", serve(lambda _: next(rounds)).model(), 2)
     assert (done.responses, done.empty, done.repeats, done.cut_off) == (2, 1, 1, 1)
-
-
-def test_the_command_reports_responses_that_were_cut_off(serve: Serve, write_jsonl: WriteLines, tmp_path: Path) -> None:
-    server = serve(lambda _: cut("Yes, and", "No."))
-    path, out = write_jsonl([{"prompt": "Tea?"}]), tmp_path / "c.jsonl"
-    command: list[str | Path] = ["generate", path, "-o", out, "--model", "parrot", "--base-url", server.url, "-n", "2"]
-    done = run(*command, "--json")
-    assert json.loads(done.stdout)["cut_off"] == 1, done.stderr
-    assert "1 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
@@ -627,16 +576,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_generate_samples_from_a_server(serve: Serve, tmp_path: Path, write_jsonl: WriteLines) -> None:
-    server, path = serve(), tmp_path / "c.jsonl"
+def test_generate_samples_from_a_server_and_reports_responses_that_were_cut_off(
+    serve: Serve, tmp_path: Path, write_jsonl: WriteLines
+) -> None:
+    server, path = serve(lambda _: cut("Yes, and", "No.")), tmp_path / "c.jsonl"
     prompts = write_jsonl([{"prompt": prompt} for prompt in PROMPTS])
-    done = run(
-        "generate", prompts, "-o", path, "--model", "parrot", "--base-url", f"{server.url}/", "-n", "3", "--json"
-    )
+    command: list[str | Path] = [
+        "generate",
+        prompts,
+        "-o",
+        path,
+        "--model",
+        "parrot",
+        "--base-url",
+        f"{server.url}/",
+        "-n",
+        "2",
+    ]
+    done = run(*command, "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert (facts["lines"], facts["responses"], facts["model"]) == (6, 18, f"parrot at {server.url}")
+    assert [facts[name] for name in ("lines", "responses", "cut_off", "model")] == [6, 12, 6, f"parrot at {server.url}"]
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
+    assert "6 responses were cut off at --max-new-tokens; a higher value lets them end" in run(*command).stdout
 
 
 def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder: Path) -> None:
@@ -648,18 +610,10 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert done.stderr == "note: parrot gave 2 distinct responses, not 8.\n"
+    assert facts["notes"][0].endswith("gave 2 distinct responses, not 8")
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")
     assert "People were asked: Tea?" in prompt_of(written)
     assert facts["answers"][0]["text"] in prompt_of(written)
     assert (server.requests[0]["temperature"], written["temperature"]) == (1.2, 0.7)
-
-
-def test_answer_fails_if_the_prompt_is_too_long_for_the_server(serve: Serve, folder: Path) -> None:
-    server = serve(lambda _: fails(400, "maximum context length is 10 tokens"))
-    done = run("answer", folder, "Tea?", "--model", "parrot", "--base-url", server.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("pluralign: the prompt is too long for the model")
-    assert done.stderr.count("\n") == 1

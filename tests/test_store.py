@@ -34,7 +34,7 @@ def write_features(folder: Path, items: Sequence[Item], rows: int = 5, **changes
     for number, start in enumerate(starts):
         table = shard_table(items[start : start + rows], vectors[start : start + rows])
         pq.write_table(table, folder / "vectors" / shard_name(number), **SHARD_FORMAT)
-    made_by = {"encoder": "hashing", "layer": None, "pooling": "mean", "surface": True}
+    made_by = {"encoder": "hashing", "layers": "auto", "pooling": "mean", "precision": "float32", "surface": True}
     values: dict[str, Any] = {"format": store.FORMAT, "format_version": 2, "identity": HashingEncoder().identity}
     values |= made_by | {"shards": len(starts), "rows": len(items), "dimension": vectors.shape[1]}
     (folder / "features.json").write_text(json.dumps(values | changes))
@@ -96,7 +96,7 @@ def test_missing_texts_are_counted_in_the_error(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("requested", "sentence"),
     [
-        (TextFeatures("none"), r"those of hashing mean \(hashing-crc32-1024\), not of none \(no encoder\)"),
+        (TextFeatures("none"), r"those of hashing \(hashing-crc32-1024\), not of none \(no encoder\)"),
         (replace(HASHING, surface=False), "it has surface features; use --surface here too"),
     ],
 )
@@ -112,11 +112,16 @@ def test_an_unfinished_folder_raises_data_error_with_advice(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{", '{"format": "pluralign-ensemble"}', '{"format": "pluralign-features", "format_version": 2}']
+    ("text", "problem"),
+    [
+        *((text, "does not describe features") for text in ("[]", "{", '{"format": "pluralign-ensemble"}')),
+        ('{"format": "pluralign-features", "format_version": 2}', "does not describe features"),
+        ('{"format": "pluralign-features", "format_version": 3}', "another version of Pluralign; run pluralign encode"),
+    ],
 )
-def test_a_file_that_does_not_describe_features_raises_data_error(folder: Path, text: str) -> None:
+def test_a_file_that_does_not_describe_features_raises_data_error(folder: Path, text: str, problem: str) -> None:
     (folder / "features.json").write_text(text)
-    with pytest.raises(DataError, match="it does not describe features"):
+    with pytest.raises(DataError, match=problem):
         stored_features(folder, TEXTS, HASHING)
 
 
@@ -124,22 +129,6 @@ def test_the_description_survives_a_round_trip_through_json(folder: Path) -> Non
     described = read_features_file(folder)
     assert (described.rows, described.shards, described.precision) == (len(TEXTS), 3, "float32")
     assert store.FeaturesFile.from_json(described.to_json()) == described
-
-
-def test_features_of_version_1_are_read_by_their_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(store, "item_keys", lambda items: store.old_keys(items, tmp_path))
-        folder = write_features(tmp_path / "features", TEXTS, format_version=1)
-    expected = encode(TEXTS, HashingEncoder(), cache=False)
-    np.testing.assert_array_equal(stored_features(folder, TEXTS, HASHING), expected)
-    with pytest.raises(DataError, match="cannot hold texts with control characters; run pluralign encode into another"):
-        stored_features(folder, [("a\x1fb", "c")], HASHING)
-
-
-def test_features_of_a_newer_version_raise_data_error(tmp_path: Path) -> None:
-    folder = write_features(tmp_path / "features", TEXTS, format_version=3)
-    with pytest.raises(DataError, match="newer Pluralign; upgrade pluralign"):
-        stored_features(folder, TEXTS, HASHING)
 
 
 def test_the_error_names_a_missing_shard(folder: Path) -> None:

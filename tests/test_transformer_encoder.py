@@ -1,7 +1,7 @@
 """Encoders that are transformers models, against the models themselves."""
 
 import importlib
-import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CHAT_TEMPLATE, word_tokenizer
+from test_classifier import write_llama
+from tiny import word_tokenizer
 
 from pluralign.core.errors import DataError, UsageError
+from pluralign.text import loading
 from pluralign.text import transformer as cores
-from pluralign.text import transformer as transformer_encoder
 from pluralign.text.encoders import load_encoder
 from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.prompts import Item, Message, chat_messages, plain_text
@@ -56,45 +57,28 @@ def bert_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder with a chat template and no padding token."""
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tokenizer = word_tokenizer(["<unk>", "<s>", "</s>"], bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = CHAT_TEMPLATE
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=64, num_key_value_heads=2, **sizes)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_llama(folder, "CausalLM", num_hidden_layers=LAYERS, initializer_range=0.02)
 
 
-def decoder_states(folder: Path, depth: int, text: str) -> Any:
-    """Hidden states after ``depth`` layers and the final norm, ``(n_tokens, hidden)``, one text at a time."""
+def hidden_states(folder: Path, text: str, **config: Any) -> list[Any]:
+    """Hidden states of every layer, ``(n_tokens, hidden)`` each, one text at a time."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    config = transformers.AutoConfig.from_pretrained(folder, num_hidden_layers=depth)
+    config = transformers.AutoConfig.from_pretrained(folder, **config)
     model = transformers.AutoModel.from_pretrained(folder, config=config).eval()
     with torch.no_grad():
-        return model(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).last_hidden_state[0].numpy()
+        tokens = tokenizer(text, return_tensors="pt", add_special_tokens="bert" in folder.name)
+        return [states[0].numpy() for states in model(**tokens, output_hidden_states=True).hidden_states]
+
+
+def last_states(folder: Path, depth: int, text: str) -> Any:
+    """Hidden states after ``depth`` layers and the final norm, ``(n_tokens, hidden)``."""
+    return hidden_states(folder, text, num_hidden_layers=depth)[-1]
 
 
 def chat_text(prompt: str, response: str) -> str:
     return f"<s>user {prompt} </s>assistant {response} </s>"
-
-
-@pytest.mark.slow
-def test_any_encoder_folder_is_mean_pooled_over_its_real_tokens(bert_folder: Path) -> None:
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folder)
-    model = transformers.AutoModel.from_pretrained(bert_folder).eval()
-    batch = tokenizer([f"{prompt}\n\n{response}" for prompt, response in ITEMS], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        states = model(**batch).last_hidden_state.numpy()
-    mask = batch["attention_mask"].numpy()[:, :, None]
-    assert mask.min() == 0, "some text is padded"
-    vectors = load_encoder(str(bert_folder), layers="last", pooling="mean")
-    assert vectors is not None
-    np.testing.assert_allclose(vectors.encode(ITEMS), (states * mask).sum(axis=1) / mask.sum(axis=1), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -104,28 +88,13 @@ def test_a_decoder_reads_the_chat_template_and_is_cut_at_two_thirds(llama_folder
     vectors = encoder.encode(ITEMS)
     for vector, (prompt, response) in zip(vectors, ITEMS, strict=True):
         assert isinstance(prompt, str)
-        expected = decoder_states(llama_folder, round(2 / 3 * LAYERS), chat_text(prompt, response)).mean(axis=0)
+        expected = last_states(llama_folder, round(2 / 3 * LAYERS), chat_text(prompt, response)).mean(axis=0)
         np.testing.assert_allclose(vector, expected, atol=1e-5)
     as_chat = [((Message("user", "tea ?"),), "yes .")]
     np.testing.assert_allclose(encoder.encode(as_chat), vectors[:1], atol=1e-6)
     turns = (Message("user", "tea ?"), Message("assistant", "no ."), Message("user", "rum ?"))
-    longer = decoder_states(
-        llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>")
-    )
+    longer = last_states(llama_folder, 3, chat_text("tea ?", "no .") + chat_text("rum ?", "yes .").removeprefix("<s>"))
     np.testing.assert_allclose(encoder.encode([(turns, "yes .")])[0], longer.mean(axis=0), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_layer_and_pooling_change_the_vectors_of_a_decoder(llama_folder: Path) -> None:
-    text = chat_text("tea ?", "no , never , thank you .")
-    identities = set()
-    for layers, depth in (("auto", 3), ("1", 1), ("last", LAYERS)):
-        states = decoder_states(llama_folder, depth, text)
-        for pooling, expected in (("mean", states.mean(axis=0)), ("last", states[-1])):
-            encoder: Any = load_encoder(str(llama_folder), layers=layers, pooling=pooling)  # type: ignore[arg-type]
-            np.testing.assert_allclose(encoder.encode(ITEMS)[1], expected, atol=1e-5, err_msg=f"{layers} {pooling}")
-            identities.add(encoder.identity)
-    assert len(identities) == 6, "each setting has its own vectors in the cache"
 
 
 @pytest.mark.slow
@@ -135,35 +104,17 @@ def test_a_decoder_without_a_chat_template_reads_plain_text(llama_folder: Path, 
     (folder / "chat_template.jinja").unlink()
     encoder = load_encoder(str(folder))
     assert encoder is not None
-    expected = decoder_states(folder, 3, "tea ?\n\nyes .").mean(axis=0)
+    expected = last_states(folder, 3, "tea ?\n\nyes .").mean(axis=0)
     np.testing.assert_allclose(encoder.encode(ITEMS)[0], expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_layers_out_of_range_or_not_numbers_raise_usage_error(llama_folder: Path) -> None:
-    with pytest.raises(UsageError, match=f"between 0 and {LAYERS} for tiny-llama, not {LAYERS + 1}"):
-        load_encoder(str(llama_folder), layers=f"1,{LAYERS + 1}")
-    with pytest.raises(UsageError, match="layers must be auto, last, or numbers such as 0,2,4,6, not '-1'"):
-        load_encoder(str(llama_folder), layers="-1")
 
 
 # --- several layers ---------------------------------------------------------------------------------------------------
 
 
-def hidden_states(folder: Path, text: str, **config: Any) -> list[Any]:
-    """Hidden states of every layer, ``(n_tokens, hidden)`` each, one text at a time."""
-    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(
-        folder, config=transformers.AutoConfig.from_pretrained(folder, **config)
-    ).eval()
-    with torch.no_grad():
-        tokens = tokenizer(text, return_tensors="pt", add_special_tokens="bert" in folder.name)
-        return [states[0].numpy() for states in model(**tokens, output_hidden_states=True).hidden_states]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("layers", "numbers"), [("auto", [0, 1, 2]), ("2,0", [0, 2]), ("1", [1]), ("0", [0])])
+@pytest.mark.parametrize(
+    ("layers", "numbers"), [("auto", [0, 1, 2]), ("2,0", [0, 2]), ("1", [1]), ("0", [0]), ("last", [2])]
+)
 def test_the_layers_of_an_encoder_are_mean_pooled_beside_each_other(
     bert_folder: Path, layers: str, numbers: list[int]
 ) -> None:
@@ -175,7 +126,7 @@ def test_the_layers_of_an_encoder_are_mean_pooled_beside_each_other(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-@pytest.mark.parametrize(("layers", "numbers"), [("0,1,3", [0, 1, 3]), ("0", [0])])
+@pytest.mark.parametrize(("layers", "numbers"), [("0,1,3", [0, 1, 3]), ("0", [0]), ("auto", [3]), ("last", [LAYERS])])
 def test_a_decoder_is_cut_after_the_highest_of_its_layers(
     llama_folder: Path, layers: str, numbers: list[int], pooling: str
 ) -> None:
@@ -186,23 +137,6 @@ def test_a_decoder_is_cut_after_the_highest_of_its_layers(
         states = hidden_states(llama_folder, chat_text(str(prompt), response), num_hidden_layers=cut)
         pooled = [states[n].mean(axis=0) if pooling == "mean" else states[n][-1] for n in numbers]
         np.testing.assert_allclose(vector, np.hstack(pooled), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_features_saved_before_layers_existed_keep_their_vectors_and_identity(
-    bert_folder: Path, llama_folder: Path
-) -> None:
-    for folder, layer, same in [
-        (llama_folder, None, "auto"),
-        (llama_folder, 1, "1"),
-        (bert_folder, None, "last"),
-        (bert_folder, 1, "last"),  # encoders ignored the option
-    ]:
-        old: Any = load_encoder(str(folder), layers=None, layer=layer)
-        new: Any = load_encoder(str(folder), layers=same)
-        assert old.identity.endswith(f"/{'' if layer is None else layer}/mean/left")
-        np.testing.assert_array_equal(old.encode(ITEMS), new.encode(ITEMS))
-        assert old.identity == new.identity or (folder == bert_folder and layer), "the cache is shared"
 
 
 @pytest.mark.slow
@@ -266,12 +200,7 @@ def test_batches_of_any_size_give_the_vectors_of_sentence_transformers(
 ) -> None:
     monkeypatch.setattr(cores, "CORE_CHARACTERS", characters)
     items: list[Item] = [("tea ?", "yes , no , " * repeats + "rum") for repeats in (0, 3, 1, 12, 3, 5, 0)]
-    for folder, pooling in [
-        (llama_folder, "mean"),
-        (llama_folder, "last"),
-        (bert_folder, "mean"),
-        (bert_folder, "last"),
-    ]:
+    for folder, pooling in itertools.product((llama_folder, bert_folder), ("mean", "last")):
         if folder == bert_folder and padding_side == "left":
             continue  # BERT counts positions from the first column, so only decoders can be padded there
         encoder: Any = load_encoder(str(folder), pooling=pooling)  # type: ignore[arg-type]
@@ -331,7 +260,7 @@ def test_a_model_is_loaded_once_for_all_its_encoders(bert_folder: Path, monkeypa
     read: list[ModelEncoder] = []
     load = ModelEncoder.load_model
     monkeypatch.setattr(ModelEncoder, "load_model", lambda encoder: read.append(encoder) or load(encoder))  # type: ignore[func-returns-value]
-    transformer_encoder._loaded.cache_clear()
+    cores._loaded.cache_clear()
     for _ in range(3):
         encoder = load_encoder(str(bert_folder))
         assert encoder is not None
@@ -377,3 +306,15 @@ def test_bfloat16_layers_give_float32_vectors_that_agree(bert_folder: Path, llam
         half = np.array(json.loads(line), dtype=np.float32)
         assert 1e-4 < np.abs(half - exact).max() < 0.03 * np.abs(exact).max()
         assert (half.view(np.uint32) & 0xFFFF).any(), "the pooled vectors are not rounded to bfloat16"
+
+
+@pytest.mark.slow
+def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
+    bert_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "PRODUCT", "import os; os.kill(os.getpid(), 4)")
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    loading.check_cpu_bfloat16.cache_clear()
+    encoder: Any = load_encoder(str(bert_folder), precision="bfloat16")
+    with pytest.raises(UsageError, match=r"cannot multiply in bfloat16 \(.* code -4\): use --precision float32"):
+        encoder.encode(ITEMS)

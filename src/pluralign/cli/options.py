@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TABLE = "OURS=THEIRS"
 """Placeholder in ``--help`` of options that are tables in a file."""
-SHARED_CANDIDATES = 8
-"""Candidates to sample if ``-n`` is not given."""
 PANELS = {
     LoadOptions: "Reading votes",
     FitOptions: "Fitting",

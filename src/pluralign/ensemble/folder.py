@@ -143,8 +143,12 @@ def _is_of(path: Path, description: Mapping[str, Any]) -> bool:
 
 
 def description_hash(description: Mapping[str, Any]) -> str:
-    """Return a hash of what predictions depend on: members, weights, temperature, undecided share, choice model."""
+    """Return the identity of an ensemble: a hash of what its predictions depend on.
+
+    That is the encoder, members, weights, temperature, undecided share and choice model.
+    """
     parts = [description[name] for name in ("weights", "temperature", "undecided", "choice_model")]
+    parts.append(description["features"].get("identity"))
     text = json.dumps((description["arrays"]["sha256"], *parts))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -42,7 +42,7 @@ from pluralign.measuring.predictors import Source, find_predictor, load_predicto
 from pluralign.text.causal import response_log_prob
 from pluralign.text.features import TextFeatures
 from pluralign.text.judge import JudgeUsage
-from pluralign.text.loading import reference_folder
+from pluralign.text.loading import model_folder
 from pluralign.text.store import stored_features
 from pluralign.theory import calibration
 from pluralign.theory.calibration import by_stratum, sigmoid
@@ -262,7 +262,7 @@ def reference_log_ratio(reference: str, preferences: PreferenceSet, progress: Pr
     """Return log π_ref(a) − log π_ref(b) of each pair, ``(n_pairs,)``, from columns of the data or a causal model."""
     if reference != "data":
         items = preferences.items()
-        log_prob = response_log_prob(reference_folder(reference), texts_of(preferences), progress)
+        log_prob = response_log_prob(model_folder(reference), texts_of(preferences), progress)
         return np.asarray(log_prob[items.a] - log_prob[items.b])
     sides = []
     for name in LOG_PROB_COLUMNS:

@@ -38,10 +38,18 @@ from pluralign.text.classifier import (
     reads_of,
 )
 from pluralign.text.encoders import HashingEncoder
-from pluralign.text.features import BUNDLED, ENCODER_FOLDER, TextFeatures
+from pluralign.text.features import ENCODER_FOLDER, TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned, model_folders
-from pluralign.text.loading import MINILM_HUB_ID, copy_model, hub_source, quiet_transformers
-from pluralign.text.transformer import ModelEncoder, is_sentence_encoder
+from pluralign.text.loading import (
+    BUNDLED,
+    MINILM_HUB_ID,
+    UnsupportedError,
+    copy_model,
+    hub_source,
+    own_pooling,
+    quiet_transformers,
+)
+from pluralign.text.transformer import ModelEncoder
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.prompts import Item, Message, Prompt
 
@@ -177,7 +185,7 @@ def save_frozen(ensemble: RewardEnsemble, features: TextFeatures, place: Path, *
         with_encoder: whether to copy the encoder. Otherwise it is named by its hub id and revision.
     """
     encoder = features.load_checked()
-    features = features if features.hub_id else replace(features.with_identity(), identity=features.identity)
+    features = features if features.hub_id else replace(features.resolved(), identity=features.identity)
     if with_encoder and isinstance(encoder, ModelEncoder):
         copy_model(encoder.folder, place / ENCODER_FOLDER)
         copied = replace(features, encoder=str(place / ENCODER_FOLDER)).load()
@@ -234,7 +242,10 @@ def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
         return reader | {"kind": "hashing", "dimension": encoder.dimension}
     if not isinstance(encoder, ModelEncoder):
         return reader
-    pooling, unit_length = (encoder.pooling, False) if encoder.layers else own_pooling(encoder.folder)
+    try:
+        pooling, unit_length = (encoder.pooling, False) if encoder.layers else own_pooling(encoder.folder)
+    except UnsupportedError as reason:
+        raise _not_expressible(encoder.folder.name, str(reason)) from None
     return reader | {
         "kind": "transformer",
         "hub_id": features.hub_id,
@@ -247,26 +258,6 @@ def describe_reader(features: TextFeatures, encoder: Any) -> dict[str, Any]:
         "chat": encoder.reads_chats(),
         "dtype": "bfloat16" if encoder.half else "float32",
     }
-
-
-def own_pooling(folder: Path) -> tuple[str, bool]:
-    """Return the pooling of a model's own vector, and whether the vector is scaled to length 1."""
-    if not is_sentence_encoder(folder):
-        return "mean", False
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise _not_expressible(folder.name, f"its modules are {', '.join(kinds)}")
-    config = json.loads((folder / modules[1]["path"] / "config.json").read_text(encoding="utf-8"))
-    named = [
-        name.removeprefix("pooling_mode_") for name, on in config.items() if name.startswith("pooling_mode_") and on
-    ]
-    named = [name.removesuffix("_tokens").removesuffix("_token") for name in named] or [str(config.get("pooling_mode"))]
-    modes = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
-    if len(named) != 1 or named[0] not in modes:
-        raise _not_expressible(folder.name, f"its pooling is {' '.join(named)}")
-    mode = modes[named[0]]
-    return mode, "Normalize" in kinds
 
 
 def script_text() -> str:
@@ -429,15 +420,15 @@ def _write_models(
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
     """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
-    places, outputs = model_folders(features), features.outputs
+    places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
-        places, theta, outputs = [places[own]], theta[own : own + 1], 1
-    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
+        places, theta = [places[own]], theta[own : own + 1]
+    model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
-    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
+    (replace_head if features.method == "joint" else keep_outputs)(model, theta)
     return model, tokenizer
 
 
@@ -504,7 +495,7 @@ def refuse_without_head(adapter: Path, head: str) -> None:
     peft does not replace it if ``modules_to_save`` did not name it.
     """
     weights = adapter / "adapter_model.safetensors"
-    name = head.removesuffix(".modules_to_save.default")
+    name, *_ = head.partition(".modules_to_save.")
     with safe_open(weights, framework="numpy") as file:
         if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
             remedy = "fit again; its rewards cannot be recovered"
@@ -572,7 +563,7 @@ def write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequ
         raise UsageError(f"names must have one entry per member, {ensemble.k}, not {len(names)}.")
     features, members = ensemble.features, range(ensemble.k)
     if isinstance(features, TextFeatures):
-        source = features if features.hub_id else features.with_identity()
+        source = features if features.hub_id else features.resolved()
         card = ModelCard(ensemble, names, encoder_name(source), source.hub_id or None, place.name, hub_id)
         saved, script = save_frozen(ensemble, features, place, with_encoder=not source.hub_id), True
         try:

@@ -27,7 +27,7 @@ from pluralign.core.options import show_options, with_changes
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import read_description
+from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale import shards
 from pluralign.scale.lines import Lines, ScoredLine, score_lines
 from pluralign.scale.options import EngineOptions
@@ -102,10 +102,9 @@ def encode(
     # Workers find the folder of a model anywhere by its absolute path.
     name = str(Path(options.encoder).absolute()) if Path(options.encoder).is_dir() else options.encoder
     chosen = TextFeatures(name, options.layers, options.pooling, options.surface, options.precision)
-    features = chosen.with_chosen_layers().with_chosen_precision()
+    features = chosen.resolved()
     if features.load() is None and not options.surface:
         raise UsageError("there is nothing to encode with: name an encoder or keep the surface features.")
-    features = features.with_identity()
     if isinstance(texts, str | os.PathLike) and Path(texts).is_dir():
         source = shards.existing_shards(Path(texts), folder)
     else:
@@ -159,7 +158,7 @@ def score(
         return score_lines(ensemble, texts)
     ensemble, texts, folder = Path(ensemble).absolute(), Path(texts).absolute(), Path(folder).absolute()
     described = read_description(ensemble)
-    k, identity = len(described["weights"]), fingerprint(described)
+    k, identity = len(described["weights"]), description_hash(described)
     source = shards.existing_shards(texts, folder) if texts.is_dir() else shards.file_texts(texts, engine.shard_rows)
     settings = _settings("score", source, ensemble=identity)
     about = {"format": SCORES_FORMAT, "ensemble": str(ensemble), "dimension": k, "settings": settings}

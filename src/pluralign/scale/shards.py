@@ -25,7 +25,7 @@ from pluralign.core.errors import DataError, PluralignError, UsageError
 from pluralign.core.files import atomic_write, file_sha256
 from pluralign.core.json_values import Value, from_json
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.folder import read_description
+from pluralign.ensemble.folder import description_hash, read_description
 from pluralign.scale.lines import read_item
 from pluralign.text import encoders
 from pluralign.text.features import TextFeatures
@@ -168,10 +168,10 @@ def scoring(ensemble: str, identity: str) -> Transform:
 
     Args:
         ensemble: folder of the ensemble.
-        identity: fingerprint of its JSON, which includes the hash of its arrays. Raises DataError if the ensemble was
+        identity: its ``description_hash``. Raises DataError if the ensemble was
             changed during the job.
     """
-    if fingerprint(read_description(Path(ensemble))) != identity:
+    if description_hash(read_description(Path(ensemble))) != identity:
         raise DataError(
             "it is not the ensemble that the job started with",
             file=ensemble,

@@ -7,7 +7,6 @@ text, and weights are stored in the order in which products read them fastest. V
 sentence-transformers to 1e-6.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize, scaled_dot_product_attention
 
+from pluralign.text.loading import UnsupportedError, own_pooling, read_json
 from pluralign.text.pooling import attention_pool, load_attention
 
 BODY = {
@@ -50,10 +50,6 @@ NORMALIZER = {
 logger = logging.getLogger("pluralign")
 
 
-class UnsupportedError(Exception):
-    """The folder needs something that this module does not compute. sentence-transformers must read it."""
-
-
 @dataclass(frozen=True)
 class BertSettings:
     """Settings of a supported folder."""
@@ -77,7 +73,13 @@ def bert_reader(folder: Path, layers: tuple[int, ...] = (), *, half: bool = Fals
         half: whether layers run in bfloat16.
     """
     try:
-        reader = load_bert(folder, layers, torch.bfloat16 if half else torch.float32)
+        settings = read_settings(folder)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with safe_open(folder / "model.safetensors", "pt") as file:
+            arrays = {name.removeprefix("bert."): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        dtype = torch.bfloat16 if half else torch.float32
+        weights = _Weights({name: array.to(dtype) for name, array in arrays.items()})
+        reader = BertReader(settings, tokenizer, weights, layers, load_attention(folder) if layers else None)
     except UnsupportedError as reason:
         logger.info("%s: encoding with sentence-transformers (%s).", folder, reason)
         return None
@@ -85,27 +87,13 @@ def bert_reader(folder: Path, layers: tuple[int, ...] = (), *, half: bool = Fals
     return reader
 
 
-def load_bert(folder: Path, layers: tuple[int, ...], dtype: torch.dtype) -> "BertReader":
-    """Load a BERT with mean or first-token pooling from a sentence-transformers folder, or some of its layers.
-
-    Raises:
-        UnsupportedError: the folder holds another model, or asks for other steps.
-    """
-    settings = read_settings(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        weights = _Weights({name.removeprefix("bert."): file.get_tensor(name).to(dtype) for name in file.keys()})  # noqa: SIM118
-    return BertReader(settings, tokenizer, weights, layers, load_attention(folder) if layers else None)
-
-
 def read_settings(folder: Path) -> BertSettings:
     """Return the settings of a folder. Raises UnsupportedError if the folder asks for other steps."""
     for name in ("modules.json", "tokenizer.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise UnsupportedError(f"there is no {name}")
-    body, whole = _read(folder, "config.json"), _read(folder, "config_sentence_transformers.json")
-    transformer, tokenizer = _read(folder, "sentence_bert_config.json"), _read(folder, "tokenizer_config.json")
-    pieces = _read(folder, "tokenizer.json")
+    names = ("config", "config_sentence_transformers", "sentence_bert_config", "tokenizer_config", "tokenizer")
+    body, whole, transformer, tokenizer, pieces = (read_json(folder / f"{name}.json") for name in names)
     if not pieces.get("post_processor"):  # it gives even an empty text its first and last token
         raise UnsupportedError("tokenizer.json has no post_processor")
     # The configuration of the tokenizer also sets the normalizer, and has priority in transformers.
@@ -115,28 +103,17 @@ def read_settings(folder: Path) -> BertSettings:
         for name, value in supported.items():
             if values.get(name, value) != value:
                 raise UnsupportedError(f"{name} is {values[name]!r}")
-    modules = _read(folder, "modules.json", list)
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(modules) != len(kinds):
-        raise UnsupportedError(f"the modules are {', '.join(kinds)}")
+    pooling, unit_length = own_pooling(folder)
+    if pooling == "last":
+        raise UnsupportedError("its pooling is the last token")
     return BertSettings(
         layers=int(_number(body, "num_hidden_layers")),
         heads=int(_number(body, "num_attention_heads")),
         layer_norm_eps=_number(body, "layer_norm_eps"),
         max_tokens=_max_tokens(body, transformer, tokenizer),
-        first_token=_pooling(_read(folder, f"{modules[1].get('path')}/config.json")) == "cls",
-        unit_length="Normalize" in kinds,
+        first_token=pooling == "cls",
+        unit_length=unit_length,
     )
-
-
-def _pooling(config: dict[str, Any]) -> str:
-    """Return ``mean`` or ``cls``. Older folders have one flag per mode instead of ``pooling_mode``."""
-    prefix = "pooling_mode_"
-    flags = [name.removeprefix(prefix) for name, on in config.items() if name.startswith(prefix) and on]
-    mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(" ".join(flags), config.get("pooling_mode"))
-    if mode not in ("mean", "cls"):
-        raise UnsupportedError(f"the pooling is {' '.join(flags) or mode}")
-    return str(mode)
 
 
 def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: dict[str, Any]) -> int:
@@ -146,19 +123,6 @@ def _max_tokens(body: dict[str, Any], transformer: dict[str, Any], tokenizer: di
             limits.append(_number(config, name))
             break
     return int(min(limits))
-
-
-def _read(folder: Path, name: str, kind: type = dict) -> Any:
-    """Return the JSON of a file; a missing file is empty."""
-    if not (folder / name).is_file():
-        return kind()
-    try:
-        value = json.loads((folder / name).read_text())
-    except ValueError:
-        value = None
-    if not isinstance(value, kind):
-        raise UnsupportedError(f"{name} is not a JSON {kind.__name__}")
-    return value
 
 
 def _number(config: dict[str, Any], name: str) -> float:
@@ -181,8 +145,6 @@ class BertReader:
     The vector of a text is the model's own, with mean or first-token pooling, or the means of several layers, followed
     by the attention pooling of one of them if there is one. Layers above the highest of them are not computed.
     """
-
-    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -213,7 +175,10 @@ class BertReader:
         depth = max(self.pooled, default=self.settings.layers)
         means, states = self._run(tokens, depth, attended if weights else depth)
         if self.pooled:
-            return torch.hstack([*means, _attended(states, weights)] if weights else means)
+            if weights:
+                padded = [(of_text[None], torch.ones(1, len(of_text))) for of_text in states]
+                means.append(torch.cat([attention_pool(*of_text, weights) for of_text in padded]))
+            return torch.hstack(means)
         texts = [of_text.float() for of_text in states]
         vectors = torch.stack([text[0] if self.settings.first_token else text.mean(0) for text in texts])
         return normalize(vectors, dim=1) if self.settings.unit_length else vectors
@@ -261,13 +226,6 @@ class BertReader:
 def _means(states: Tensor, rows: Sequence[slice]) -> Tensor:
     """Return the mean over the tokens of each text, ``(n_texts, width)``."""
     return torch.stack([states[of_text].float().mean(0) for of_text in rows])
-
-
-def _attended(states: Sequence[Tensor], weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the attention pooling of each text, ``(n_texts, features)``."""
-    return torch.cat([
-        attention_pool(of_text[None], torch.ones(1, len(of_text)), weights) for of_text in states
-    ])  # fmt: skip
 
 
 class _Layer:

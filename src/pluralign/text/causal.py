@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import safe_open
 
@@ -15,7 +15,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
-from pluralign.text.loading import context_length, in_batches, load_model, padded, reference_folder
+from pluralign.text.loading import context_length, in_batches, load_model, model_folder, padded, without_adapter
 from pluralign.text.options import SMALL_MODEL, SamplingOptions
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
 
@@ -52,6 +52,27 @@ class Choice:
     """Tokens that the model read; 0 if unknown."""
     tokens_out: int = 0
     """Tokens that the model wrote; 0 if unknown."""
+
+
+class Sampler(Protocol):
+    """A language model that samples responses."""
+
+    @property
+    def name(self) -> str:
+        """Name of the model, stored with each line of a candidates file."""
+        ...
+
+    def prepare(self) -> None:
+        """Load the model or reach its server. Called once, and only if there is something to sample."""
+        ...
+
+    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
+        """Return n sampled responses, which may repeat each other.
+
+        Raises:
+            DataError: this prompt cannot be answered.
+        """
+        ...
 
 
 LOGIT_TOKENS = 2_048
@@ -120,8 +141,7 @@ def token_log_probs(
     length = inputs["input_ids"].shape[1]
     # Logits of a large vocabulary take most of the memory. Keep those from the last context token on.
     keep = length - min(map(len, contexts)) + 1
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    can_keep = "logits_to_keep" in inspect.signature(inner.forward).parameters
+    can_keep = "logits_to_keep" in inspect.signature(without_adapter(model).forward).parameters
     logits = model(**inputs, **({"logits_to_keep": keep} if can_keep else {})).logits[:, -keep:]
     log_probs = []
     for row, (context, ids) in enumerate(zip(contexts, responses, strict=True)):
@@ -167,41 +187,32 @@ class LocalModel:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._loaded: tuple[Any, Any] | None = None
         self._at_once = SAMPLES_AT_ONCE
 
     def prepare(self) -> None:
         """Load model and tokenizer: float32 on a CPU, bfloat16 on a GPU."""
-        self._loaded = load_model(reference_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
+        self.model, self.tokenizer = load_model(model_folder(self.name), "AutoModelForCausalLM", bf16_on_gpu=True)
 
-    @property
+    @cached_property
     def model(self) -> Any:
         """The loaded model. It can be replaced, for example by the same model with an adapter."""
-        return self._both()[0]
+        self.prepare()
+        return self.model
 
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._loaded = (model, self.tokenizer)
-
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the model."""
-        return self._both()[1]
+        self.prepare()
+        return self.tokenizer
 
     @cached_property
     def is_small(self) -> bool:
         """Whether it has fewer than ``SMALL_MODEL`` parameters. The model is not loaded for this."""
-        return parameter_count(reference_folder(self.name)) < SMALL_MODEL
+        return parameter_count(model_folder(self.name)) < SMALL_MODEL
 
     def with_defaults(self, options: SamplingOptions) -> SamplingOptions:
         """Return the options with the temperature for a model of this size, if none was given."""
         return options.with_defaults(small=options.temperature is None and self.is_small)
-
-    def _both(self) -> tuple[Any, Any]:
-        if self._loaded is None:
-            self.prepare()
-        assert self._loaded is not None  # noqa: S101 - it was prepared
-        return self._loaded
 
     @property
     def ends(self) -> tuple[int, ...]:

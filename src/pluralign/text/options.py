@@ -45,16 +45,6 @@ def is_decoder(config: Mapping[str, Any]) -> bool:
     return any(name.endswith("ForCausalLM") for name in config.get("architectures") or [])
 
 
-def model_depth(config: Mapping[str, Any]) -> int | None:
-    """Return the number of layers in ``config.json``, or None if it has none.
-
-    Example:
-        >>> model_depth({"n_layer": 12}), model_depth({})
-        (12, None)
-    """
-    return next((int(config[name]) for name in _DEPTH_NAMES if isinstance(config.get(name), int)), None)
-
-
 def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own: bool = False) -> tuple[int, ...]:
     """Return the layers that the option means for a model. Empty means the model's own sentence vector.
 
@@ -74,7 +64,8 @@ def choose_layers(requested: str, config: Mapping[str, Any], model: str, *, own:
         >>> choose_layers("auto", {"num_hidden_layers": 30, "architectures": ["LlamaForCausalLM"]}, "SmolLM2")
         (20,)
     """
-    layers, depth, decoder = parse_layers(requested), model_depth(config), is_decoder(config)
+    layers, decoder = parse_layers(requested), is_decoder(config)
+    depth = next((int(config[name]) for name in _DEPTH_NAMES if isinstance(config.get(name), int)), None)
     if depth is None:
         if layers or (decoder and not own):
             raise DataError("config.json does not give the number of layers", file=model, remedy="use another model")
@@ -96,16 +87,6 @@ def middle_layer(layers: tuple[int, ...]) -> int:
         4
     """
     return min(layers, key=lambda layer: abs(layer - MIDDLE * layers[-1]))
-
-
-def layers_from_layer(layer: int | None, config: Mapping[str, Any], model: str, *, own: bool) -> tuple[int, ...]:
-    """Return the layers of features saved with the earlier option ``layer``; other arguments as in ``choose_layers``.
-
-    A decoder was cut after ``layer`` layers, by default after two thirds. Other models gave their own vector.
-    """
-    if own or not is_decoder(config):
-        return ()
-    return choose_layers(AUTO if layer is None else str(layer), config, model)
 
 
 def layers_text(layers: tuple[int, ...]) -> str:
@@ -140,7 +121,7 @@ class EncodeOptions:
     pooling: Pooling = field(default="mean", metadata={"help": "Pooling of layers: mean over tokens, or last token."})
     precision: Precision = field(
         default="float32",
-        metadata={"help": "Precision of the encoder. auto: bfloat16 if it is faster and the vectors agree."},
+        metadata={"help": "Precision of the encoder. auto: bfloat16 on GPUs that support it."},
     )
     surface: bool = field(default=True, metadata={"help": "Append surface features: lengths, punctuation, structure."})
 

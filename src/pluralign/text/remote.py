@@ -17,7 +17,7 @@ from typing import Any
 
 from pluralign.core.errors import DataError, MissingExtraError, UsageError, did_you_mean
 from pluralign.core.text import one_line
-from pluralign.text.causal import Choice, Completion
+from pluralign.text.causal import Choice, Completion, LocalModel
 from pluralign.text.options import RemoteOptions, SamplingOptions
 from pluralign.votes.prompts import Prompt, PromptLike
 
@@ -35,13 +35,25 @@ SEEDS = 2**31
 """Seeds are below this number, which every server accepts."""
 CHOICE_TOKENS = 8
 """Maximum length of an answer that is one letter; some models write a word or a space before it."""
-TOP_LOG_PROBS = 5
+LOG_PROBS = {"logprobs": True, "top_logprobs": 5}
 NO_KEY = "none"
 """Sent instead of an API key. The client requires a key; servers without authentication ignore it."""
 
 _TOO_LONG = re.compile(r"context.{0,10}(length|window|size)|(prompt|input|request|message)s? (is|are) too (long|large)")
-_ABOUT_N = re.compile(r"(?<!\\)\bn\b|multiple|only one")
+_REJECTIONS = {
+    "max_tokens": r"max_completion_tokens",
+    "seed": r"\bseed\b",
+    "logprobs": r"logprob",
+    "temperature": r"temperature",
+    "n": r"(?<!\\)\bn\b|multiple|only one",
+}
+"""Patterns of error messages, by the setting that the server rejects."""
 _ABOUT_CONTENT = re.compile(r"flagged|moderation|content|safety")
+
+
+def language_model(name: str, remote: RemoteOptions | None = None) -> "LocalModel | ServerModel":
+    """Return a language model: on a server if ``remote`` has a base URL, else in this process."""
+    return ServerModel(name, remote) if remote and remote.base_url else LocalModel(name)
 
 
 class ServerModel:
@@ -53,10 +65,7 @@ class ServerModel:
         self._lock = threading.Lock()
         # Learned from the server's replies.
         self._max_choices = MAX_CHOICES
-        self._takes_seed = True
-        self._takes_temperature = True
-        self._gives_log_probs = True
-        self._length_parameter = "max_tokens"
+        self._rejected: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -79,9 +88,13 @@ class ServerModel:
             UsageError: the server would not answer any prompt.
         """
         completions: list[Completion] = []
+        options = self.with_defaults(options)
+        settings: dict[str, Any] = {"temperature": options.temperature, "max_tokens": options.max_new_tokens}
+        settings |= {} if options.top_p == 1 else {"top_p": options.top_p}
         while len(completions) < n:
             requested = min(n - len(completions), self._max_choices)
-            choices = self._request(prompt, requested, options, (seed + len(completions)) % SEEDS)
+            settings |= {"n": requested, "seed": (seed + len(completions)) % SEEDS}
+            choices = read_choices(self._post(prompt, settings), self._clean)
             if len(choices) < requested:
                 self._max_choices = min(len(choices), self._max_choices)
             completions += choices[:requested]
@@ -94,30 +107,18 @@ class ServerModel:
             DataError: the server does not answer this prompt.
             UsageError: the server would not answer any prompt.
         """
+        settings = {"temperature": 0, "max_tokens": CHOICE_TOKENS, **LOG_PROBS}
+        return read_choice(self._post(prompt, settings), letters, self._clean)
 
-        def parameters() -> dict[str, Any]:
-            asked: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
-            asked[self._length_parameter] = CHOICE_TOKENS
-            if self._takes_temperature:
-                asked["temperature"] = 0
-            if self._gives_log_probs:
-                asked |= {"logprobs": True, "top_logprobs": TOP_LOG_PROBS}
-            return asked
-
-        return read_choice(self._post(parameters), letters, self._clean)
-
-    def _request(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> list[Completion]:
-        body = self._post(lambda: self._parameters(prompt, min(n, self._max_choices), options, seed))
-        return read_choices(body, self._clean)
-
-    def _post(self, parameters: Callable[[], dict[str, Any]]) -> bytes:
-        """Return the body of the reply; a parameter that the server rejects is left out, and the request repeated."""
-        client, openai, sent = self._connected(), _openai(self.options), parameters()
+    def _post(self, prompt: PromptLike, settings: Mapping[str, Any]) -> bytes:
+        """Return the body of the reply; a setting that the server rejects is left out, and the request repeated."""
+        client, openai, sent = self._connected(), _openai(self.options), self._accepted(settings)
         try:
-            reply = client.chat.completions.with_raw_response.create(**sent)
+            messages = Prompt(prompt).messages
+            reply = client.chat.completions.with_raw_response.create(model=self.model, messages=messages, **sent)
         except openai.APIStatusError as error:
-            if error.status_code in (400, 422) and self._drop_rejected_parameter(error.body, sent):
-                return self._post(parameters)
+            if error.status_code in (400, 422) and self._is_rejected(sent, error.body):
+                return self._post(prompt, settings)
             raise self._failure(error) from None
         except openai.APITimeoutError:
             problem = f"the server did not answer within {self.options.timeout:g} s, in any of {RETRIES + 1} attempts"
@@ -129,35 +130,25 @@ class ServerModel:
             ) from None
         return bytes(reply.content)
 
-    def _parameters(self, prompt: PromptLike, n: int, options: SamplingOptions, seed: int) -> dict[str, Any]:
-        options = self.with_defaults(options)
-        parameters: dict[str, Any] = {"model": self.model, "messages": Prompt(prompt).messages}
-        parameters |= {"temperature": options.temperature, self._length_parameter: options.max_new_tokens}
-        if options.top_p != 1:
-            parameters["top_p"] = options.top_p
-        if n > 1:
-            parameters["n"] = n
-        if self._takes_seed:
-            parameters["seed"] = seed
-        return parameters
+    def _accepted(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings without those that the server has rejected."""
+        sent = {name: value for name, value in settings.items() if name not in self._rejected}
+        if "max_tokens" in self._rejected:
+            sent["max_completion_tokens"] = settings["max_tokens"]
+        if settings["temperature"]:  # only 0 can be rejected
+            sent["temperature"] = settings["temperature"]
+        if sent.get("n") == 1:
+            del sent["n"]
+        return sent
 
-    def _drop_rejected_parameter(self, body: object, parameters: Mapping[str, Any]) -> bool:
-        """Learn from an error which parameter the server rejects. Return whether to retry without it."""
-        message = json.dumps(body).lower()
-        if _TOO_LONG.search(message):
+    def _is_rejected(self, sent: Mapping[str, Any], error: object) -> bool:
+        """Learn from an error which setting the server rejects. Return whether there is one."""
+        message = json.dumps(error).lower()
+        optional = sent.keys() - ({"temperature"} if sent.get("temperature") else set())
+        found = [name for name, sign in _REJECTIONS.items() if name in optional and re.search(sign, message)]
+        if not found or _TOO_LONG.search(message):
             return False
-        if "max_tokens" in parameters and "max_completion_tokens" in message:
-            self._length_parameter = "max_completion_tokens"
-        elif "seed" in parameters and re.search(r"\bseed\b", message):
-            self._takes_seed = False
-        elif "logprobs" in parameters and "logprob" in message:
-            self._gives_log_probs = False
-        elif parameters.get("temperature") == 0 and "temperature" in message:
-            self._takes_temperature = False
-        elif "n" in parameters and _ABOUT_N.search(message):
-            self._max_choices = 1
-        else:
-            return False
+        self._rejected |= set(LOG_PROBS) if found[0] == "logprobs" else {found[0]}
         return True
 
     # --- errors -----------------------------------------------------------------------------------------------------

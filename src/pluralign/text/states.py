@@ -102,11 +102,8 @@ class LayerPooling(torch.nn.Module):
     def forward(self, features: dict[str, Any]) -> dict[str, Any]:
         """Return the features with ``sentence_embedding``, ``(n_texts, n_layers × width + trained features)``."""
         states = features["all_layer_embeddings"]
-        parts = [self._pooled(features, states[n]) for n in self.layers]
+        of_layers = [features | {"token_embeddings": states[n].float()} for n in self.layers]
+        parts = [self.pooling(of_layer)["sentence_embedding"] for of_layer in of_layers]
         if self.weights:
             parts.append(attention_pool(states[self.attended], features["attention_mask"], dict(self.weights.items())))
         return features | {"sentence_embedding": torch.hstack(parts)}
-
-    def _pooled(self, features: dict[str, Any], states: Tensor) -> Tensor:
-        pooled: Tensor = self.pooling(features | {"token_embeddings": states.float()})["sentence_embedding"]
-        return pooled

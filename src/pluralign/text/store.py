@@ -7,7 +7,7 @@ memory. ``scale`` writes the shards.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError
 from pluralign.core.json_values import from_json
-from pluralign.text.encoders import earlier_identity, vector_key
+from pluralign.text.encoders import vector_key
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import Pooling, Precision
-from pluralign.votes.prompts import Item, Prompt, text_key
+from pluralign.votes.prompts import Item, text_key
 
 Keys: TypeAlias = npt.NDArray[np.bytes_]
 
@@ -30,9 +30,6 @@ FEATURES_FILE = "features.json"
 VECTORS_FOLDER = "vectors"
 FORMAT = "pluralign-features"
 FORMAT_VERSION = 2
-"""Version 2 has other keys: in version 1 two texts with a separator of the keys in them could share one."""
-OLD_SEPARATORS = ("\x1e", "\x1f")
-"""Separators of the keys of version 1."""
 KEY_BYTES = 16
 SHARD_FORMAT = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
 """Options of ``pyarrow`` for a shard. With checksums, a changed byte is detected when the shard is read."""
@@ -46,30 +43,18 @@ class FeaturesFile:
     shards: int
     dimension: int
     encoder: str
+    layers: str
     pooling: Pooling
+    precision: Precision
     surface: bool
     identity: str
-    layers: str | None = None
-    """Files of earlier versions have ``layer`` instead."""
-    layer: int | None = None
-    """Number of decoder layers, if ``layers`` is None."""
-    precision: Precision = "float32"
-    """Files of earlier versions have none; their vectors are in float32."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the job that wrote the features: see ``scale.jobs.Job``."""
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
-        layers = "layer" if self.layers is None else "layers"
-        names = ("encoder", layers, "pooling", "precision", "surface", "identity")
-        return {
-            **{name: getattr(self, name) for name in ("rows", "shards", "dimension")},
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            **{name: getattr(self, name) for name in names},
-            "settings": dict(self.settings),
-        }
+        return {"format": FORMAT, **vars(self), "settings": dict(self.settings)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "FeaturesFile":
@@ -93,9 +78,9 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
         raise unknown from None
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise unknown
-    version = values.get("format_version")
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise DataError("it was written by a newer Pluralign", file=str(path), remedy="upgrade pluralign")
+    if values.get("format_version") != FORMAT_VERSION:
+        remedy = "run pluralign encode into another folder"
+        raise DataError("it was written by another version of Pluralign", file=str(path), remedy=remedy)
     try:
         return FeaturesFile.from_json(values)
     except TypeError:
@@ -108,18 +93,6 @@ def read_features_file(folder: str | os.PathLike[str]) -> FeaturesFile:
 def item_keys(items: Iterable[Item]) -> Keys:
     """Return the key of each text, ``(n_items,)``: the same 16 bytes as in the vector cache."""
     return np.frombuffer(b"".join(vector_key(text_key(*item)) for item in items), dtype=f"S{KEY_BYTES}")
-
-
-def old_keys(items: Iterable[Item], folder: Path) -> Keys:
-    """Return the keys of version 1. Raises DataError for texts whose key could be that of another text."""
-    keys = []
-    for prompt, response in items:
-        read = Prompt(prompt)
-        if any(separator in text for separator in OLD_SEPARATORS for text in (read.key, response)):
-            problem = "it was written by an older Pluralign and cannot hold texts with control characters"
-            raise DataError(problem, file=str(folder), remedy="run pluralign encode into another folder")
-        keys.append(vector_key(f"{OLD_SEPARATORS[0] if read.is_chat else ''}{read.key}{OLD_SEPARATORS[1]}{response}"))
-    return np.frombuffer(b"".join(keys), dtype=f"S{KEY_BYTES}")
 
 
 def shard_table(items: Sequence[Item], vectors: Vectors) -> pa.Table:
@@ -181,7 +154,7 @@ def stored_features(
         features = np.memmap(scratch, dtype=np.float32, mode="w+", shape=shape)
     first, last, _ = only.indices(len(items))
     needed = items[first:last]
-    wanted = old_keys(needed, folder) if stored.format_version < FORMAT_VERSION else item_keys(needed)
+    wanted = item_keys(needed)
     order = np.argsort(wanted, kind="stable")
     ordered = wanted[order]
     missing = np.ones(len(wanted), dtype=bool)
@@ -198,22 +171,13 @@ def stored_features(
     return features
 
 
-def with_stored_layers(text_features: TextFeatures, folder: str | os.PathLike[str]) -> TextFeatures:
-    """Return the settings of features with the layers of those stored in a folder."""
-    stored = read_features_file(folder)
-    return replace(text_features, layers=stored.layers, layer=stored.layer)
-
-
 def _check_same_features(folder: Path, stored: FeaturesFile, text_features: TextFeatures) -> None:
     encoder = text_features.load_checked()
     identity = encoder.identity if encoder else ""
-    if stored.identity not in (identity, earlier_identity(encoder) if encoder else ""):
-        layers = stored.layer if stored.layers is None else stored.layers
-        settings = (stored.encoder, layers, stored.pooling)
-        theirs = " ".join(str(setting) for setting in settings if setting is not None)
+    if stored.identity != identity:
         raise DataError(
-            f"its vectors are those of {theirs} ({stored.identity or 'no encoder'}), not of {text_features.encoder} "
-            f"({identity or 'no encoder'})",
+            f"its vectors are those of {stored.encoder} ({stored.identity or 'no encoder'}), not of "
+            f"{text_features.encoder} ({identity or 'no encoder'})",
             file=str(folder),
             remedy="use the same encoder, layers, pooling and precision, or encode again",
         )

@@ -14,29 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NAMES = (
-    "log characters",
-    "log words",
-    "log sentences",
-    "letters per word",
-    "words per sentence",
-    "commas",
-    "full stops",
-    "question marks",
-    "exclamation marks",
-    "digits",
-    "log line ends",
-    "log list items",
-    "first person",
-    "hedging",
-    "capitals",
-    "distinct words",
-    "no words",
-    "quotes and brackets",
-    "colons",
-    "ends a sentence",
-)
-
 _DIGIT = re.compile(r"\d")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _SENTENCE_END = re.compile(r"[.!?…]+(?=\s|$)")
@@ -60,35 +37,39 @@ def surface_features(texts: Iterable[str]) -> npt.NDArray[np.float32]:
         >>> round(float(features[1, NAMES.index("hedging")]), 2)
         0.4
     """
-    return np.array([_describe(text) for text in texts], dtype=np.float32).reshape(-1, len(NAMES))
+    return np.array([[*_describe(text).values()] for text in texts], dtype=np.float32).reshape(-1, len(NAMES))
 
 
-def _describe(text: str) -> tuple[float, ...]:
+def _describe(text: str) -> dict[str, float]:
+    """Return the features of a text by name."""
     words, runs = _WORD.findall(text), _RUN.findall(text.casefold())
     n_words, n_characters = max(len(words), 1), max(len(text), 1)
     sentences = max(len(_SENTENCE_END.findall(text)), 1)
-    return (
-        math.log1p(len(text)),
-        math.log1p(len(words)),
-        math.log1p(sentences),
-        sum(map(len, words)) / n_words,
-        len(words) / sentences / 20,
-        text.count(",") / n_words,
-        text.count(".") / n_words,
-        text.count("?") / n_words,
-        text.count("!") / n_words,
-        len(_DIGIT.findall(text)) / n_characters,
-        math.log1p(text.count("\n")),
-        math.log1p(len(_LIST_ITEM.findall(text))),
-        sum(run in _FIRST_PERSON for run in runs) / n_words,
-        sum(run in _HEDGING for run in runs) / n_words,
-        sum(map(str.isupper, text)) / n_characters,
-        len({word.lower() for word in words}) / n_words,
-        float(not words),
-        sum(map(text.count, "\"'()“”")) / n_words,
-        sum(map(text.count, ":;")) / n_words,
-        float(text.rstrip()[-1:] in (".", "!", "?", "…")),
-    )
+    return {
+        "log characters": math.log1p(len(text)),
+        "log words": math.log1p(len(words)),
+        "log sentences": math.log1p(sentences),
+        "letters per word": sum(map(len, words)) / n_words,
+        "words per sentence": len(words) / sentences / 20,
+        "commas": text.count(",") / n_words,
+        "full stops": text.count(".") / n_words,
+        "question marks": text.count("?") / n_words,
+        "exclamation marks": text.count("!") / n_words,
+        "digits": len(_DIGIT.findall(text)) / n_characters,
+        "log line ends": math.log1p(text.count("\n")),
+        "log list items": math.log1p(len(_LIST_ITEM.findall(text))),
+        "first person": sum(run in _FIRST_PERSON for run in runs) / n_words,
+        "hedging": sum(run in _HEDGING for run in runs) / n_words,
+        "capitals": sum(map(str.isupper, text)) / n_characters,
+        "distinct words": len({word.lower() for word in words}) / n_words,
+        "no words": float(not words),
+        "quotes and brackets": sum(map(text.count, "\"'()“”")) / n_words,
+        "colons": sum(map(text.count, ":;")) / n_words,
+        "ends a sentence": float(text.rstrip()[-1:] in (".", "!", "?", "…")),
+    }
+
+
+NAMES = tuple(_describe(""))
 
 
 # --- Hashed words: a text as signed counts of its words and word pairs, without a model.

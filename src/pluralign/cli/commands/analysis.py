@@ -158,7 +158,7 @@ def profile(
     from pluralign.cli.render.analysis import profile_page
     from pluralign.ensemble.ensemble import RewardEnsemble
     from pluralign.measuring.cards import profile as profile_members
-    from pluralign.text.judge import find_judge
+    from pluralign.text.remote import language_model
 
     if remote_options.base_url and not describe:
         raise UsageError("--base-url requires --describe, the name of a model on that server.")
@@ -170,7 +170,7 @@ def profile(
         found = profile_members(
             ensemble,
             votes,
-            describe=find_judge(describe, remote_options) if describe else None,
+            describe=language_model(describe, remote_options) if describe else None,
             concurrency=remote_options.concurrency if remote_options.base_url else 1,
             seed=seed,
             progress=progress,

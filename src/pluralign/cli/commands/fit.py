@@ -21,7 +21,7 @@ from pluralign.cli.options import (
     write_config,
 )
 from pluralign.core.errors import UsageError
-from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions
 from pluralign.votes.options import LoadOptions
@@ -88,7 +88,7 @@ def fit(
         pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
         pluralign fit --config run.toml -o again --seed 1
-        pluralign fit votes.parquet -o tuned --backbone minilm
+        pluralign fit votes.parquet -o tuned --pooling attention
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
@@ -96,7 +96,8 @@ def fit(
     from pluralign.ensemble.headline import headline, main_evaluation
     from pluralign.learning.fit import fit as fit_ensemble
 
-    frozen, prints = finetune_options.backbone is None, is_first_process()
+    check_applies(fit_options, finetune_options, raters=raters is not None)
+    frozen, prints = finetune_options.backbone is None and fit_options.pooling != "attention", is_first_process()
     if save_config is not None and prints:
         write_config(context, save_config)
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)
@@ -184,14 +185,14 @@ def evaluate(
     from pluralign.measuring.individuals import save_representation
     from pluralign.measuring.personas import find_personas
     from pluralign.measuring.predictors import find_predictor
-    from pluralign.text.judge import find_judge
+    from pluralign.text.remote import language_model
 
     kinds = [find_predictor(name) for name in (predictor, *against)]
     if (model is None) == ("personas" in kinds):
         raise UsageError("personas:FILE and --model, the language model that judges, need each other.")
     if remote_options.base_url and model is None:
         raise UsageError("--base-url requires --model, the name of a model on that server.")
-    judge = find_judge(model, remote_options) if model else None
+    judge = language_model(model, remote_options) if model else None
     concurrency = remote_options.concurrency if remote_options.base_url else 1
     sources = [
         find_personas(name, judge, concurrency) if kind == "personas" else name

