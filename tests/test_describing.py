@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def test_the_check_uses_prompts_that_did_not_write_the_description() -> None:
 
 
 def test_a_judge_that_guesses_shows_nothing_and_gives_the_figures() -> None:
-    parrot = Parrot(writes=from_phrases, judges=lambda prompt: (hash(prompt) % 7) / 6)
+    parrot = Parrot(writes=from_phrases, judges=lambda prompt: (zlib.crc32(prompt.encode()) % 7) / 6)
     found = describe_members(held_out(), WEIGHTS, parrot, pairs=60)
     for one in found.members:
         assert (one.shown, one.reason) == (False, NOT_BETTER_THAN_CHANCE)

@@ -242,7 +242,6 @@ def test_json_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
         ("members/theta", np.ones(20), "theta has the wrong shape"),
         ("members/mean", np.ones((3, 3)), "wrong shape"),
         ("members/spread", np.zeros(1), "wrong shape"),
-        ("members/bias", np.ones(3), "arrays of features are missing"),
         ("members/unknown", np.ones(3), "it does not hold members"),
         ("baselines/soft_bt/theta", np.full(3, np.inf), "arrays of baselines must be finite"),
         ("training_prompts", np.ones(3), "training_prompts must be a list of 64-bit hashes"),
