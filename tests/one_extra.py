@@ -123,11 +123,7 @@ def short_demo() -> Iterator[None]:
     accepted = inspect.signature(demo_story.demo).parameters.keys() & small.keys()
     short = functools.partial(demo_story.demo, **{name: small[name] for name in accepted})
     with contextlib.ExitStack() as patches:
-        for module, name, value in (
-            (demo_story, "demo", short),
-            (encoder, "HASH_DIMENSION", 16),
-            (joint, "STEPS", 20),
-        ):
+        for module, name, value in ((demo_story, "demo", short), (encoder, "HASH_DIMENSION", 16), (joint, "STEPS", 20)):
             patches.enter_context(mock.patch.object(module, name, value))
         yield
 
