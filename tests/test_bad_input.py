@@ -57,18 +57,14 @@ LONG = {"prompt": "x", "response_a": "A", "response_b": "B"}
 LISTS: dict[str, Any] = {"prompt": "x", "responses": ["A", "B"]}
 SHARE = wide(votes_a=None, votes_b=None)
 RATINGS = {"prompt": "x", "response_1": "A", "response_2": "B", "response_1_ann": 5, "response_2_ann": 1}
-TRL = {"prompt": "x", "chosen": "A"}
 TWO_TURNS = [{"role": "assistant", "content": text} for text in "AB"]
 NO_VOTES: list[tuple[Any, str]] = [
     (LONG | {"vote": "maybe"}, "vote is str 'maybe'; write a, b or tie"),
     (LONG | {"vote": True}, "vote is bool True"),
-    (LONG | {"vote": None}, "no value for vote"),
     (LONG | {"vote": HUGE}, "vote is int 1000"),
     (LONG | {"vote": "a", "annotator": ["x"]}, "the annotator must be a text"),
-    (LONG | {"vote": "a", "rater": {"id": 1}}, "not a dict"),
     (SHARE | {"prob_a": 60, "n": 5}, "prob_a is 60, not between 0 and 1"),
     (SHARE | {"prob_a": 0.3, "n": 4}, "prob_a 0.3 of n 4 is 1.2 people"),
-    (SHARE | {"prob_a": None, "n": 4}, "no value for prob_a"),
     (wide(votes_a=True), "votes_a must be a whole number, not bool True"),
     (wide(votes_a=float("inf")), "votes_a is inf, above"),
     (wide(votes_a=HUGE), r"votes_a is about 1e\+400, above 10,000,000"),
@@ -76,7 +72,6 @@ NO_VOTES: list[tuple[Any, str]] = [
     (wide(ties=-2), "ties is -2, below zero"),
     (wide(votes_a=0, votes_b=0, ties=4), "no vote and 4 ties, .*use --ties half"),
     (wide(prompt=5), "prompt must be text or a list of .* messages, not int 5"),
-    (wide(prompt=[{"role": "user"}]), "prompt must be text or a list of role/content"),
     (wide(prompt=[]), "the prompt is empty"),
     (wide(prompt=[{"role": "\ud800", "content": "x"}]), "a role of the prompt"),
     (wide(response_a=5), "response_a must be text"),
@@ -85,10 +80,8 @@ NO_VOTES: list[tuple[Any, str]] = [
     (wide() | {"\ud800": 1}, "the name of a column is not valid UTF-8"),
     (wide() | {"id": 10**5000}, "id is an integer of thousands of digits"),
     (LISTS | {"rankings": [[0, 1], [0]]}, "ranking 2 is list .*, but must name each"),
-    (LISTS | {"rankings": [[0, 0]]}, "must name each of the 2 responses once"),
     (LISTS | {"rankings": 3}, "rankings must be a list, not int 3"),
     (LISTS | {"responses": [], "rankings": [[]]}, "the prompt has no response"),
-    (LISTS | {"responses": [], "scores": []}, "the prompt has no response"),
     (LISTS | {"responses": ["A"], "scores": [[1]]}, "the prompt has only one response"),
     (LISTS | {"responses": ["A", "A"], "scores": [[1], [2]]}, "two of the responses are the same"),
     (LISTS | {"scores": [[1, 2], [1]]}, r"2 responses and lists of \[2, 1\] scores"),
@@ -101,8 +94,7 @@ NO_VOTES: list[tuple[Any, str]] = [
     (RATINGS | {"response_२": "C"}, "the column response_२ is not numbered as 1, 2, 3"),
     (RATINGS | {"response_1_bob": "5", "response_2_bob": 2}, "not str '5'"),
     (RATINGS | {"response_1_bob": True, "response_2_bob": False}, "not bool True"),
-    (TRL | {"rejected": "A"}, "the two responses are the same"),
-    (TRL | {"rejected": None}, "no value for rejected"),
+    ({"prompt": "x", "chosen": "A", "rejected": "A"}, "the two responses are the same"),
 ]
 
 
@@ -124,9 +116,8 @@ def test_identical_texts_drop_only_their_own_pair() -> None:
 
 
 def test_missing_columns_are_reported_with_the_nearest_layout() -> None:
-    row = {"prompt": "x", "response_a": "A", "response_b": "B", "votes_first": 3}
     with pytest.raises(DataError, match=r"no known layout has the columns prompt, .*also needs .*--rename"):
-        load_preferences([row])
+        load_preferences([LONG | {"votes_first": 3}])
     with pytest.raises(DataError, match="no known layout"):
         load_preferences([{"text": "x"}])
 
@@ -170,12 +161,9 @@ def test_a_file_that_cannot_be_read_is_one_sentence(name: str, content: Any, pro
             (f"Tea?,Yes.,No.,{cell},2\n".encode(), f"row 2: votes_a must be a whole number, not str '{cell}'")
             for cell in ("three", "1_0", "１０", "0x10", "1e", "1 0", "२")
         ),
-        (b"Tea?,Yes.,No.,nan,2\n", "row 2: votes_a is NaN"),
         (b"Tea?,Yes.,No.,,2\n", "row 2: there is no value for votes_a"),
-        (b"Tea?,Yes.,No.,2.5,2\n", "row 2: votes_a is 2.5, not a whole number"),
         (b"Caf\xe9?,Yes.,No.,3,2\n", "row 2: the row is not valid UTF-8"),
         (b'Tea?,"Yes.,No.,3,2\n', "row 2: the row is not CSV"),
-        (b",Yes.,No.,3,2\n", "row 2: the prompt is empty"),
     ],
 )
 def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, tmp_path: Path) -> None:
