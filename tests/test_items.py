@@ -56,26 +56,14 @@ FORMS: dict[str, Callable[[list[dict[str, Any]], Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        [{"prompt": prompt, "response": response} for prompt, response in TEXTS],
-        [{"response": response, "prompt": prompt, "id": 3} for prompt, response in TEXTS],
-        [list(item) for item in TEXTS],
-        pd.DataFrame(TEXTS, columns=["prompt", "response"]),
-        iter(TEXTS),
-    ],
-    ids=["dicts", "dicts in another order", "lists", "a DataFrame", "an iterator"],
-)
-def test_items_in_every_form_get_the_same_rewards(items: Any, ensemble: "RewardEnsemble") -> None:
-    np.testing.assert_array_equal(ensemble.rewards(items), ensemble.rewards(TEXTS))
-
-
-def test_a_prompt_may_be_a_list_of_messages(ensemble: "RewardEnsemble") -> None:
-    messages = [{"role": "user", "content": "Tea?"}]
-    as_tuple = ((Message("user", "Tea?"),), "Yes.")
-    given = ensemble.rewards([{"prompt": messages, "response": "Yes."}, (messages, "Yes."), as_tuple])
-    np.testing.assert_array_equal(given, ensemble.rewards([as_tuple] * 3))
+def test_items_in_every_form_get_the_same_rewards(ensemble: "RewardEnsemble") -> None:
+    dicts = [{"response": response, "prompt": prompt, "id": 3} for prompt, response in TEXTS]
+    frame = pd.DataFrame(TEXTS, columns=["prompt", "response"])
+    for items in (dicts, [list(item) for item in TEXTS], frame, iter(TEXTS)):
+        np.testing.assert_array_equal(ensemble.rewards(items), ensemble.rewards(TEXTS))
+    messages, as_tuple = [{"role": "user", "content": "Tea?"}], ((Message("user", "Tea?"),), "Yes.")
+    chats: Any = [{"prompt": messages, "response": "Yes."}, (messages, "Yes."), as_tuple]
+    np.testing.assert_array_equal(ensemble.rewards(chats), ensemble.rewards([as_tuple] * 3))
 
 
 @pytest.mark.parametrize(
@@ -83,15 +71,10 @@ def test_a_prompt_may_be_a_list_of_messages(ensemble: "RewardEnsemble") -> None:
     [
         ("Tea?", r"items must be a list of \(prompt, response\), not str 'Tea\?'"),
         ({"prompt": "Tea?", "response": "Yes."}, "items must be a list"),
-        (7, "items must be a list"),
         (["Tea?", "Yes."], r"items\[0\] cannot be scored: it is str 'Tea\?'"),
-        ([TEXTS[0], "No"], r"items\[1\] cannot be scored: it is str 'No'"),
-        ([TEXTS[0], ("Tea?",)], r"items\[1\] cannot be scored"),
         ([TEXTS[0], ("Tea?", "Yes.", "No.")], r"items\[1\] cannot be scored"),
         ([{"prompt": "Tea?", "text": "Yes."}], r"items\[0\] cannot be scored: it has no response"),
-        ([{"response": "Yes."}], r"items\[0\] cannot be scored: it has no prompt"),
         ([("Tea?", 5)], r"items\[0\] cannot be scored: the response must be text"),
-        ([(5, "Yes.")], r"items\[0\] cannot be scored: the prompt must be text"),
         ([("Tea?", "\ud800")], r"items\[0\] cannot be scored: the response is not valid UTF-8"),
         (OTHERS, "use pair_rewards"),
     ],
@@ -126,12 +109,9 @@ def test_pairs_of_votes_are_read_as_rows_or_as_their_layout(ensemble: "RewardEns
     with pytest.raises(DataError, match="no rows"):
         ensemble.prob_hat([])
     assert len(ensemble.prob_hat(town_hall(40))) == 40
-
-
-def test_a_pair_without_a_response_is_one_sentence(ensemble: "RewardEnsemble") -> None:
-    rows = [{"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}, {"prompt": "Tea?", "response_a": "Yes."}]
+    pair = {"prompt": "Tea?", "response_a": "Yes.", "response_b": "No."}
     with pytest.raises(DataError, match="the records, row 2: there is no value for response_b"):
-        ensemble.prob_hat(rows)
+        ensemble.prob_hat([pair, {"prompt": "Tea?", "response_a": "Yes."}])
     with pytest.raises(UsageError, match="level cannot be 'votes'"):
         ensemble.prob_hat(OTHERS, level="votes")  # type: ignore[arg-type]
 
@@ -151,10 +131,14 @@ def test_every_function_that_takes_votes_takes_them_in_any_form(ensemble: "Rewar
     assert evaluate(ensemble, str(path), groups=[]).test.brier == expected
     assert certify(ensemble, frame).held_out == certify(ensemble, OTHERS).held_out
     assert prune(ensemble, path).removed == prune(ensemble, OTHERS).removed
-    assert [card.name for card in member_profiles(ensemble, rows)] == [
-        card.name for card in member_profiles(ensemble, OTHERS)
-    ]
+    names, expected_names = ([card.name for card in member_profiles(ensemble, given)] for given in (rows, OTHERS))
+    assert names == expected_names
     assert measure_diversity(ensemble, frame).tau == measure_diversity(ensemble, OTHERS).tau
+    lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
+    tau = measure_diversity(ensemble, pluralign.load_candidates(as_path(lines, tmp_path))).tau
+    for source in (lines, pd.DataFrame(lines), as_path(lines, tmp_path)):
+        assert measure_diversity(ensemble, source).tau == tau
+    assert case_studies(ensemble, lines)[0].candidates == 3
     assert encode(frame, tmp_path / "features", encoder="none").rows == len(OTHERS.items().prompt_index)
 
 
@@ -170,16 +154,6 @@ def test_missing_values_of_a_frame_are_nulls() -> None:
         load_preferences(pd.concat([frame, frame], axis=1))
 
 
-def test_diversity_takes_candidates_in_every_form(ensemble: "RewardEnsemble", write_jsonl: WriteLines) -> None:
-    lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
-    expected = measure_diversity(ensemble, pluralign.load_candidates(write_jsonl(lines)))
-    for source in (lines, pd.DataFrame(lines), write_jsonl(lines)):
-        assert measure_diversity(ensemble, source).tau == expected.tau
-    assert case_studies(ensemble, lines)[0].candidates == 3
-    with pytest.raises(UsageError, match="not a RewardEnsemble"):
-        measure_diversity(ensemble, ensemble)  # type: ignore[arg-type]
-
-
 ANY: Any = pluralign
 """The package without the types of its functions, for arguments that they do not take."""
 
@@ -188,17 +162,15 @@ ANY: Any = pluralign
     ("call", "problem"),
     [
         (lambda e: ANY.evaluate(OTHERS, e), r"evaluate takes the predictor first.*evaluate\(ensemble, votes\)"),
-        (lambda e: ANY.evaluate(e, e), "evaluate takes the predictor first"),
         (lambda e: ANY.certify(OTHERS, e), "the first argument must be an ensemble or its folder, not a PreferenceSet"),
         (lambda e: ANY.prune(e, 5), "votes must be a PreferenceSet, a path, .*, not a int"),
         (lambda e: ANY.fit({"prompt": ["Tea?"]}), "votes must be a PreferenceSet, .*, not a dict"),
-        (lambda e: ANY.fit(["Tea?"]), "row 1: a record must be a dict with column names, not str 'Tea"),
         (lambda e: ANY.fit([{1: "Tea?"}]), "row 1: a record must be a dict"),
         (lambda e: ANY.fit(""), "the name of the data is empty"),
         (lambda e: ANY.member_profiles(e.weights, OTHERS), r"member_profiles\(ensemble, votes\)"),
         (lambda e: ANY.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
         (lambda e: ANY.load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
-        (lambda e: ANY.load_preferences([wide()], repeats="frist"), "did you mean 'first'"),
+        (lambda e: ANY.measure_diversity(e, e), "not a RewardEnsemble"),
     ],
 )  # fmt: skip
 def test_natural_mistakes_are_one_sentence(call: Any, problem: str, ensemble: "RewardEnsemble") -> None:
