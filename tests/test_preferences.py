@@ -215,7 +215,9 @@ def test_jsonl_holds_the_wide_layout(tmp_path: Path) -> None:
 
 def test_parquet_stores_each_text_once(tmp_path: Path) -> None:
     long, ones = "word " * 2000, [1] * 300
-    PreferenceSet.from_columns(["p"] * 300, [long] * 300, [f"{i}" for i in range(300)], ones, ones).save(tmp_path / "v.parquet")
+    PreferenceSet.from_columns(["p"] * 300, [long] * 300, [f"{i}" for i in range(300)], ones, ones).save(
+        tmp_path / "v.parquet"
+    )
     assert (tmp_path / "v.parquet").stat().st_size < 3 * len(long)
 
 
