@@ -21,7 +21,6 @@ from pluralign.learning import pairs
 from pluralign.learning.fit import fit
 from pluralign.learning.frozen import _texts_read
 from pluralign.votes.load import load_preferences
-from pluralign.votes.preferences import PreferenceSet
 
 
 @given(st.integers(0, 1000), st.integers(1, PARTS))
@@ -37,19 +36,14 @@ def test_a_sum_over_parts_is_the_total(n: int, seed: int) -> None:
     np.testing.assert_allclose(ALONE.sum_of(n, lambda part: values[part].sum(axis=0)), values.sum(axis=0), atol=1e-10)
 
 
-def test_a_program_without_a_launcher_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert this_process() is ALONE
-    assert ALONE.first
-    array = np.arange(3)
-    assert ALONE.total(array) is array
-    assert ALONE.agreed(lambda: 7) == 7
-
-
 def test_position_in_a_launch_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert launched_process() == ALONE
+    assert launched_process() == ALONE == this_process()
+    array = np.arange(3)
+    assert ALONE.first
+    assert ALONE.total(array) is array
+    assert ALONE.agreed(lambda: 7) == 7
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
     assert launched_process() == Processes(4, 3)
@@ -78,7 +72,7 @@ def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:
 
 
 def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    votes: PreferenceSet = load_preferences("demo:400")
+    votes = load_preferences("demo:400")
     monkeypatch.setattr("pluralign.learning.fit.this_process", lambda: Processes(2, 0))
     with pytest.raises(UsageError, match="--members mlp with --features cannot run in several processes"):
         fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")

@@ -23,12 +23,6 @@ def test_every_text_is_sent_once() -> None:
     assert len(set(texts)) == 4500
 
 
-def test_statuses_that_are_not_allowed_are_counted() -> None:
-    phase = soak.Phase("overload")
-    phase.statuses.update({200: 5, 503: 3, 500: 2, 404: 1})
-    assert soak.others(phase, (200, 503)) == 3
-
-
 def test_the_line_of_a_request_is_found_in_the_log() -> None:
     log = "POST /v1/compare 200 3 ms\nGET /healthz 200 1 ms\nWARNING POST /v1/score 499 12 ms\n"
     assert soak.LINE.findall(log) == ["200", "499"]
