@@ -33,7 +33,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "stagewise printed majority first": {"method": "stagewise", "variant": "printed", "orient": "majority"},
     "stagewise unbounded": {"method": "stagewise", "variant": "printed", "max_disagreement": 1.0},
     "stagewise symmetric": {"method": "stagewise", "variant": "symmetric"},
-    "stagewise weighted": {"method": "stagewise", "variant": "weighted"},
 }
 VOICES = "evidence of distinct voices"
 

@@ -32,8 +32,7 @@ from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.experiments.demo import fit_features
 from pluralign.learning.measure import baselines_of
-from pluralign.learning.pairs import Differences
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import Differences, hard_votes
 from pluralign.measuring.camps import study_camps
 from pluralign.theory.calibration import brier, ensemble_prob, votes_from_rewards
 from pluralign.votes.preferences import texts_of

@@ -42,16 +42,9 @@ from pluralign.core.checkpoints import Checkpoints
 from pluralign.learning.backbone.attention import FrozenMixture, train_attention
 from pluralign.learning.backbone.batches import TextPairs, length_groups
 from pluralign.learning.backbone.losses import StageLoss, VoteLoss
-from pluralign.learning.backbone.train import (
-    CPU_PASS,
-    PairLabels,
-    PairTrainer,
-    Training,
-    finetune_processes,
-    prepare_run,
-)
+from pluralign.learning.backbone.recipe import training_plan
+from pluralign.learning.backbone.train import CPU_PASS, MICRO_BATCH, PairTrainer, Training, prepare_run
 from pluralign.learning.options import FinetuneOptions
-from pluralign.learning.trained_pooling import DEFAULTS
 from pluralign.text.classifier import classifier_tokens
 from pluralign.text.features import TextFeatures
 from pluralign.text.loading import quiet_transformers
@@ -75,7 +68,6 @@ def main() -> None:
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--pairs", type=int, default=384, help="approximate number of pairs, in whole prompts")
     parser.add_argument("--batch-size", type=int, default=64, help="pairs per step")
-    parser.add_argument("--micro-batch", type=int, default=8, help="a forward pass reads at most twice as many texts")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -174,7 +166,7 @@ def options_of(pairs: TextPairs, arguments: argparse.Namespace) -> FinetuneOptio
     """Return the options of joint training: one epoch of whole steps."""
     return FinetuneOptions(
         backbone=arguments.backbone, optimizer="adamw", fresh_head=True, batch_size=arguments.batch_size,
-        micro_batch=arguments.micro_batch, max_length=arguments.max_length,
+        max_length=arguments.max_length,
         epochs=len(pairs.a) // arguments.batch_size * arguments.batch_size / len(pairs.a),
     )  # fmt: skip
 
@@ -190,11 +182,10 @@ def train(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int = 0) -> t
 
 def trainer_of(pairs: TextPairs, k: int, tuning: FinetuneOptions, seed: int, folder: Path) -> PairTrainer:
     """Return the trainer of k joint members and the reward beside them, or for k = 0 of one member."""
-    labels = PairLabels(pairs.prob_a, pairs.prob_a, np.ones(len(pairs.a)))
-    run = prepare_run(pairs, tuning, seed, Checkpoints(folder, {}, finetune_processes()))
-    loss = VoteLoss(k) if k else StageLoss("bce", 1.0)
-    training = Training("joint", k + 1, loss, labels, lambda *_: np.zeros(0))
-    trainer = run.trainer(training, folder / "checkpoints", fit_head=False)
+    labels = {"prob_a": pairs.prob_a, "target": pairs.prob_a, "weight": np.ones(len(pairs.a))}
+    run = prepare_run(pairs, training_plan(len(pairs.a), tuning, seed, 1), Checkpoints(folder, {}))
+    loss = VoteLoss(k) if k else StageLoss(1.0)
+    trainer = run.trainer(Training("joint", k + 1, loss, labels, lambda: np.zeros(0)), folder / "checkpoints", None)
     trainer.args.save_strategy = "no"
     return trainer
 
@@ -229,11 +220,10 @@ def pooling(pairs: TextPairs, arguments: argparse.Namespace) -> float:
     layer = middle_layer(encoder.layers)
     encoder.token_states(pairs.items[:1], layer)  # loads the model
     start = FrozenMixture(np.zeros((len(pairs.items), K + 1)), np.full(K, 1 / K), np.ones(len(pairs.a)))
-    options = {"epochs": DEFAULTS["epochs"], "learning_rate": DEFAULTS["learning_rate"], "seed": 0}
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         states = read_token_states(pairs.items, encoder, layer, Path(folder) / "states")
-        train_attention(states, pairs, start, batch=DEFAULTS["batch_size"], **options)
+        train_attention(states, pairs, start, 0)
         return time.perf_counter() - started
 
 
@@ -263,8 +253,8 @@ def trl(pairs: TextPairs, arguments: argparse.Namespace) -> float:
             folder, num_labels=1, dtype="float32", use_safetensors=True
         )
         settings = RewardConfig(
-            output_dir=output, per_device_train_batch_size=arguments.micro_batch,
-            gradient_accumulation_steps=arguments.batch_size // arguments.micro_batch, num_train_epochs=1,
+            output_dir=output, per_device_train_batch_size=MICRO_BATCH,
+            gradient_accumulation_steps=arguments.batch_size // MICRO_BATCH, num_train_epochs=1,
             learning_rate=2e-5, optim="adamw_torch", max_length=arguments.max_length, gradient_checkpointing=False,
             bf16=False, save_strategy="no", report_to="none", logging_strategy="no", disable_tqdm=True, use_cpu=True,
         )  # fmt: skip

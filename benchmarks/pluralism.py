@@ -22,7 +22,7 @@ import argparse
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +34,7 @@ from rich.table import Table
 from scipy.special import logit, softmax
 
 import pluralign
+from pluralign.answering.request import Voters
 from pluralign.answering.slate import NEAR_DUPLICATE, near_duplicates, similarity, slate
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -256,10 +257,8 @@ def judge_slates(
             found = slate(
                 group.texts,
                 scored.rewards,
-                ensemble.weights,
+                replace(Voters.of(ensemble), temperature=beta),
                 random,
-                temperature=beta,
-                undecided=ensemble.undecided,
                 size=size,
                 cover=cover,
             )

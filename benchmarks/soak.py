@@ -38,7 +38,7 @@ CLIENTS = 32
 OVERLOAD_CLIENTS = 256
 HALF_OPEN = 200
 SLOW_BODIES = 48
-"""With the other clients, fewer than ``MAX_REQUESTS``."""
+"""With the other clients, fewer than ``Limits.requests``."""
 ROUNDS = 4
 WARM_UP = 2
 """Rounds before memory must not grow any more."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_REQUESTS = 96
 MAX_SECONDS = 4
 """The server's limit for candidates."""
 
@@ -27,7 +26,7 @@ class Server:
     @classmethod
     async def start(cls, folder: Path, upstream: str) -> "Server":
         """Run ``pluralign serve`` in its own process."""
-        limits = {"--max-requests": MAX_REQUESTS, "--max-seconds": MAX_SECONDS, "--timeout": 2, "--concurrency": 16}
+        limits = {"--max-seconds": MAX_SECONDS, "--timeout": 2, "--concurrency": 16}
         options = ["--model", "m", "--base-url", upstream, "-n", "2", "--port", "0", "--name", "town", "--json"]
         for name, value in limits.items():
             options += [name, str(value)]

@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pluralign
-from pluralign.answering.steering import People, match_meaning, steer_by_words
+from pluralign.answering.request import Voters
+from pluralign.answering.steering import Likings, steer_by_words
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -110,7 +111,7 @@ def predict(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, sentence: str, share: FloatArray
 ) -> Mapping[str, FloatArray]:
     """Return the predicted preference for response a by every way to steer; only the best member uses ``share``."""
-    people, difference = People.of(ensemble), held_out.difference
+    people, difference = Voters.of(ensemble), held_out.difference
     items = held_out.preferences.items()
     single = ensemble.rewards_and_average(texts_of(held_out.preferences))[:, ensemble.k]
     average = single[items.a] - single[items.b]
@@ -123,7 +124,7 @@ def predict(
         found["word list"] = difference[:, member] + 0.5
     except UsageError:
         found["word list"] = no_words
-    if match := match_meaning(ensemble, held_out, sentence):
+    if (likings := Likings.of(ensemble, held_out)) and (match := likings.match(sentence)):
         chance = people.chances(difference, average)
         found["meaning"] = predicted_choice(chance, people.believed(match.posterior))
         members = replace(people, model=replace(people.model, people=1.0))

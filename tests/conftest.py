@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from tiny import write_backbone
 
 if TYPE_CHECKING:
     from page_browser import Tab
@@ -243,3 +244,10 @@ def run_in_terminal(*arguments: str | Path) -> tuple[int, str, str]:
         shown += chunk
     out, _ = process.communicate()
     return process.returncode, out.decode(), shown.decode(errors="replace")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny causal model, as a hub would provide it."""
+
+    return write_backbone(tmp_path_factory.mktemp("llama"))

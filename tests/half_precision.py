@@ -21,7 +21,7 @@ from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import texts_of
 
 QUICK: dict[str, Any] = {
-    "k": 2, "optimizer": "soap-one-sided", "learning_rate": 1e-2, "batch_size": 32, "micro_batch": 32, "epochs": 2,
+    "k": 2, "optimizer": "soap-one-sided", "learning_rate": 1e-2, "batch_size": 32, "epochs": 2,
     "precision": "bfloat16",
     "compare_frozen": False,
 }  # fmt: skip

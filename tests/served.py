@@ -97,7 +97,7 @@ class Client:
 def running(ensemble: RewardEnsemble, generator: Any = None, **options: Any) -> Iterator[Client]:
     """A real server on a free port."""
     limits = options.pop("limits", None) or Limits()
-    app = create_app(ensemble, generator, limits=limits, **({"name": "town"} | options))
+    app = create_app(ensemble, generator=generator, limits=limits, **({"name": "town"} | options))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server.of(app, limits)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

@@ -4,7 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pluralign.learning.pairs import Pairs
+from pluralign.learning.pairs import Differences, Matrix, Pairs
+
+
+def as_array(matrix: Matrix) -> np.ndarray:
+    """Return the whole matrix as an array."""
+    return matrix.rows(slice(None)) if isinstance(matrix, Differences) else matrix
 
 
 def paired(difference: np.ndarray, prob_a: np.ndarray, per_prompt: int = 3) -> Pairs:

@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 from conftest import run
 from scipy import stats
+from served import Writer
+from test_tune import ensemble_of
 
 from pluralign import PreferenceSet, answer, fit, member_profiles, town_hall
-from pluralign.answering.answer import Mode, choose, refuse, score
-from pluralign.answering.slate import favourites
-from pluralign.answering.steering import ScoredChoices
+from pluralign.answering import answer as answering
+from pluralign.answering.answer import Answerer, Drafts, choose, refuse
+from pluralign.answering.request import AnswerRequest, Mode, Voters
+from pluralign.answering.steering import ScoredChoices, find_user
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import load_held_out
 from pluralign.measuring.cards import Profile
+from pluralign.theory.social_choice import borda, pairwise_support
 
 PROMPT = "Should the town plant more trees?"
 CANDIDATES = [
@@ -71,31 +75,20 @@ def test_answer_is_score_followed_by_choose(
     ensemble: RewardEnsemble, cards: list[Profile], folder: Path, level: Level, mode: Mode, options: dict[str, Any]
 ) -> None:
     ensemble, options = replace(ensemble, undecided=0.3), {**options, "level": level}
-    texts = [*CANDIDATES, CANDIDATES[0]]
-    scored = dict(options)
+    texts, scored, average = [*CANDIDATES, CANDIDATES[0]], None, None
     if "choices" in options:
-        votes = load_held_out(folder).preferences[:5]
+        options |= {"choices": load_held_out(folder).preferences[:5]}
         average = ensemble.rewards_and_average([(PROMPT, text) for text in texts])[:, ensemble.k]
-        options |= {"choices": votes}
-        scored |= {"choices": ScoredChoices.of(ensemble, votes), "average": average}
-    rewards = score(ensemble, PROMPT, texts)
-    assert rewards.shape == (6, ensemble.k)
+        scored = ScoredChoices.of(ensemble, options["choices"])
+    rewards = ensemble.rewards([(PROMPT, text) for text in CANDIDATES])[[0, 1, 2, 3, 4, 0]]
+    voters = Voters.of(ensemble)
     for seed in range(5):
-        expected = answer(ensemble, PROMPT, texts, mode, profiles=cards, seed=seed, **options)
-        found = choose(
-            rewards,
-            ensemble.weights,
-            texts,
-            mode,
-            prompt=PROMPT,
-            temperature=ensemble.temperature,
-            undecided=0.3,
-            profiles=cards,
-            choice_model=ensemble.choice_model,
-            seed=seed,
-            **scored,
-        )
-        assert found == expected
+        request = AnswerRequest(PROMPT, mode, seed=seed, **options)
+        user = find_user(request, voters, choices=scored, cards=cards) if mode == "steerable" else None
+        found = choose(request, voters, texts, rewards, user=user, average=average)
+        assert found == answer(ensemble, PROMPT, texts, mode, profiles=cards, seed=seed, **options)
+        assert found == Answerer(ensemble, profiles=cards).answer(request, texts)
+        assert found == answer(ensemble, request, texts, profiles=cards)
 
 
 def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
@@ -107,9 +100,8 @@ def test_repeated_candidates_are_encoded_once(ensemble: RewardEnsemble) -> None:
             encoded.extend(items)
             return super().rewards(items, progress)
 
-    rewards = score(Recording(**vars(ensemble)), PROMPT, ["Yes.", "No.", "Yes."])
+    answer(Recording(**vars(ensemble)), PROMPT, ["Yes.", "No.", "Yes."])
     assert encoded == [(PROMPT, "Yes."), (PROMPT, "No.")]
-    assert (rewards[0] == rewards[2]).all()
 
 
 # --- balanced ---------------------------------------------------------------------------------------------------------
@@ -120,7 +112,7 @@ def test_every_member_stands_behind_its_favourite_entry_of_the_slate(
     ensemble: RewardEnsemble, size: int | None
 ) -> None:
     found = answer(ensemble, PROMPT, CANDIDATES, slate_size=size)
-    rewards = score(ensemble, PROMPT, [entry.text for entry in found.answers])
+    rewards = ensemble.rewards([(PROMPT, entry.text) for entry in found.answers])
     for row, entry in enumerate(found.answers):
         assert entry.members == tuple(np.flatnonzero(rewards.argmax(axis=0) == row).tolist())
         assert entry.weight == pytest.approx(sum(ensemble.weights[list(entry.members)]))
@@ -157,17 +149,14 @@ def test_the_consensus_reports_its_true_support(ensemble: RewardEnsemble) -> Non
 
 
 def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ensemble: RewardEnsemble) -> None:
-    instructions: list[str] = []
-
-    def writer(instruction: str, count: int) -> list[str]:
-        instructions.append(instruction)
-        return [CANDIDATES[0], "", "Nonsense nonsense nonsense", CANDIDATES[0] + " We all agree on that, dear friends!"]
-
+    writer = Writer(
+        responses=[CANDIDATES[0], "", "Nonsense nonsense nonsense", f"{CANDIDATES[0]} We all agree, friends!"]
+    )
     ensemble = replace(ensemble, undecided=0.0)
     found = answer(ensemble, PROMPT, CANDIDATES, writer=writer, level="vote").distilled
     assert found is not None
     assert found.drafts == 2, "neither a candidate nor an empty text counts as a draft"
-    assert PROMPT in instructions[0]
+    assert PROMPT in str(writer.requests[0][0])
     rewards = ensemble.rewards([(PROMPT, text) for text in [found.text, *CANDIDATES]])
     against = [float((rewards[0] > rewards[i]) @ ensemble.weights) for i in range(1, 6)]
     assert found.least_support == pytest.approx(min(against))
@@ -179,16 +168,15 @@ def test_a_statement_is_used_only_if_its_support_reaches_the_best_candidates(ens
 
 
 def test_if_the_writer_fails_the_consensus_stays_and_a_note_says_why(ensemble: RewardEnsemble) -> None:
-    def too_long(instruction: str, count: int) -> list[str]:
-        raise DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
-
+    too_long = DataError("the prompt has 9,000 tokens, but the model reads 512", remedy="shorten it")
     plain = answer(ensemble, PROMPT, CANDIDATES)
     for writer, note in (
-        (too_long, "no statement was written: the prompt has 9,000 tokens, but the model reads 512; shorten it"),
-        (lambda *_: ["", " ", CANDIDATES[1]], "the writer wrote nothing that is not among the candidates"),
+        (Writer(error=too_long), f"no statement was written: {str(too_long).rstrip('.')}"),
+        (Writer(responses=["", " ", CANDIDATES[1]]), "the writer wrote nothing that is not among the candidates"),
     ):
-        found = answer(ensemble, PROMPT, CANDIDATES, writer=writer)
-        assert found == replace(plain, notes=(note,))
+        assert answer(ensemble, PROMPT, CANDIDATES, writer=writer) == replace(plain, notes=(note,))
+    with pytest.raises(UsageError, match="needs a language model that writes it"):
+        answer(ensemble, PROMPT, CANDIDATES, distill=True)
 
 
 # --- distributional ---------------------------------------------------------------------------------------------------
@@ -231,18 +219,6 @@ def test_a_member_is_chosen_by_number(ensemble: RewardEnsemble) -> None:
         answer(ensemble, PROMPT, CANDIDATES, "steerable", member=4)
 
 
-def test_a_slate_needs_at_least_one_answer(ensemble: RewardEnsemble) -> None:
-    with pytest.raises(UsageError, match="at least one answer; slate_size cannot be 0"):
-        answer(ensemble, PROMPT, CANDIDATES, slate_size=0)
-
-
-def test_steering_needs_exactly_one_argument(ensemble: RewardEnsemble) -> None:
-    with pytest.raises(UsageError, match="needs one of"):
-        answer(ensemble, PROMPT, CANDIDATES, "steerable")
-    with pytest.raises(UsageError, match="mode balanced takes none"):
-        answer(ensemble, PROMPT, CANDIDATES, member=1)
-
-
 # --- odd input --------------------------------------------------------------------------------------------------------
 
 
@@ -254,13 +230,6 @@ def test_no_single_and_repeated_candidates(ensemble: RewardEnsemble) -> None:
     assert one.answers[0].weight == pytest.approx(1)
     assert one.consensus is not None
     assert len(one.notes) == 2
-
-
-def test_equal_rewards_are_broken_at_random() -> None:
-    rewards = np.array([[1.0], [1.0], [0.0]])
-    picked = np.bincount([int(favourites(rewards, np.random.default_rng(seed))[0]) for seed in range(200)], minlength=3)
-    assert picked[2] == 0
-    assert min(picked[:2]) > 60
 
 
 def test_equal_rewards_give_half_support_and_a_random_pick(ensemble: RewardEnsemble) -> None:
@@ -283,9 +252,214 @@ def test_a_refusal_policy_runs_before_any_mode(ensemble: RewardEnsemble) -> None
     assert not answer(ensemble, PROMPT, CANDIDATES, refusal=lambda _: None).refused
 
 
-def test_an_unknown_mode_raises_an_error_that_suggests_the_nearest(ensemble: RewardEnsemble) -> None:
-    with pytest.raises(UsageError, match="did you mean 'balanced'"):
-        answer(ensemble, PROMPT, CANDIDATES, "balance")
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "balance"}, "did you mean 'balanced'"),
+        ({"rule": "plurality"}, "no rule 'plurality'"),
+        ({"cover": "top two"}, "no cover 'top two'; did you mean 'top-two'"),
+        ({"level": "votes"}, "no level 'votes'"),
+        ({"slate_size": 0}, "at least one answer; slate_size cannot be 0"),
+        ({"n": 0}, "n must be at least one"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"mode": "distributional", "slate_size": 2}, "slate_size requires mode balanced"),
+        ({"mode": "steerable", "member": 1, "distill": True}, "distill requires mode balanced"),
+        ({"mode": "steerable"}, "needs one of"),
+        ({"mode": "steerable", "member": 1, "like": "short"}, "needs one of"),
+        ({"member": 1}, "mode balanced takes none"),
+        ({"slatesize": 2}, "no option 'slatesize'; did you mean 'slate_size'"),
+    ],
+    ids=str,
+)
+def test_a_request_that_cannot_be_answered_says_why(
+    ensemble: RewardEnsemble, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        answer(ensemble, PROMPT, CANDIDATES, **options)
+
+
+# --- answers that the members' own policies write ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def town() -> RewardEnsemble:
+    """Member 0 likes question marks, member 1 full stops, member 2 likes exclamation marks."""
+    return ensemble_of("question marks", "full stops", "exclamation marks", weights=(0.5, 0.3, 0.2))
+
+
+def pens() -> dict[int, Writer]:
+    return {
+        0: Writer(responses=["Which trees should we plant?", "Trees? Now? Why?", "Trees."]),
+        1: Writer(responses=["Yes we should.", "Yes. Many. Trees.", "Yes to trees."]),
+        2: Writer(responses=["Plant them now!", "Plant! Plant! Now!"]),
+    }
+
+
+def test_the_slate_holds_the_own_answer_of_every_member(town: RewardEnsemble) -> None:
+    policies = pens()
+    found = answer(town, PROMPT, policies=policies)
+    assert {(entry.text, entry.members, entry.weight) for entry in found.answers} == {
+        ("Which trees should we plant?", (0,), 0.5),
+        ("Yes we should.", (1,), 0.3),
+        ("Plant them now!", (2,), 0.2),
+    }
+    shares = [entry.share or 0 for entry in found.answers]
+    assert shares == sorted(shares, reverse=True)
+    assert found.written == (0, 1, 2)
+    assert found.consensus is not None
+    assert found.consensus.text in {entry.text for entry in found.answers}
+    assert [[(n, options.seed) for _, n, options in pen.requests] for pen in policies.values()] == [[(1, 0)]] * 3
+
+
+def test_of_several_drafts_each_member_takes_the_one_that_it_rewards_most(town: RewardEnsemble) -> None:
+    policies = pens()
+    policies[0].responses = ["Which trees?", "Trees? Now? Why?", "? ? ? ? ?"]
+    found = answer(town, PROMPT, policies=policies, n=2)
+    assert {entry.text for entry in found.answers} == {"Trees? Now? Why?", "Yes. Many. Trees.", "Plant! Plant! Now!"}
+    assert found.candidates == 6
+
+
+def test_a_member_keeps_its_own_answer_where_it_would_prefer_that_of_another(town: RewardEnsemble) -> None:
+    policies = {
+        0: Writer(responses=["No."]),
+        1: Writer(responses=["What? When? Where? Why? Who?"]),
+        2: Writer(responses=["Plant!"]),
+    }
+    found = answer(town, PROMPT, policies=policies)
+    by_member = {entry.member: entry.text for entry in found.answers}
+    assert by_member == {0: "No.", 1: "What? When? Where? Why? Who?", 2: "Plant!"}
+
+
+def test_the_consensus_follows_the_rule_over_the_members_answers(town: RewardEnsemble) -> None:
+    policies = {0: Writer(responses=["A?"]), 1: Writer(responses=["B. C? D?"]), 2: Writer(responses=["E!"])}
+    found = answer(town, PROMPT, policies=policies, rule="borda")
+    assert found.consensus is not None
+    texts = [entry.text for entry in found.answers]
+    mean_support = borda(pairwise_support(town.rewards([(PROMPT, text) for text in texts]), town.weights))
+    assert found.consensus.text == texts[int(mean_support.argmax())]
+    assert found.consensus.rule == "borda"
+
+
+def test_a_member_without_a_policy_chooses_among_the_shared_candidates(town: RewardEnsemble) -> None:
+    policies = pens()
+    del policies[1]
+    asked = []
+
+    def shared() -> list[str]:
+        asked.append(1)
+        return ["No to that.", "No. Never. Not.", "Is it? Is it? Is it? Is it?"]
+
+    found = answer(town, PROMPT, shared, policies=policies)
+    assert {entry.member: entry.text for entry in found.answers} == {
+        0: "Which trees should we plant?", 1: "No. Never. Not.", 2: "Plant them now!",
+    }  # fmt: skip
+    assert found.written == (0, 2)
+    assert found.notes == ("member 1 has no answer of a policy and chooses among 3 shared candidates",)
+    assert asked == [1]
+    steered = answer(town, PROMPT, shared, "steerable", member=0, policies=policies)
+    assert (steered.answers[0].text, steered.notes, asked) == ("Which trees should we plant?", (), [1])
+    with pytest.raises(UsageError, match="member 1 has no policy and there are no candidates; give candidates"):
+        answer(town, PROMPT, policies=policies)
+
+
+def test_a_policy_that_fails_gives_a_note_and_its_member_chooses_among_candidates(town: RewardEnsemble) -> None:
+    policies = pens()
+    policies[2].error = DataError("the prompt is too long", remedy="shorten it")
+    found = answer(town, PROMPT, ["No.", "Yes! Yes!"], policies=policies)
+    assert {entry.member: entry.text for entry in found.answers}[2] == "Yes! Yes!"
+    assert found.notes[0] == "the policy of member 2 wrote nothing (the prompt is too long; shorten it)"
+    assert found.written == (0, 1)
+
+
+def test_drafts_do_not_depend_on_concurrency(town: RewardEnsemble, monkeypatch: pytest.MonkeyPatch) -> None:
+    policies = pens()
+    one = answer(town, PROMPT, policies=policies, n=2)
+    monkeypatch.setattr(answering, "concurrency_of", lambda _: 3)
+    assert answer(town, PROMPT, policies=policies, n=2) == one
+
+
+def test_slate_size_and_cover_choose_among_the_members_own_answers(town: RewardEnsemble) -> None:
+    whole = answer(town, PROMPT, policies=pens())
+    two = answer(town, PROMPT, policies=pens(), slate_size=2)
+    assert two.answers[0].text == whole.answers[0].text
+    assert len(two.answers) == 2
+    assert sum(entry.weight for entry in two.answers) == pytest.approx(1), "every member stands behind an entry"
+    assert (whole.coverage, two.consensus) == (pytest.approx(1), whole.consensus)
+    assert two.coverage == pytest.approx(sum(entry.share or 0 for entry in two.answers))
+    top = answer(town, PROMPT, policies=pens(), slate_size=2, cover="top-two")
+    assert (top.coverage or 0) > (two.coverage or 0)
+
+
+def test_steering_lets_only_the_chosen_members_policy_write(town: RewardEnsemble) -> None:
+    policies = pens()
+    found = answer(town, PROMPT, mode="steerable", member=1, policies=policies, n=3)
+    assert [(one.text, one.member, one.weight) for one in found.answers] == [
+        ("Yes. Many. Trees.", 1, pytest.approx(0.3))
+    ]
+    assert found.steering is not None
+    assert found.steering.why == "it was requested by number"
+    assert [len(pen.requests) for pen in policies.values()] == [0, 1, 0]
+    votes = [
+        {"prompt": "Tea?", "response_a": "Yes! Tea! Now!", "response_b": "Tea.", "votes_a": 1, "votes_b": 0}
+        for _ in range(4)
+    ]
+    chosen = answer(town, PROMPT, mode="steerable", choices=votes, policies=policies)
+    assert chosen.steering is not None
+    assert chosen.steering.member == int(np.argmax(chosen.steering.posterior)) == 2
+    assert chosen.answers[0].text == "Plant them now!"
+
+
+def test_random_draws_follow_the_weights_and_one_policy_writes_one_sample(town: RewardEnsemble) -> None:
+    policies = pens()
+    counts = np.zeros(3)
+    for seed in range(400):
+        found = answer(town, PROMPT, mode="distributional", policies=policies, n=5, seed=seed)
+        (entry,) = found.answers
+        assert entry.member is not None
+        assert entry.text == policies[entry.member].responses[0], "one sample, not the best of five"
+        counts[entry.member] += 1
+    assert abs(counts / 400 - town.weights).max() < 0.08
+    assert {n for pen in policies.values() for _, n, _ in pen.requests} == {1}
+
+
+def test_a_drawn_member_without_a_policy_samples_at_the_level_of_the_ensemble(town: RewardEnsemble) -> None:
+    town = replace(town, record=replace(town.record, level="policy"), temperature=1e6)
+    drawn = {
+        answer(town, PROMPT, ["A?", "B.", "C!"], "distributional", policies={}, seed=seed).answers[0].text
+        for seed in range(30)
+    }
+    assert drawn == {"A?", "B.", "C!"}
+
+
+def test_the_member_that_is_drawn_depends_only_on_weights_prompt_and_seed(town: RewardEnsemble) -> None:
+    def drawn(prompt: str) -> list[int | None]:
+        found = (answer(town, prompt, None, "distributional", policies=pens(), seed=seed) for seed in range(20))
+        return [one.answers[0].member for one in found]
+
+    assert drawn("Tea?") == drawn("Tea?") != drawn("Rum?")
+
+
+def test_a_statement_is_written_from_the_members_own_answers(town: RewardEnsemble) -> None:
+    writer = Writer(responses=["Trees? Yes. Plant!"])
+    found = answer(town, PROMPT, policies=pens(), writer=writer)
+    assert found.distilled is not None
+    assert found.distilled.text == "Trees? Yes. Plant!"
+    listed = "\n".join(f"- ({entry.share or 0:.0%}) {entry.text}" for entry in found.answers)
+    assert listed in str(writer.requests[0][0])
+
+
+def test_members_without_weight_write_nothing() -> None:
+    town = ensemble_of("question marks", "full stops", weights=(1.0, 0.0))
+    policies = {0: Writer(responses=["A?"]), 1: Writer(responses=["B."])}
+    found: Any = answer(town, PROMPT, policies=policies)
+    assert [entry.text for entry in found.answers] == ["A?"]
+    assert policies[1].requests == []
+
+
+def test_equal_answers_of_two_policies_share_one_entry() -> None:
+    drafts, voters = Drafts((0, 1), {0: ["Yes."], 1: ["Yes."]}), Voters(np.array([0.6, 0.4]))
+    found = choose(AnswerRequest("Tea?"), voters, drafts.pool, np.array([[1.0, 2.0]]), drafts=drafts)
+    assert [(entry.text, entry.members) for entry in found.answers] == [("Yes.", (0, 1))]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -329,10 +503,6 @@ def test_a_slate_calls_members_without_a_name_by_their_number_and_says_why_once(
         ([], "name candidates to choose from"),
         (["--candidates", "nowhere.jsonl"], "there is no such file"),
         (["--candidates", "LINES", "--mode", "steerable"], "needs one of"),
-        (["--candidates", "LINES", "--rule", "plurality"], "there is no rule 'plurality'"),
-        (["--candidates", "LINES", "--cover", "top two"], "there is no cover 'top two'; did you mean 'top-two'"),
-        (["--candidates", "LINES", "--level", "votes"], "there is no level 'votes'"),
-        (["--candidates", "LINES", "--mode", "distributional", "--slate-size", "2"], "slate_size requires"),
         (["--candidates", "LINES", "--mode", "steerable", "--like", "purple"], "nothing in 'purple'"),
     ],
     ids=str,

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from tiny import write_sentence_encoder
 
+from pluralign.learning.backbone import attention
 from pluralign.learning.backbone.attention import NETWORKS, AttentionNetworks, FrozenMixture, train_attention
 from pluralign.learning.backbone.batches import TextPairs
 from pluralign.publishing.export import describe_reader
@@ -155,7 +156,7 @@ def marked_texts(rng: np.random.Generator, n: int) -> tuple[TokenStates, Any]:
     return TokenStates(flat, np.arange(n) * 4, np.full(n, 4)), value
 
 
-def test_training_learns_which_token_counts() -> None:
+def test_training_learns_which_token_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean over tokens does not show the value of the marked one; attention finds it, also in new texts."""
     rng = np.random.default_rng(0)
     states, value = marked_texts(rng, 600)
@@ -164,8 +165,9 @@ def test_training_learns_which_token_counts() -> None:
     pairs = TextPairs([], a, b, prob_a, np.arange(300, dtype=np.int32))
     start = FrozenMixture(np.zeros((600, 3)), np.array([0.5, 0.5]), np.ones(300))
     calls: list[tuple[int, int]] = []
-    options: dict[str, Any] = {"epochs": 30, "learning_rate": 1e-2, "batch": 50, "seed": 0}
-    weights = train_attention(states, pairs, start, progress=lambda *done: calls.append(done), **options)
+    for name, value in {"EPOCHS": 30, "LEARNING_RATE": 1e-2, "BATCH": 50}.items():
+        monkeypatch.setattr(attention, name, value)
+    weights = train_attention(states, pairs, start, 0, lambda *done: calls.append(done))
     assert calls[-1] == (180, 180)
     new, expected = marked_texts(rng, 200)
     parts = {name: torch.from_numpy(np.asarray(part)) for name, part in weights.items()}
@@ -173,6 +175,6 @@ def test_training_learns_which_token_counts() -> None:
     mean = new.states.view(200, 4, 8)[:, :, 0].float().mean(1)
     assert np.corrcoef(outputs[:, -1], expected)[0, 1] > 0.8
     assert np.corrcoef(mean, expected)[0, 1] < 0.6
-    again = train_attention(states, pairs, start, **options)
+    again = train_attention(states, pairs, start, 0)
     for name, part in weights.items():
         np.testing.assert_array_equal(part, again[name])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
-from pluralign.learning.backbone.train import MicroBatches, PairLabels, PairTrainer
+from pluralign.learning.backbone.train import MicroBatches, PairTrainer
 from pluralign.text.loading import padded
 
 
@@ -121,7 +121,9 @@ def test_gradient_of_a_step_is_that_of_reading_both_texts_of_every_pair() -> Non
         return (weight[ids] * mask).sum(1)
 
     def batch_loss(part: MicroBatch, weight: Any) -> Any:
-        data = MicroBatches([part], pairs, tokens, PairLabels(share, share, np.ones(len(share))), pad=0)[0]
+        data = MicroBatches(
+            [part], pairs, tokens, {"prob_a": share, "target": share, "weight": np.ones(len(share))}, pad=0
+        )[0]
         reward = rewards(data["input_ids"], data["attention_mask"], weight)
         error = (torch.sigmoid(reward[data["a"]] - reward[data["b"]]) - data["prob_a"]) ** 2
         return data["scale"] * error.mean()

@@ -73,7 +73,7 @@ def test_waiting_generations_are_limited(ensemble: RewardEnsemble) -> None:
     limits = Limits(generations=1, generations_waiting=1)
     with running(ensemble, writer, limits=limits) as client, ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(client.json, "/v1/chat/completions", body) for _ in range(2)]
-        wait_until(lambda: client.service.candidates.waiting == 2)
+        wait_until(lambda: client.service.slots.waiting == 2)
         status, headers, _ = client.send("/v1/chat/completions", body)
         assert (status, headers["retry-after"]) == (503, "5")
         assert len(writer.requests) == 1
@@ -86,6 +86,6 @@ def test_a_long_text_of_the_language_model_gets_502(ensemble: RewardEnsemble) ->
     with running(ensemble, writer, limits=Limits(characters=100)) as client:
         status, code, message = client.error("/v1/chat/completions", {"model": "town", "messages": HELLO})
         assert (status, code) == (502, "upstream_failed")
-        assert message == "a candidate of writer may have at most 100 characters, not 101."
+        assert message == "a text of the language model may have at most 100 characters, not 101."
         body = {"model": "town", "messages": HELLO, "candidates": ["x" * 101]}
         assert client.error("/v1/chat/completions", body)[:2] == (422, "text_too_long")

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from conftest import WriteLines, run
 
 from pluralign import RewardEnsemble, fit, load_preferences, load_rater_votes, town_hall
 from pluralign.cli.options import command_history
-from pluralign.ensemble.record import FitRecord
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 
@@ -113,17 +111,6 @@ def test_votes_that_were_made_in_python_have_no_command(tmp_path: Path) -> None:
     raters = load_rater_votes("demo:160", "rater")
     counted = fit(raters.preferences, k=1, encoder="none", method="stagewise")
     assert command_history(counted.record, tmp_path, ["report", "x"]) == [["pluralign", "report", "x"]]
-
-
-def test_records_without_the_options_still_load() -> None:
-    record = fit(town_hall(120).preferences, k=1, encoder="none", method="stagewise").record
-    assert FitRecord.from_json(record.to_json()).data == record.data
-    old = record.to_json()
-    del old["data"]["loaded"]
-    loaded = FitRecord.from_json(old)
-    assert record.data
-    assert loaded.data == replace(record.data, loaded=Loaded())
-    assert command_history(loaded, Path("x"), ["report"])[0][:5] == ["pluralign", "fit", "demo", "-o", "x"]
 
 
 def test_a_pruned_ensemble_names_both_commands(town_folder: Path, tmp_path: Path) -> None:

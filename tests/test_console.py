@@ -22,7 +22,7 @@ from pluralign.cli.console import (
     show,
 )
 from pluralign.cli.render.fit import FitWatch
-from pluralign.cli.render.tables import SafeConsole, figure_table
+from pluralign.cli.render.tables import figure_table
 from pluralign.core.text import printable, printable_json
 
 HOSTILE = (
@@ -60,13 +60,6 @@ def test_tables_texts_and_notes_are_cleaned(capsys: pytest.CaptureFixture[str]) 
     out, err = capsys.readouterr()
     assert out.count("]0;title") == 4
     assert not hostile_in(out + err)
-
-
-def test_own_styles_stay() -> None:
-    console = SafeConsole(force_terminal=True, color_system="standard", record=False)
-    with console.capture() as shown:
-        console.print(Text("\x1b[31mred\x1b[0m", style="bold"))
-    assert shown.get() == "\x1b[1m[31mred[0m\x1b[0m\n"
 
 
 @pytest.mark.parametrize("command", ["inspect", "profile", "evaluate", "diversity", "answer", "rankings"])
@@ -149,17 +142,6 @@ def test_short_work_prints_nothing() -> None:
         clock.now += FIRST_SECONDS / 6
         progress(done, 5)
     assert lines == []
-
-
-def test_long_work_prints_a_line_per_tenth() -> None:
-    lines: list[str] = []
-    clock = Clock()
-    progress = plain_progress("Encoding texts", PlainLines(lines.append, clock))
-    for done in range(0, 5001, 100):
-        clock.now += 3
-        progress(done, 5000)
-    assert lines[:2] == ["Encoding texts: 900 of 5,000 (18 %)", "Encoding texts: 1,400 of 5,000 (28 %)"]
-    assert len(lines) == 9
 
 
 def test_slow_work_prints_a_line_per_minute_and_fast_work_at_most_one_in_ten_seconds() -> None:

@@ -16,13 +16,11 @@ from pluralign.votes.preferences import PreferenceSet
 OPTIONS: dict[str, dict[str, Any]] = {
     "joint": {"encoder": "none"},
     "policy": {"encoder": "hashing:64", "level": "policy"},
-    "stagewise": {"encoder": "none", "method": "stagewise", "variant": "weighted"},
+    "stagewise": {"encoder": "none", "method": "stagewise"},
     "printed": {"encoder": "hashing:64", "method": "stagewise", "variant": "printed"},
 }
 RARE: dict[str, dict[str, Any]] = {
-    "mlp": {"encoder": "none", "members": "mlp"},
     "auto": {"encoder": "none", "k": "auto"},
-    "symmetric, mlp": {"encoder": "none", "method": "stagewise", "members": "mlp"},
     "no undecided share": {"encoder": "hashing:64", "undecided": False},
     "folds": {"encoder": "none", "folds": 2, "method": "stagewise"},
     "raters": {"encoder": "none", "raters": True},

@@ -14,7 +14,6 @@ from conftest import launch, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign.core.errors import UsageError
 from pluralign.core.processes import ALONE, PARTS, Processes, launched_process, this_process
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning import pairs
@@ -69,13 +68,6 @@ def test_a_process_reads_its_texts_and_the_other_texts_of_their_pairs() -> None:
         needed = {*range(part.start, part.stop), *items.a[own].tolist(), *items.b[own].tolist()}
         assert read == slice(min(needed), max(needed) + 1)
         assert len(needed) <= read.stop - read.start < len(needed) + 20, "texts of a prompt are adjacent"
-
-
-def test_a_hidden_layer_in_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    votes = load_preferences("demo:400")
-    monkeypatch.setattr("pluralign.learning.fit.this_process", lambda: Processes(2, 0))
-    with pytest.raises(UsageError, match="--members mlp with --features cannot run in several processes"):
-        fit(votes, encoder="none", members="mlp", features=str(tmp_path), folder=tmp_path / "out")
 
 
 FIT = ("--encoder", "hashing:48", "--k", "3", "--target", "mixture", "--json")

@@ -20,7 +20,7 @@ from pluralign.core.types import Level
 from pluralign.ensemble import folder as folder_module
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.folder import read_description, sealed
-from pluralign.ensemble.members import FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.members import LinearMembers, fit_feature_map
 from pluralign.ensemble.record import FitRecord, HistoryRow
 from pluralign.text.features import TextFeatures
 from pluralign.text.surface import NAMES, surface_features
@@ -69,13 +69,6 @@ def test_rewards_are_theta_times_the_scaled_features() -> None:
     assert ensemble.rewards([]).shape == (0, 3)
     assert ensemble.k == ensemble.members.n_members == 3
     assert repr(ensemble).startswith("RewardEnsemble(stagewise k=3, weights 0.")
-
-
-def test_a_hidden_layer_is_appended_to_the_inputs() -> None:
-    inputs = FeatureMap(np.zeros(2), np.ones(2), np.ones(2), hidden=np.array([[1.0], [2.0]]), bias=np.array([0.5]))
-    members = LinearMembers(inputs, np.array([[1.0], [0.0], [10.0]]))
-    (reward,) = members.rewards(np.array([[0.1, -0.2]]))
-    assert reward.tolist() == pytest.approx([0.1 + 10 * np.tanh(0.1 - 0.4 + 0.5)], abs=1e-6)
 
 
 def test_a_constant_feature_is_ignored() -> None:
@@ -172,20 +165,6 @@ def test_saving_and_loading_round_trips(votes: PreferenceSet, tmp_path: Path, en
     assert loaded.record.to_json() == ensemble.record.to_json()
     assert loaded.first(2).weights.tolist() == [0.75, 0.25]
     np.testing.assert_array_equal(loaded.baselines["soft_bt"]["theta"], ensemble.baselines["soft_bt"]["theta"])
-
-
-def test_a_hidden_layer_is_saved_too(tmp_path: Path) -> None:
-    ensemble = some_ensemble()
-    random = np.random.default_rng(0)
-    inputs = replace(
-        ensemble.members.inputs,
-        hidden=random.standard_normal((len(NAMES), 4)).astype(np.float32),
-        bias=random.standard_normal(4).astype(np.float32),
-    )
-    deep = replace(ensemble, members=LinearMembers(inputs, random.standard_normal((len(NAMES) + 4, 3))))
-    deep.save(tmp_path)
-    items = [("x", "Yes."), ("x", "I might.")]
-    np.testing.assert_array_equal(RewardEnsemble.load(tmp_path).rewards(items), deep.rewards(items))
 
 
 def test_a_folder_holds_only_json_and_safetensors(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_message_with_tool_calls_is_refused(client: Client) -> None:
         ("/v1/compare", {"pairs": [pair(id=3)], "model": "town"}, "model, pairs.id"),
         ("/v1/score", {"texts": [{"prompt": "Tea?", "response": "Yes.", "id": 3}]}, "texts.id"),
         ("/v1/explain", pair(id=3), "id"),
-        ("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS, "stop": "a"}, "stop"),
+        ("/v1/answer", {"prompt": "Tea?", "candidates": TEXTS, "best_of": 2}, "best_of"),
         ("/v1/steer", {"choices": [pair(chosen="a", id=3)]}, "choices.id"),
         ("/rerank", {"query": "Tea?", "texts": TEXTS, "truncate": True}, "truncate"),
         ("/v2/rerank", {"query": "Tea?", "documents": TEXTS, "max_tokens_per_doc": 9}, "max_tokens_per_doc"),
@@ -139,7 +139,7 @@ def test_spaces_in_field_names_do_not_break_the_response(client: Client, name: s
 
 def test_stop_that_leaves_nothing_gets_a_400(client: Client) -> None:
     status, code, message = client.error(CHAT_PATH, CHAT | {"candidates": ["Yes.", "You."], "stop": "Y"})
-    assert (status, code) == (400, "nothing_left")
+    assert (status, code) == (400, "unusable")
     assert "stop" in message
     assert client.error(CHAT_PATH, CHAT | {"stop": ""})[:2] == (422, "invalid")
 

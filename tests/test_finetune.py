@@ -14,35 +14,33 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import WriteLines, launch, run, run_process
-from tiny import two_camps, write_backbone
+from safetensors.numpy import load_file
+from tiny import camp_votes, two_camps, write_backbone, write_sentence_encoder
 
 from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
-from pluralign.core.processes import ALONE
+from pluralign.core.processes import ALONE, Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.learning.backbone.base import HeadFitter, load_base
+from pluralign.learning.backbone import train
+from pluralign.learning.backbone.base import base_states, load_base
 from pluralign.learning.backbone.batches import TextPairs
 from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
-from pluralign.learning.backbone.recipe import batch_and_steps
-from pluralign.learning.backbone.train import (
-    COMPLETE_FILE,
-    PairTrainer,
-    StepCallback,
-    fine_tune,
-    random_states_restored,
-)
+from pluralign.learning.backbone.recipe import batch_and_steps, training_plan
+from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, prepare_run
 from pluralign.learning.fit import fit
-from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.tuned import validation_rows
-from pluralign.text.classifier import classifier_rewards
+from pluralign.learning.options import FinetuneOptions
+from pluralign.measuring.evaluate import evaluate
+from pluralign.publishing.export import export
+from pluralign.text.classifier import classifier_rewards, model_rewards
+from pluralign.text.finetuned import FinetunedFeatures
+from pluralign.text.loading import random_states_restored
 from pluralign.votes.load import load_preferences
-from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
-    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "micro_batch": 64, "epochs": 4,
-    "compare_frozen": False,
+    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 64, "epochs": 4, "compare_frozen": False,
 }  # fmt: skip
+STAGES = {**QUICK, "method": "stagewise", "compare_frozen": True}
 
 
 TEXTS = [("so ?", "tea yes"), ("so ?", "no rum well")]
@@ -52,20 +50,9 @@ ONE_PAIR = TextPairs(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_backbone(tmp_path_factory.mktemp("llama"))
-
-
 @pytest.fixture
 def checkpoint_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", "0")
-
-
-def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
-    path = folder / "camps.jsonl"
-    path.write_text("\n".join(map(json.dumps, two_camps(prompts))))
-    return load_preferences(str(path))
 
 
 # --- quality and losses -----------------------------------------------------------------------------------------------
@@ -75,40 +62,80 @@ def votes_of(folder: Path, prompts: int = 600) -> PreferenceSet:
 @pytest.mark.parametrize("fresh_head", [False, True])
 def test_joint_members_learn_both_groups(tmp_path: Path, llama: Path, fresh_head: bool) -> None:
     ensemble = fit(
-        votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **QUICK | {"fresh_head": fresh_head}
+        camp_votes(tmp_path, 600), folder=tmp_path / "town", backbone=str(llama), **QUICK | {"fresh_head": fresh_head}
     )
-    record = ensemble.record
-    assert record.evaluation is not None
-    assert record.data is not None
-    assert record.tuning is not None
+    record: Any = ensemble.record
     baselines = {name: row.brier for name, row in record.evaluation.baselines.items()}
     assert {"soft_bt", "hard_bt", "bootstrap", "mixture", "pair"} < set(baselines), "as on frozen features"
     assert baselines["soft_bt"] < 0.02
     assert record.evaluation.test.brier < 0.5 * baselines["constant_half"]
     assert record.evaluation.test.brier < baselines["pair"], "the members are not one reward and its opposite"
     validation_pairs = record.tuning["validation_pairs"]
-    assert isinstance(validation_pairs, int)
     assert validation_pairs == record.data.train_prompts // 10
     assert record.tuning["steps"] == round(4 * (record.data.train_pairs - validation_pairs) / 64)
     assert len(record.seconds_members or []) == 1
     assert ensemble.features.to_json()["outputs"] == 9
-    assert ensemble.features.to_json()["reads"] == "states"
     assert record.target is not None, "the target was chosen on validation prompts"
-    assert record.encoders is not None
     assert record.encoders.validation_frozen is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["symmetric", "weighted"])
-def test_second_stage_learns_the_second_group(tmp_path: Path, llama: Path, variant: str) -> None:
-    changes = QUICK | {"method": "stagewise", "variant": variant}
-    ensemble = fit(votes_of(tmp_path), folder=tmp_path / "town", backbone=str(llama), **changes)
-    record = ensemble.record
-    assert record.evaluation is not None
+def test_second_stage_learns_the_second_group(tmp_path: Path, llama: Path) -> None:
+    ensemble = fit(camp_votes(tmp_path, 600), folder=tmp_path / "town", backbone=str(llama), **STAGES)
+    record: Any = ensemble.record
     history = [row.test_brier for row in record.history]
     assert history[1] < 0.5 * history[0]
     assert max(member.disagreement for member in record.evaluation.members) < 0.5
     assert len(record.seconds_members or []) == 2
+
+
+@pytest.mark.slow
+def test_the_papers_combination_learns_both_camps(tmp_path: Path, llama: Path) -> None:
+    """Stagewise, printed loss, fresh head, SOAP and no bound (§4, App. Training Pipeline).
+
+    Only the numbers differ from the paper's: a tiny model needs a higher learning rate, smaller batches and more than
+    one epoch.
+    """
+    votes = camp_votes(tmp_path, 400)
+    ensemble = fit(
+        votes, folder=tmp_path / "town", backbone=str(llama),
+        method="stagewise", variant="printed", fresh_head=True, optimizer="soap", max_disagreement=1.0, k=3,
+        learning_rate=5e-3, batch_size=32, epochs=4,
+    )  # fmt: skip
+    evaluation: Any = ensemble.record.evaluation
+    one_member = ensemble.record.history[0].test_brier
+    assert evaluation.test.brier < 0.4 * evaluation.baselines["constant_half"].brier
+    assert evaluation.test.brier < 0.4 * one_member
+
+    held_out = votes[votes.test_mask()]
+    for word, most in (("tea", 0.6), ("rum", 0.4)):
+        choice = np.array([word in held_out.responses[a].split() for a in held_out.a_index], dtype=float)
+        agreement = (ensemble.votes(held_out) == choice[:, None]).mean(axis=0)
+        assert agreement.max() > 0.8, f"no member agrees with the camp that prefers {word}"
+        assert ensemble.weights[int(agreement.argmax())] == pytest.approx(most, abs=0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_sentence_encoder_is_fine_tuned_as_a_classifier(tmp_path: Path, lora: bool) -> None:
+    """``--backbone`` fine-tunes what it names, here a small model of MiniLM's kind: fit, evaluate, load and export."""
+    encoder, votes = write_sentence_encoder(tmp_path / "encoder"), camp_votes(tmp_path, 200)
+    ensemble = fit(votes, folder=tmp_path / "town", backbone=str(encoder), lora=lora, **QUICK)
+    assert isinstance(ensemble.features, FinetunedFeatures)
+    loaded = RewardEnsemble.load(tmp_path / "town")
+    rewards = loaded.rewards(TEXTS)
+    np.testing.assert_allclose(rewards, ensemble.rewards(TEXTS), atol=1e-5)
+    evaluation: Any = ensemble.record.evaluation
+    assert evaluate(loaded, votes).test.brier == pytest.approx(evaluation.test.brier, abs=1e-6)
+    trained = [
+        weights for path in (tmp_path / "town" / "backbone").glob("*.safetensors") for weights in load_file(path)
+    ]
+    assert any("encoder.layer.1" in name for name in trained), "its layers are trained, not only a head"
+    export(tmp_path / "town", tmp_path / "out")
+    np.testing.assert_allclose(model_rewards(tmp_path / "out", TEXTS), rewards, atol=1e-3)
+    transformers = importlib.import_module("transformers")
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert (type(classifier).__name__, classifier.config.num_labels) == ("BertForSequenceClassification", 2)
 
 
 def test_vote_loss_is_the_expected_error_of_drawn_votes() -> None:
@@ -152,21 +179,13 @@ def test_batch_size_leaves_enough_steps(pairs: int, batch: int, steps: int) -> N
     assert batch_and_steps(pairs) == (batch, steps)
 
 
-def test_validation_prompts_are_not_trained_on() -> None:
-    prompt = np.repeat(np.arange(50), 3).astype(np.int32)
-    test_rows = prompt >= 40
-    rows = validation_rows(prompt, test_rows, seed=0)
-    assert len(np.unique(prompt[rows])) == 4
-    assert not (rows & test_rows).any()
-    assert not np.isin(prompt[~rows], prompt[rows]).any()
-
-
 @pytest.mark.slow
 def test_micro_batch_does_not_change_the_result_and_is_halved_when_memory_runs_out(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch = importlib.import_module("torch")
-    votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 1, "micro_batch": 32}
+    votes, quick = camp_votes(tmp_path, 200), QUICK | {"epochs": 1}
+    monkeypatch.setattr(train, "MICRO_BATCH", 32)
     whole = fit(votes, folder=tmp_path / "whole", backbone=str(llama), **quick)
     compute, calls = PairTrainer.compute_loss, []
 
@@ -188,6 +207,16 @@ def test_micro_batch_does_not_change_the_result_and_is_halved_when_memory_runs_o
         fit(votes, folder=tmp_path / "never", backbone=str(llama), **quick)
 
 
+def test_several_processes_resume_with_the_smaller_micro_batch(tmp_path: Path, llama: Path) -> None:
+    """A process cannot go on alone, so the launch ends; the next one reads half as much at once."""
+    plan = training_plan(1, FinetuneOptions(backbone=str(llama), batch_size=2, optimizer="adamw"), 0, 2)
+    run = prepare_run(ONE_PAIR, plan, Checkpoints(tmp_path, {}, Processes(2, rank=1)))
+    run.folder.mkdir(parents=True)
+    with pytest.raises(DataError, match=r"run the same command; it resumes from the last checkpoint with 4"):
+        run._halve_micro_batch()
+    assert run._micro_batch() == 4
+
+
 def _out_of_memory(torch: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -207,11 +236,10 @@ def model_bytes(folder: Path) -> list[bytes]:
 def test_resumed_fit_equals_an_uninterrupted_one(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    votes, quick = votes_of(tmp_path, 200), QUICK | {"method": method, "optimizer": "soap"}
+    votes, quick = camp_votes(tmp_path, 200), (QUICK if method == "joint" else STAGES) | {"optimizer": "soap"}
     uninterrupted = fit(votes, folder=tmp_path / "uninterrupted", backbone=str(llama), **quick)
-    assert uninterrupted.record.tuning is not None
-    steps = uninterrupted.record.tuning["steps"]
-    assert isinstance(steps, int)
+    record: Any = uninterrupted.record
+    steps = record.tuning["steps"]
     end, trained = StepCallback.on_step_end, []
 
     def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -242,7 +270,7 @@ def test_resumed_fit_equals_an_uninterrupted_one(
 def test_full_disk_raises_a_data_error_and_keeps_the_last_complete_checkpoint(
     tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    votes, quick = votes_of(tmp_path, 200), QUICK | {"epochs": 2, "batch_size": 16}
+    votes, quick = camp_votes(tmp_path, 200), QUICK | {"epochs": 2, "batch_size": 16}
     save, saved = PairTrainer._save_optimizer_and_scheduler, []
 
     def fills(self: Any, output_dir: str) -> None:
@@ -269,14 +297,13 @@ def test_full_disk_raises_a_data_error_and_keeps_the_last_complete_checkpoint(
     assert first[0] == int(saved[0].name.rpartition("-")[2]) + 1
 
 
-FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-size", "32", "--micro-batch", "16",
-       "--no-compare-frozen")  # fmt: skip
+FIT = ("--k", "2", "--optimizer", "adamw", "--learning-rate", "5e-3", "--batch-size", "32", "--no-compare-frozen")
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("checkpoint_after_every_step")
 def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(tmp_path: Path, llama: Path) -> None:
-    votes_of(tmp_path, 300)
+    camp_votes(tmp_path, 300)
     data, fit_it = tmp_path / "camps.jsonl", ("fit", tmp_path / "camps.jsonl", "--backbone", llama, *FIT, "--json")
     alone = run_process(*fit_it, "-o", tmp_path / "one")
     assert alone.returncode == 0, alone.stderr
@@ -312,39 +339,15 @@ def test_two_processes_give_the_same_ensemble_as_one_even_after_a_killed_worker(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"encoder": "smollm2"}, "encoder is an option of frozen features; leave it out with --backbone"),
-        ({"surface": False}, "surface is an option of frozen features"),
-        ({"members": "mlp"}, "members is an option of frozen features"),
-        ({"target": "votes", "method": "stagewise"}, "--target has no effect with --method stagewise"),
-        ({"folds": 3}, "--folds cannot be used with --backbone"),
-        ({"folder": None}, "a fine-tuned ensemble needs a folder"),
-    ],
-)
-def test_options_without_meaning_for_a_backbone_raise_a_usage_error(
-    tmp_path: Path, changes: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        fit(votes_of(tmp_path, 20), **{"folder": tmp_path, "backbone": "x", **changes})
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"lora": True}, "--lora requires --backbone"),
-        ({"lora_rank": 4}, "--lora-rank requires --backbone"),
-        ({"backbone": "x", "learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
-        ({"backbone": "x", "optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
+        ({"learning_rate": 0.0}, "learning_rate must be above 0, not 0"),
+        ({"optimizer": "soup"}, r"optimizer cannot be 'soup'; did you mean 'soap'\?"),
+        ({"report_to": "wanbd"}, r"no tracker 'wanbd'; did you mean 'wandb'\?"),
+        ({"report_to": "wandb,none"}, "no tracker 'none'; known are: trackio, wandb, tensorboard"),
     ],
 )
 def test_invalid_finetune_options_raise_a_usage_error(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         FinetuneOptions(**changes)
-
-
-def test_soap_with_fsdp_raises_a_usage_error(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
-        fine_tune(ONE_PAIR, 2, FitOptions(), FinetuneOptions(backbone=str(llama)), Checkpoints(tmp_path, {}))
 
 
 @pytest.mark.slow
@@ -424,19 +427,17 @@ def test_fresh_model_has_no_dropout_and_a_random_head(llama: Path) -> None:
 
 def test_fitted_head_is_linear_in_the_features_of_the_base(tmp_path: Path, llama: Path) -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    votes = votes_of(tmp_path, 20)
+    votes = camp_votes(tmp_path, 20)
     items = votes.items()
     texts = [
         (votes.prompts[p], votes.responses[r]) for p, r in zip(items.prompt_index, items.response_index, strict=True)
     ]
     pairs = TextPairs(texts, items.a, items.b, votes.prob_a, votes.prompt_index)
     base = load_base(str(llama), 1024, texts)
-    heads = HeadFitter(base, pairs, 0, ALONE)
-
-    def head(model: Any) -> np.ndarray:
-        return heads.fit(lambda inputs, _: np.eye(inputs.inputs.shape[1])[:, [4, 9, 30]], model, "cpu")
-
-    model = base.reward_model(3, FinetuneOptions(backbone=str(llama)), np.random.SeedSequence(0), fit_head=head)
+    tuning, seed = FinetuneOptions(backbone=str(llama)), np.random.SeedSequence(0)
+    states = base_states(base, base.reward_model(1, tuning, seed), pairs, 0, ALONE)
+    weights = states.head(np.eye(states.pairs.inputs.shape[1])[:, [4, 9, 30]])
+    model = base.reward_model(3, tuning, seed, weights=weights)
     outputs = classifier_rewards(model, base.tokenizer, texts, 64)
     body = transformers.AutoModel.from_pretrained(llama).eval()
     hidden = []

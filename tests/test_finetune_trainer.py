@@ -1,4 +1,4 @@
-"""The Trainer of fine-tuned members: devices, first heads, optimisers, precision, arguments and checkpoints."""
+"""The Trainer of fine-tuned members: devices, optimisers, precision, arguments, checkpoints and trackers."""
 
 import functools
 import importlib
@@ -15,40 +15,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny import two_camps, write_backbone
+from conftest import run, run_process
+from tiny import camp_votes
 
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.core.processes import ALONE, Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.backbone import recipe
 from pluralign.learning.backbone import train as trainer
-from pluralign.learning.backbone.base import load_base
-from pluralign.learning.backbone.losses import RunningFigures
-from pluralign.learning.backbone.train import COMPLETE_FILE, StepCallback
+from pluralign.learning.backbone.batches import TextPairs
+from pluralign.learning.backbone.losses import RunningFigures, StageLoss
+from pluralign.learning.backbone.train import COMPLETE_FILE, PairTrainer, StepCallback, Training, prepare_run
 from pluralign.learning.fit import fit
 from pluralign.learning.options import FinetuneOptions
+from pluralign.learning.tuned import decisive_tuning
 from pluralign.text import loading
 from pluralign.text.finetuned import FinetunedFeatures, load_finetuned
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 QUICK: dict[str, Any] = {
-    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 8, "micro_batch": 4, "epochs": 1,
-    "compare_frozen": False,
+    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 8, "epochs": 1, "compare_frozen": False,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_backbone(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.fixture(scope="module")
 def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
-    path = tmp_path_factory.mktemp("votes") / "camps.jsonl"
-    path.write_text("\n".join(map(json.dumps, two_camps(100))))
-    return load_preferences(str(path))
+    return camp_votes(tmp_path_factory.mktemp("votes"), 100)
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------
@@ -76,30 +70,11 @@ def test_a_process_trains_on_one_of_several_gpus_and_records_the_steps_it_took(
     monkeypatch.setattr(arguments, "_setup_devices", patched)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(StepCallback, "on_step_end", counts)
-    record = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK).record
-    assert record.tuning is not None
-    assert record.data is not None
+    record: Any = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK).record
     pairs = record.data.train_pairs - record.data.train_prompts // 10
     assert taken == [(1, step) for step in range(1, round(pairs / 8) + 1)]
     assert record.tuning["steps"] == len(taken)
-    assert record.notes is not None
-    assert record.notes[-1] == (
-        "training uses one GPU, and 3 more are not used; start it with accelerate launch --num_processes 4 "
-        "-m pluralign fit … to use all of them"
-    )
-
-
-# --- first heads ------------------------------------------------------------------------------------------------------
-
-
-def test_the_head_of_a_stagewise_member_starts_random_and_differs_between_members(llama: Path) -> None:
-    base, tuning = load_base(str(llama), 1024, []), FinetuneOptions(backbone=str(llama))
-    heads = [
-        base.reward_model(1, tuning, np.random.SeedSequence(seed)).score.weight.detach().numpy() for seed in (0, 1)
-    ]
-    assert heads[0].shape == (1, 32)
-    assert 0.01 < heads[0].std() < 0.04
-    assert abs(np.corrcoef(heads[0][0], heads[1][0])[0, 1]) < 0.5
+    assert "3 more are not used; start it with accelerate launch --num_processes 4" in record.notes[-1]
 
 
 # --- precision --------------------------------------------------------------------------------------------------------
@@ -107,8 +82,8 @@ def test_the_head_of_a_stagewise_member_starts_random_and_differs_between_member
 
 @pytest.mark.slow
 def test_bfloat16_trains_scores_and_resumes_with_a_float32_head(tmp_path: Path, llama: Path) -> None:
+    camp_votes(tmp_path, 200)
     data = tmp_path / "camps.jsonl"
-    data.write_text("\n".join(map(json.dumps, two_camps(200))))
     script = Path(__file__).with_name("half_precision.py")
     environment = {
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1",
@@ -139,15 +114,9 @@ FEATURES = FinetunedFeatures("base", "joint", lora=False, outputs=3, max_length=
 
 def test_the_vector_cache_has_a_key_per_precision() -> None:
     half = replace(FEATURES, precision="bfloat16")
+    assert FinetunedFeatures.from_json(half.to_json(), Path()) == half
     keys = [part.identity for features in (FEATURES, half) for part in features.parts()]
     assert [key.split()[:2] for key in keys] == [["0a1b", "float32"], ["0a1b", "bfloat16"]]
-
-
-def test_features_store_their_precision_and_older_ones_are_in_float32() -> None:
-    half = replace(FEATURES, precision="bfloat16")
-    assert FinetunedFeatures.from_json(half.to_json(), Path()) == half
-    older = {name: value for name, value in FEATURES.to_json().items() if name != "precision"}
-    assert FinetunedFeatures.from_json(older, Path()).precision == "float32"
 
 
 def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
@@ -156,14 +125,14 @@ def test_a_gpu_scores_in_bfloat16_and_trains_in_it_only_if_asked(
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     for gpu, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda gpu=gpu: gpu)
-        made = recipe.make_recipe(100, tuning, 0, 1)
+        made = recipe.training_plan(100, tuning, 0, 1)
         assert (made.scoring, made.autocast, made.bf16_body) == (expected, gpu, False)
         assert made.arguments(tmp_path, 4, "run").bf16 == gpu
         assert recipe.choose_precision("auto") == expected
         assert recipe.choose_precision("float32") == "float32"
-        half = recipe.make_recipe(100, tuning, 0, 1, "bfloat16")
+        half = recipe.training_plan(100, tuning, 0, 1, "bfloat16")
         assert (half.scoring, half.autocast, half.bf16_body) == ("bfloat16", False, True)
-        adapters = recipe.make_recipe(100, replace(tuning, lora=True), 0, 1)
+        adapters = recipe.training_plan(100, replace(tuning, lora=True), 0, 1)
         assert adapters.bf16_body == gpu, "weights that are not trained"
 
 
@@ -176,19 +145,19 @@ def test_bfloat16_on_a_cpu_that_raises_sigill_is_a_usage_error(
     with pytest.raises(UsageError, match=sentence):
         fit(votes, folder=tmp_path, backbone=str(llama), precision="bfloat16")
     with pytest.raises(UsageError, match=sentence):
-        load_finetuned(llama, str(llama), 1, precision="bfloat16")
+        load_finetuned(llama, FEATURES, "bfloat16")
 
 
 def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     tuning = FinetuneOptions(backbone=str(llama), optimizer="adamw")
     with pytest.raises(UsageError, match=r"FSDP needs weights of one precision.*use --precision float32"):
-        recipe.make_recipe(100, tuning, 0, 2, "bfloat16")
+        recipe.training_plan(100, tuning, 0, 2, "bfloat16")
     monkeypatch.setattr(recipe, "gpu_has_bfloat16", lambda: True)
     assert recipe.choose_precision("auto") == "float32"
     for optimizer in ("soap", "soap-one-sided"):
         with pytest.raises(UsageError, match=r"SOAP needs whole matrices.*use --optimizer adamw"):
-            recipe.make_recipe(100, replace(tuning, optimizer=optimizer), 0, 2)
+            recipe.training_plan(100, replace(tuning, optimizer=optimizer), 0, 2)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -198,10 +167,10 @@ def test_fsdp_with_bfloat16_weights_or_soap_is_a_usage_error(llama: Path, monkey
 def test_fsdp_gives_the_same_ensemble_as_one_process_even_after_an_interruption(
     tmp_path: Path, llama: Path, votes: PreferenceSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    camp_votes(tmp_path, 100)
     data = tmp_path / "camps.jsonl"
-    data.write_text("\n".join(map(json.dumps, two_camps(100))))
     options: dict[str, Any] = {
-        "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16, "micro_batch": 8,
+        "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 16,
     }  # fmt: skip
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     flags.append("--no-compare-frozen")
@@ -243,7 +212,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, llama: Path, votes: Prefer
         end(self, args, state, control, **rest)
         seen["saves"] += control.should_save
 
-    options: dict[str, Any] = {"k": 1, "method": "stagewise", "variant": "printed", "batch_size": 2, "micro_batch": 2}
+    options: dict[str, Any] = {"k": 1, "method": "stagewise", "variant": "printed", "batch_size": 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StepCallback, "on_step_end", look)
         fit(
@@ -371,3 +340,75 @@ def test_an_invalid_checkpoint_interval_is_a_usage_error(value: str, monkeypatch
     monkeypatch.setenv("PLURALIGN_CHECKPOINT_SECONDS", value)
     with pytest.raises(UsageError, match=r"PLURALIGN_CHECKPOINT_SECONDS must be a number of seconds, 0 or more, not"):
         trainer.checkpoint_seconds()
+
+
+# --- experiment trackers ------
+
+
+ONE_PAIR = TextPairs(
+    [("so ?", "yes"), ("so ?", "no")],
+    np.zeros(1, np.int32), np.ones(1, np.int32), np.array([0.5]), np.zeros(1, np.int32),
+)  # fmt: skip
+
+
+def make_trainer(folder: Path, llama: Path, **changes: Any) -> PairTrainer:
+    tuning = FinetuneOptions(backbone=str(llama), batch_size=8, optimizer="adamw", **changes)
+    run = prepare_run(ONE_PAIR, recipe.training_plan(1, tuning, 0, 1), Checkpoints(folder / "town", {}))
+    labels = {"prob_a": ONE_PAIR.prob_a, "target": ONE_PAIR.prob_a, "weight": np.ones(1)}
+    training = Training("member-0", 1, StageLoss(1.0), labels, lambda: np.zeros((1, 32)))
+    return run.trainer(training, folder / "training-member-0", None)
+
+
+def test_no_tracker_gets_anything_by_default(tmp_path: Path, llama: Path) -> None:
+    arguments = make_trainer(tmp_path, llama).args
+    assert arguments.report_to == []
+    assert arguments.logging_strategy == "no"
+
+
+def test_trackers_and_the_name_of_the_run_are_passed_to_the_trainer(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package called wandb stands for the real one, so that the Trainer adds its callback."""
+    (tmp_path / "packages" / "wandb").mkdir(parents=True)
+    (tmp_path / "packages" / "wandb" / "__init__.py").write_text("run = None\n")
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    utils = importlib.import_module("transformers.integrations.integration_utils")
+    monkeypatch.setattr(utils, "is_wandb_available", lambda: True)
+    recipe.check_trackers(FinetuneOptions(backbone="x", report_to="wandb"))
+    made = make_trainer(tmp_path, llama, report_to="wandb")
+    assert (made.args.report_to, made.args.run_name) == (["wandb"], "town-member-0")
+    assert (made.args.logging_strategy, made.args.logging_steps) == ("steps", 1)
+    kinds = [type(callback).__name__ for callback in made.callback_handler.callbacks]
+    assert "WandbCallback" in kinds
+    assert "PrinterCallback" not in kinds
+    sys.modules.pop("wandb")
+
+
+def test_an_uninstalled_tracker_is_one_sentence_before_training(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    camp_votes(tmp_path, 40)
+    votes = tmp_path / "camps.jsonl"
+    done = run("fit", votes, "-o", tmp_path / "out", "--backbone", llama, "--report-to", "trackio")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pluralign: --report-to trackio needs the package trackio: run  pip install trackio.\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_stdout_is_for_results_with_trackers_too(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: transformers prints when it is imported, and a tracker may print at any time."""
+    (tmp_path / "trackio.py").write_text("print('hello from the tracker')\nraise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    camp_votes(tmp_path, 40)
+    votes = tmp_path / "camps.jsonl"
+    done = run_process("fit", votes, "-o", tmp_path / "out", "--backbone", llama, "--report-to", "trackio")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hello from the tracker" in done.stderr
+
+
+def test_trackers_do_not_decide_a_fit() -> None:
+    """A killed run resumes with other trackers."""
+    plain, tracked = FinetuneOptions(backbone="x"), FinetuneOptions(backbone="x", report_to="wandb")
+    assert decisive_tuning(plain) == decisive_tuning(tracked)

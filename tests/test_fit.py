@@ -105,16 +105,10 @@ def same_fit(one: RewardEnsemble, other: RewardEnsemble) -> bool:
         {"encoder": "hashing"},
         {"encoder": "hashing", "surface": False, "test_fraction": 0.3},
         {"level": "policy"},
-        {"members": "mlp"},
-        {"members": "mlp", "level": "policy"},
         {"max_disagreement": 1.0},
         {"k": "auto"},
-        {"method": "stagewise", "variant": "printed", "loss": "mse"},
-        {"method": "stagewise", "variant": "printed", "loss": "bce"},
-        {"method": "stagewise", "variant": "symmetric", "loss": "bce"},
-        {"method": "stagewise", "variant": "weighted"},
+        {"method": "stagewise", "variant": "printed"},
         {"method": "stagewise", "max_disagreement": 1.0},
-        {"method": "stagewise", "members": "mlp"},
         {"method": "stagewise", "k": "auto"},
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()) or "default",
@@ -131,7 +125,8 @@ def test_every_method_returns_members_weights_and_a_complete_record(
     assert ensemble.weights.sum() == pytest.approx(1.0, abs=1e-6)
     assert ensemble.temperature > 0
 
-    json.dumps(facts, allow_nan=False)  # raises where a NaN is left
+    written = json.dumps(facts, allow_nan=False)  # raises where a NaN is left
+    assert json.dumps(FitRecord.from_json(json.loads(written)).to_json(), allow_nan=False) == written
     assert set(facts) >= FIT_KEYS
     assert all(set(record) >= HISTORY_KEYS for record in facts["history"])
     assert set(facts["test"]) >= TEST_KEYS
@@ -177,13 +172,6 @@ def test_the_record_matches_an_evaluation_on_the_held_out_prompts(quick: None, v
     assert data.fingerprint == votes.fingerprint
     errors = (ensemble.prob_hat(train) - train.prob_a) ** 2
     assert ensemble.record.history[-1].train_brier == pytest.approx(errors.mean(), abs=1e-6)
-
-
-def test_the_record_survives_json(quick: None, votes: PreferenceSet) -> None:
-    for changes in ({}, {"method": "stagewise"}, {"max_disagreement": 1.0}):
-        record = fit_quickly(votes, **changes).record
-        written = json.dumps(record.to_json(), allow_nan=False)
-        assert json.dumps(FitRecord.from_json(json.loads(written)).to_json(), allow_nan=False) == written
 
 
 def test_first_returns_the_ensemble_after_each_stage(votes: PreferenceSet) -> None:
@@ -249,9 +237,6 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
         test, facts = evaluation_of(ensemble).test, ensemble.record.to_json()
         assert math.isnan(test.brier_corrected)
         assert math.isnan(test.noise)
-        assert math.isnan(ensemble.record.history[-1].test_brier_corrected)
-        assert facts["test"]["brier_corrected"] is None
-        assert facts["test"]["noise"] is None
         assert facts["history"][-1]["test_brier_corrected"] is None
         assert 0 < test.brier < 0.5
         assert test.interval.low < test.brier < test.interval.high
@@ -261,15 +246,7 @@ def test_votes_of_one_person_per_pair_have_no_corrected_figures(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"k": 4},
-        {"level": "policy"},
-        {"method": "stagewise"},
-        {"members": "mlp"},
-        {"k": "auto", "encoder": "hashing"},
-    ],
-    ids=str,
+    "changes", [{"k": 4}, {"level": "policy"}, {"method": "stagewise"}, {"k": "auto", "encoder": "hashing"}], ids=str
 )
 def test_votes_on_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     test = votes.test_mask()
@@ -295,36 +272,15 @@ def with_other_test_texts(votes: PreferenceSet) -> PreferenceSet:
     )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"k": 4},
-        {"method": "stagewise"},
-        pytest.param(
-            {"members": "mlp"},
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{"k": 4}, {"method": "stagewise"}], ids=str)
 def test_texts_of_test_prompts_never_reach_the_fit(quick: None, votes: PreferenceSet, changes: dict[str, Any]) -> None:
     assert same_fit(fit_quickly(votes, **changes), fit_quickly(with_other_test_texts(votes), **changes))
 
 
 def test_an_official_split_defines_the_test_pairs(quick: None, votes: PreferenceSet) -> None:
     official = np.where(votes.prompt_index % 4 == 0, "test", "train").astype(object)
-    columns = {"split": official}
-    split = replace(votes, columns=columns)
-    data = data_of(fit_quickly(split, method="stagewise"))
+    data = data_of(fit_quickly(replace(votes, columns={"split": official}), method="stagewise"))
     assert data.test_pairs == int((official == "test").sum())
-
-
-def test_the_training_side_of_a_split_is_split_again(quick: None, votes: PreferenceSet) -> None:
-    train, test = votes.split()
-    ensemble = fit_quickly(train, method="stagewise")
-    data = data_of(ensemble)
-    assert data.train_pairs + data.test_pairs == len(train)
-    assert 0 < data.test_prompts < len(train.prompts) / 2
-    assert evaluate(ensemble, test).pairs == len(test)
 
 
 # --- determinism and resuming -----------------------------------------------------------------------------------------
@@ -470,16 +426,18 @@ def test_a_fit_killed_several_times_ends_as_an_uninterrupted_one(
         ({"k": 2.5}, r"not 2\.5"),
         ({"method": "stage-wise"}, "method cannot be 'stage-wise'; did you mean 'stagewise'"),
         ({"variant": "printd"}, "did you mean 'printed'"),
-        ({"loss": "rmse"}, "did you mean 'mse'"),
         ({"level": "votes"}, "did you mean 'vote'"),
         ({"target": "xyz"}, "known are: auto, teacher, mixture, votes"),
-        ({"members": "liner"}, "did you mean 'linear'"),
         ({"pooling": "lst"}, "did you mean 'last'"),
         ({"max_disagreement": 0.0}, "max_disagreement must be above 0"),
         ({"max_disagreement": 1.1}, r"at most 1, not 1\.1"),
         ({"test_fraction": 0.0}, "test_fraction must be between 0 and 1"),
         ({"max_disagrement": 0.4}, "no option 'max_disagrement'; did you mean 'max_disagreement'"),
         ({"encoder": "none", "surface": False}, "nothing to encode with"),
+        ({"seed": -1}, "seed"),
+        ({"method": "stagewise", "level": "policy"}, "use --method joint for --level policy"),
+        ({"orient": "given"}, "--orient requires --method stagewise"),
+        ({"method": "stagewise", "orient": "majorty"}, "did you mean 'majority'"),
     ],
     ids=str,
 )
@@ -493,11 +451,6 @@ def test_a_bad_option_raises_usage_error_with_a_suggestion(
 def test_a_number_as_text_is_a_number() -> None:
     assert FitOptions(k="4").k == 4
     assert FitOptions(k="auto").k == "auto"
-
-
-def test_a_negative_seed_is_refused_as_an_option(quick: None, votes: PreferenceSet) -> None:
-    with pytest.raises(UsageError, match="seed"):
-        fit_quickly(votes, seed=-1)
 
 
 def few_prompts(votes: PreferenceSet, n: int) -> PreferenceSet:
@@ -522,13 +475,8 @@ def test_any_two_prompts_can_be_fitted(quick: None, votes: PreferenceSet, n: int
 def test_k_auto_works_with_few_prompts(quick: None, votes: PreferenceSet, method: str) -> None:
     few = few_prompts(votes, 5)
     official = replace(few, columns={"split": np.where(few.prompt_index == 0, "test", "train").astype(object)})
-    assert 1 <= fit_quickly(official, k="auto", method=method).k <= 16
-
-
-def test_a_handful_of_prompts_is_enough_for_a_fit(quick: None, votes: PreferenceSet) -> None:
-    few = few_prompts(votes, 4)
-    official = replace(few, columns={"split": np.where(few.prompt_index == 0, "test", "train").astype(object)})
-    ensemble = fit_quickly(official)
+    ensemble = fit_quickly(official, k="auto", method=method)
+    assert 1 <= ensemble.k <= 16
     assert data_of(ensemble).test_prompts == 1
     assert math.isnan(evaluation_of(ensemble).test.interval.low), "one prompt gives no interval"
 
@@ -542,8 +490,3 @@ def test_progress_and_watcher_are_called(quick: None, votes: PreferenceSet) -> N
     assert encoded[-1] == (n, n)
     assert set(watcher.baselines) >= {"soft_bt", "hard_bt", "bootstrap"}
     assert [row.k for row in watcher.rows] == [1, 2]
-
-
-def test_stagewise_cannot_be_fitted_at_the_policy_level() -> None:
-    with pytest.raises(UsageError, match="use --method joint for --level policy"):
-        FitOptions(method="stagewise", level="policy")

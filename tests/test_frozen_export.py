@@ -35,18 +35,15 @@ ITEMS: list[Item] = [
 PLAIN = [(Prompt(prompt).json, response) for prompt, response in ITEMS]
 
 
-def make_ensemble(features: TextFeatures, *, mlp: bool = False, axes: bool = False) -> RewardEnsemble:
+def make_ensemble(features: TextFeatures, *, axes: bool = False) -> RewardEnsemble:
     """Return two random members on features of some texts."""
     features = features.resolved()
     random = np.random.default_rng(0)
     vectors = features([*ITEMS, *frozen_export.PROBES])
     scaled = fit_feature_map(vectors, 20 if features.surface else 0)
-    wide = scaled.linear_dimension
+    wide = scaled.dimension
     if axes:
         scaled = replace(scaled, axes=np.linalg.qr(random.normal(size=(wide, 7)))[0].astype(np.float32))
-    if mlp:
-        hidden = random.normal(size=(scaled.linear_dimension, 3)).astype(np.float32)
-        scaled = replace(scaled, hidden=hidden, bias=np.ones(3, dtype=np.float32))
     theta = random.normal(size=(scaled.dimension, 2)) / np.sqrt(scaled.dimension)
     record = FitRecord(
         data=DataSummary("/secret/votes.jsonl", "ab12", 10, 5, 4, 2), options={"encoder": "/secret/bert"}
@@ -125,8 +122,8 @@ def test_surface_features_need_numpy_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "encoder").exists()
 
 
-def test_hashed_words_and_hidden_units_survive(tmp_path: Path) -> None:
-    check_export(make_ensemble(TextFeatures("hashing:64", surface=False), mlp=True), tmp_path)
+def test_hashed_words_survive(tmp_path: Path) -> None:
+    check_export(make_ensemble(TextFeatures("hashing:64", surface=False)), tmp_path)
 
 
 @pytest.mark.slow

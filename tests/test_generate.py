@@ -104,16 +104,6 @@ def test_if_the_chat_template_rejects_a_prompt_only_that_prompt_fails(model: str
     assert done.lines == 1
 
 
-def test_files_of_earlier_versions_can_be_resumed(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    generate(["tea ?"], path, Script(["yes"]), 1)
-    (line,) = lines(path)
-    assert line["sampled"].pop("cut_off") == 0
-    path.write_text(json.dumps(line) + "\n")
-    done = generate(["tea ?", "rum ?"], path, Script([Completion("no", "length")]), 1)
-    assert (done.resumed, done.cut_off) == (1, 1)
-
-
 # --- distinct responses -----------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import pytest
 from conftest import run
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, fit, inspect, town_hall
-from pluralign.ensemble.headline import FEW_VOTES, headline, standing
+from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import SINGLE_REWARDS, Compared, Evaluation, FitRecord
 from pluralign.learning.cross_validation import fold_of_prompts
 from pluralign.measuring.verdicts import comparison, verdicts
@@ -102,17 +102,6 @@ def test_the_number_of_prompts_that_would_decide_grows_with_the_square_of_the_in
     record = FitRecord(options={"encoder": "minilm"})
     wide = against(replace(evaluation, prompts=100), constant_half=AHEAD, soft_bt=(-0.01, 0.03))  # half 0.02, mean 0.01
     assert "about 400 held-out prompts" in headline(wide, record).next_step
-
-
-def test_an_evaluation_prints_its_headline(ensemble: RewardEnsemble, evaluation: Evaluation) -> None:
-    found = headline(evaluation)
-    assert str(evaluation) == f"{evaluation.pairs:,} pairs\n{found.main}\n{found.verdict}"
-    full = evaluate(ensemble, town_hall(480).preferences, groups=[])
-    assert str(full.headline) in str(full)
-
-
-def test_standing_without_interval_is_unknown() -> None:
-    assert standing(Interval(0.5, math.nan, math.nan, math.nan)) == "unknown"
 
 
 # --- few prompts ------------------------------------------------------------------------------------------------------

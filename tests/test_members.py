@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pluralign.core import processes as distributed
-from pluralign.ensemble.members import CLIP, SURFACE_GAIN, FeatureMap, LinearMembers, fit_feature_map
+from pluralign.ensemble.members import CLIP, SURFACE_GAIN, LinearMembers, fit_feature_map
 from pluralign.theory.calibration import votes_from_rewards
 
 
@@ -18,13 +18,8 @@ def some_features(seed: int = 0, n: int = 200, d: int = 6) -> np.ndarray:
     return (rng.standard_normal((n, d)) * np.geomspace(0.01, 100, d) + np.linspace(-50, 50, d)).astype(np.float32)
 
 
-def some_members(seed: int = 0, k: int = 4, hidden: bool = False) -> LinearMembers:
-    rng = np.random.default_rng(seed)
-    inputs = fit_feature_map(some_features(), 2)
-    if hidden:
-        layer, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((6, 3), (3,)))
-        inputs = replace(inputs, hidden=layer, bias=bias)
-    return LinearMembers(inputs, rng.standard_normal((9 if hidden else 6, k)))
+def some_members(seed: int = 0, k: int = 4) -> LinearMembers:
+    return LinearMembers(fit_feature_map(some_features(), 2), np.random.default_rng(seed).standard_normal((6, k)))
 
 
 def test_mapped_features_have_mean_zero_and_unit_spread_times_the_surface_gain() -> None:
@@ -45,17 +40,14 @@ def test_the_total_variance_of_an_encoder_does_not_depend_on_the_number_of_its_l
     np.testing.assert_allclose(inputs[:, -2:].std(axis=0), SURFACE_GAIN, rtol=1e-3)
 
 
-def test_axes_project_the_scaled_features_before_the_hidden_layer() -> None:
+def test_axes_project_the_scaled_features() -> None:
     rng, features = np.random.default_rng(0), some_features()
     scaling = fit_feature_map(features, 2)
     axes = np.linalg.qr(rng.standard_normal((6, 4)))[0].astype(np.float32)
-    layer, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3), (3,)))
-    projected = replace(scaling, axes=axes, hidden=layer, bias=bias)
-    linear = scaling(features).astype(float) @ axes
-    np.testing.assert_allclose(projected(features)[:, :4], linear, atol=1e-4)
-    np.testing.assert_allclose(projected(features)[:, 4:], np.tanh(linear @ layer + bias), atol=1e-4)
-    assert projected.dimension == 7
-    members = LinearMembers(projected, rng.standard_normal((7, 2)))
+    projected = replace(scaling, axes=axes)
+    np.testing.assert_allclose(projected(features), scaling(features).astype(float) @ axes, atol=1e-4)
+    assert projected.dimension == 4
+    members = LinearMembers(projected, rng.standard_normal((4, 2)))
     again = LinearMembers.from_arrays(dict(members.arrays()))
     np.testing.assert_array_equal(again.rewards(features), members.rewards(features))
 
@@ -85,25 +77,14 @@ def test_a_feature_constant_in_training_is_ignored_elsewhere(n_surface: int) -> 
     assert (inputs[:, [0, 2, 3, 4]].std(axis=0) > 0.9).all()
 
 
-def test_a_reward_is_linear_in_inputs_and_in_the_hidden_layer() -> None:
-    members, features = some_members(hidden=True), some_features(1, n=10)
-    inputs = replace(members.inputs, hidden=None, bias=None)(features).astype(float)
-    hidden = np.tanh(inputs @ np.asarray(members.inputs.hidden) + np.asarray(members.inputs.bias))
-    expected = inputs @ members.theta[:6] + hidden @ members.theta[6:]
-    np.testing.assert_allclose(members.rewards(features), expected, atol=1e-4)
-    assert members.rewards(features).shape == (10, members.n_members) == (10, 4)
-
-
-@pytest.mark.parametrize("hidden", [False, True])
-def test_members_round_trip_through_their_arrays(hidden: bool) -> None:
-    members, features = some_members(hidden=hidden), some_features(2)
+def test_members_round_trip_through_their_arrays() -> None:
+    members, features = some_members(), some_features(2)
     file, arrays = io.BytesIO(), dict(members.arrays())
     np.savez(file, **arrays)  # type: ignore[arg-type]
     file.seek(0)
     with np.load(file) as stored:
         again = LinearMembers.from_arrays(dict(stored))
     np.testing.assert_array_equal(again.rewards(features), members.rewards(features))
-    assert (again.inputs.hidden is not None) == hidden
     assert sorted(again.arrays()) == sorted(members.arrays())
 
 
@@ -129,10 +110,9 @@ def test_scaling_in_blocks_equals_scaling_at_once(monkeypatch: pytest.MonkeyPatc
     scaling = fit_feature_map(features, 1, used)
     np.testing.assert_allclose(scaling.mean, features[used].mean(axis=0), rtol=1e-6)
     np.testing.assert_allclose(scaling.spread[:3], features[used].std(axis=0)[:3], rtol=1e-5)
-    layer = rng.standard_normal((4, 3)).astype(np.float32)
-    network = FeatureMap(scaling.mean, scaling.spread, scaling.gain, layer, np.ones(3, dtype=np.float32))
-    in_blocks = network(features)
+    projected = replace(scaling, axes=rng.standard_normal((4, 3)).astype(np.float32))
+    in_blocks = projected(features)
     monkeypatch.setattr(distributed, "BLOCK_ROWS", 1000)
-    np.testing.assert_allclose(in_blocks, network(features), rtol=1e-5, atol=1e-6)
-    assert in_blocks.shape == (500, 7)
+    np.testing.assert_allclose(in_blocks, projected(features), rtol=1e-5, atol=1e-6)
+    assert in_blocks.shape == (500, 3)
     assert in_blocks.dtype == np.float32

@@ -11,10 +11,9 @@ import pytest
 from matplotlib import _pylab_helpers
 
 from pluralign import PreferenceSet, RewardEnsemble, evaluate, town_hall
-from pluralign.core.errors import MissingExtraError, UsageError
+from pluralign.core.errors import MissingExtraError
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.record import Evaluation, FitRecord
-from pluralign.learning.measure import without_verdict
 from pluralign.measuring.evaluate import FullEvaluation
 from pluralign.measuring.verdicts import undecided_sentence
 from pluralign.publishing.figures import Drawing
@@ -71,14 +70,6 @@ def test_an_evaluation_shows_its_headline_and_one_marked_row(evaluation: FullEva
     assert FEW_VOTES not in text
 
 
-def test_an_evaluation_with_few_votes_shows_no_floor(ensemble: RewardEnsemble) -> None:
-    own = recorded(ensemble)
-    few = replace(own, baselines={**own.baselines, "floor": without_verdict(own.baselines["floor"])})
-    text = few._repr_html_()
-    assert "floor" not in [row[0] for row in cells(text)]
-    assert FEW_VOTES in text
-
-
 def test_an_ensemble_shows_its_members(ensemble: RewardEnsemble) -> None:
     text = ensemble._repr_html_()
     members = recorded(ensemble).members
@@ -128,11 +119,6 @@ def test_a_notebook_shows_a_figure_without_pyplot(ensemble: RewardEnsemble) -> N
     assert isinstance(drawing, Drawing)
     assert drawing._repr_png_().startswith(b"\x89PNG")
     assert not _pylab_helpers.Gcf.figs, "no figure stays in memory"
-
-
-def test_an_ensemble_without_figures_cannot_be_plotted(ensemble: RewardEnsemble) -> None:
-    with pytest.raises(UsageError, match="no held-out figures to plot; evaluate it on votes"):
-        replace(ensemble, record=FitRecord()).plot()
 
 
 def test_a_missing_matplotlib_is_named_with_the_command_that_installs_it(

@@ -1,12 +1,14 @@
 """The gate for written texts: what it refuses, what it accepts, and what happens to a refused statement."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from served import Writer
 
 from pluralign import PreferenceSet, answer, fit, town_hall
 from pluralign.answering.gate import (
@@ -140,14 +142,20 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory) -> RewardEnsemble:
     return fit(town_hall(400).preferences, k=2, encoder="none", folder=folder)
 
 
-def refuse_salad(texts: list[str]) -> list[str]:
-    return ["it is salad" if "salad" in text else "" for text in texts]
+@dataclass
+class Refusing:
+    """A gate that refuses texts with a word."""
+
+    word: str
+
+    def reasons(self, _: str, texts: Sequence[str]) -> list[str]:
+        return ["it is salad" if self.word in text else "" for text in texts]
 
 
 def test_a_refused_statement_gives_a_note_and_the_consensus_stands(ensemble: RewardEnsemble) -> None:
-    candidates = ["Yes, please.", "No."]
+    candidates, gate = ["Yes, please.", "No."], Refusing("salad")
     plain = answer(ensemble, "Tea?", candidates)
-    found = answer(ensemble, "Tea?", candidates, writer=lambda _, n: ["salad one", "salad two"], gate=refuse_salad)
+    found = answer(ensemble, "Tea?", candidates, writer=Writer(responses=["salad one", "salad two"]), gate=gate)
     assert found.distilled is not None
     assert not found.distilled.used
     assert (found.distilled.refused, found.distilled.refused_drafts) == ("it is salad", 2)
@@ -156,29 +164,20 @@ def test_a_refused_statement_gives_a_note_and_the_consensus_stands(ensemble: Rew
 
 
 def test_an_accepted_draft_is_kept_where_a_refused_one_has_more_support(ensemble: RewardEnsemble) -> None:
-    candidates, asked = ["Yes, please.", "No."], []
     drafts = ["Perhaps, dear neighbours, we should.", "salad " * 30, "We may plant one tree; let us see.", "No!"]
-
-    def writer(_: str, n: int) -> list[str]:
-        asked.append(n)
-        return drafts
-
+    writer, candidates = Writer(responses=drafts), ["Yes, please.", "No."]
     best = answer(ensemble, "Tea?", candidates, writer=writer).distilled
     assert best is not None
-
-    def refuse_best(texts: list[str]) -> list[str]:
-        return ["no" if text == best.text else "" for text in texts]
-
-    found = answer(ensemble, "Tea?", candidates, writer=writer, gate=refuse_best).distilled
+    found = answer(ensemble, "Tea?", candidates, writer=writer, gate=Refusing(best.text)).distilled
     assert found is not None
     assert found.text != best.text
     assert found.least_support <= best.least_support
     assert (found.refused, found.refused_drafts, found.drafts) == ("", 1, 4)
-    assert asked == [DRAFTS] * 2
+    assert {n for _, n, _ in writer.requests} == {DRAFTS}
 
 
 def test_an_answer_that_the_gate_would_refuse_gets_a_note(ensemble: RewardEnsemble) -> None:
     ensemble = replace(ensemble, weights=np.array([1.0, 0.0]))
-    found = answer(ensemble, "Tea?", ["salad"], gate=refuse_salad)
+    found = answer(ensemble, "Tea?", ["salad"], gate=Refusing("salad"))
     assert [entry.text for entry in found.answers] == ["salad"]
     assert "read the answer of member 0 with care: it is salad" in found.notes

@@ -53,13 +53,6 @@ def test_addresses_open_tabs(tab: Tab, address: str, link: str, expected: str) -
     assert [name for name in TABS if page.is_visible(f"#{name}")] == [expected]
 
 
-def test_the_back_button_returns_to_the_last_tab(tab: Tab, address: str) -> None:
-    page = tab.open(address)
-    page.click("#tab-members")
-    page.go_back()
-    assert [name for name in TABS if page.is_visible(f"#{name}")] == ["ask"]
-
-
 def test_a_member_has_an_address(tab: Tab, address: str) -> None:
     page = tab.open(address + "#members/2")
     assert page.evaluate("document.activeElement.id") == "member-2"

@@ -9,8 +9,9 @@ import pytest
 from page_browser import Tab, percent
 
 from pluralign import PreferenceSet, answer
+from pluralign.answering.request import Voters
 from pluralign.answering.slate import NO_MAJORITY
-from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.ensemble.ensemble import RewardEnsemble
 
 
@@ -57,6 +58,7 @@ def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str,
     assert "This server has no language model" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
+    assert page.inner_text("#ask .results") == ""
     page.fill("#candidates", "Yes,\nlet us dance.\n\nNo.\n\n\nPerhaps: it depends.")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -70,19 +72,25 @@ def test_without_a_model_a_new_question_needs_candidates(tab: Tab, address: str,
     assert re.search("[12] of 2 answers", page.inner_text("#ask"))
 
 
-def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: str) -> None:
-    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+def writing(page: Any, asked_for: str = "candidates", **more: Any) -> list[Any]:
+    """Let the server write two answers; return the list of what its requests ask for."""
     sent: list[Any] = []
 
     def write(route: Any) -> None:
         body = route.request.post_data_json
-        sent.append(body.get("candidates"))
+        sent.append(body.get(asked_for))
         texts = ["Yes.", "No, thank you."]
         reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts})
+        route.fulfill(json=reply | {"candidate_texts": texts, **more})
 
     page.route("**/v1/answer", write)
     page.fill("#prompt", "Shall we dance?")
+    return sent
+
+
+def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: str) -> None:
+    page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
+    sent = writing(page)
     assert "the language model of this server write answers" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -97,17 +105,7 @@ def test_generated_answers_are_reused_until_ask_is_pressed(tab: Tab, address: st
 
 def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=lambda data: data | {"can_generate": True, "policies": [0, 1]})
-    sent: list[Any] = []
-
-    def write(route: Any) -> None:
-        body = route.request.post_data_json
-        sent.append(body.get("candidates"))
-        texts = ["Yes.", "No, thank you."]
-        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts, "written": [0, 1]})
-
-    page.route("**/v1/answer", write)
-    page.fill("#prompt", "Shall we dance?")
+    sent = writing(page, written=[0, 1])
     assert "let each member answer with its own policy" in page.inner_text("#ask")
     page.click("#ask form button[type=submit]")
     tab.rest()
@@ -119,17 +117,7 @@ def test_answers_of_policies_are_not_reused_as_candidates(tab: Tab, address: str
 
 def test_only_the_button_asks_the_language_model(tab: Tab, address: str) -> None:
     page = tab.open(address, rewrite=lambda data: data | {"can_generate": True})
-    sent: list[Any] = []
-
-    def write(route: Any) -> None:
-        body = route.request.post_data_json
-        sent.append(body["mode"])
-        texts = ["Yes.", "No, thank you."]
-        reply = route.fetch(post_data=json.dumps(body | {"candidates": texts})).json()
-        route.fulfill(json=reply | {"candidate_texts": texts})
-
-    page.route("**/v1/answer", write)
-    page.fill("#prompt", "Shall we dance?")
+    sent = writing(page, "mode")
     for mode in ("distributional", "steerable", "balanced"):
         page.click(f"input[value={mode}]")
         tab.rest()
@@ -169,14 +157,6 @@ def test_an_error_clears_the_previous_answer(tab: Tab, address: str) -> None:
     assert page.query_selector("[data-choice=a]"), "the next pair can still be chosen"
     assert page.query_selector("#ask .answer") is None
     tab.messages.clear()  # the browser logs every status of 502
-
-
-def test_missing_candidates_clear_the_previous_answer(tab: Tab, address: str) -> None:
-    page = tab.open(address)
-    page.fill("#prompt", "Shall we dance?")
-    page.click("#ask form button[type=submit]")
-    assert "Paste candidate answers" in page.inner_text("#ask [role=alert]")
-    assert page.inner_text("#ask .results") == ""
 
 
 def test_a_consensus_without_a_majority_says_so(tab: Tab, address: str) -> None:
@@ -236,7 +216,7 @@ def test_choices_on_pairs_update_the_posterior(
             [int(not a) for a in chosen],
         )
         scored = ScoredChoices.of(ensemble, votes)
-        expected = steer_by_choices(scored, People.of(ensemble))
+        expected = steer_by_choices(scored, Voters.of(ensemble))
         shares = [row.inner_text() for row in page.query_selector_all("#ask .posterior .percent")]
         assert shares == [percent(share) if share >= 0.005 else "<1\u00a0%" for share in expected.posterior]
         assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
@@ -271,7 +251,7 @@ def test_more_like_this_counts_as_choices(
     liked, others = slate[1].text, [one.text for one in slate if one is not slate[1]]
     n = len(others)
     votes = PreferenceSet.from_columns([example["prompt"]] * n, [liked] * n, others, [1] * n, [0] * n)
-    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), People.of(ensemble))
+    expected = steer_by_choices(ScoredChoices.of(ensemble, votes), Voters.of(ensemble))
     assert page.is_checked("input[value=steerable]")
     assert f"{expected.average:.0%}".replace("%", "\u00a0%: of no member") in page.inner_text("#ask")
 

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 from test_explain import a_lean
 
-from pluralign import Message, PreferenceSet, evaluate, town_hall
+from pluralign import PreferenceSet, evaluate, town_hall
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, headline
 from pluralign.ensemble.held_out import HeldOutVotes, load_held_out, score_held_out
-from pluralign.ensemble.record import Evaluation, FitRecord
+from pluralign.ensemble.record import Evaluation
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring import leans
 from pluralign.measuring.leans import CARES_LESS, PREFERS, trait_values
@@ -80,10 +80,6 @@ def test_page_data_is_valid_json(shown: dict[str, Any]) -> None:
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
 
 
-def test_missing_profiles_are_computed(ensemble: RewardEnsemble, held_out: HeldOutVotes, shown: dict[str, Any]) -> None:
-    assert page_json(ensemble, held_out) == shown
-
-
 def test_the_reliability_curve_equals_the_fits(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
     curve = evaluation_of(ensemble).reliability
     for key in ("predicted", "observed", "count"):
@@ -143,8 +139,8 @@ def test_the_history_has_the_baselines(ensemble: RewardEnsemble, shown: dict[str
         (row.k, row.test_brier) for row in ensemble.record.history
     ]
     for key in ("floor", "soft_bt", "constant_half"):
-        assert shown["history"][key] == evaluation.baselines[key].brier
-    assert shown["history"]["noise"] == evaluation.test.noise
+        assert shown["history"]["lines"][key] == evaluation.baselines[key].brier
+    assert shown["history"]["lines"]["noise"] == evaluation.test.noise
 
 
 def test_the_headline_is_the_main_figures(ensemble: RewardEnsemble, shown: dict[str, Any]) -> None:
@@ -173,7 +169,7 @@ def test_a_floor_that_votes_cannot_measure_is_not_shown(ensemble: RewardEnsemble
     few_votes = replace(evaluation, baselines={**evaluation.baselines, "floor": floor})
     shown = page_json(replace(ensemble, record=replace(ensemble.record, evaluation=few_votes)))
     assert shown["floor_note"] == FEW_VOTES
-    assert shown["history"]["floor"] is None
+    assert "floor" not in shown["history"]["lines"]
     assert "floor" not in [row["name"] for row in shown["comparison"]]
 
 
@@ -219,15 +215,6 @@ def test_the_page_says_once_why_members_have_no_name(ensemble: RewardEnsemble, s
     assert [card["description"] for card in small["members"]] == ["", ""]
     assert small["unnamed"].endswith("prompts cannot distinguish members; at least 20 are needed.")
     assert page_json(ensemble)["unnamed"].endswith("there are no held-out votes to compare them on.")
-
-
-def test_groups_equal_those_of_the_report(shown: dict[str, Any], report: ReportData) -> None:
-    assert {grouping: [group["name"] for group in of] for grouping, of in shown["groups"].items()} == {
-        grouping: [group.name for group in of] for grouping, of in report.groups.items()
-    }
-    assert report.worst_group
-    assert shown["worst_group"]["brier_corrected"] == report.worst_group.brier_corrected
-    assert shown["votes"]["pairs"] == report.votes.pairs
 
 
 def test_long_texts_are_sampled_and_other_figures_use_all_votes(
@@ -289,14 +276,6 @@ def test_long_texts_are_cut_for_display_and_left_out_of_examples(
     assert shown["examples"] == shown["steering_pairs"] == []
 
 
-def test_chats_are_shown_as_text(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
-    votes = held_out.preferences
-    chats = [(Message("system", "Be kind."), Message("user", prompt)) for prompt in votes.prompts]
-    shown = page_json(ensemble, rewritten(held_out, chats, votes.responses.tolist()))
-    assert shown["examples"][0]["prompt"].startswith("system: Be kind.\nuser: ")
-    assert shown["steering_pairs"][0]["prompt"].startswith("system: Be kind.\nuser: ")
-
-
 def test_one_pair_is_enough(ensemble: RewardEnsemble) -> None:
     votes = PreferenceSet.from_columns(["Tea?"], ["Yes."], ["No."], [1], [0])
     shown = page_json(ensemble, HeldOutVotes(votes, np.array([[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])))
@@ -316,13 +295,6 @@ def test_without_held_out_votes_only_the_record_is_shown(ensemble: RewardEnsembl
     assert [
         key for key in ("examples", "steering_pairs", "groups", "tau", "votes", "worst_group", "read") if shown[key]
     ] == []
-
-
-def test_an_ensemble_with_an_empty_record_is_shown(ensemble: RewardEnsemble) -> None:
-    shown = page_json(replace(ensemble, record=FitRecord()))
-    assert shown["k"] == 3
-    assert [key for key in ("comparison", "history", "verdicts", "reliability", "warnings") if shown[key]] == []
-    assert [card["disagreement"] for card in shown["members"]] == [None] * 3
 
 
 def test_members_worse_than_chance_get_a_warning(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:

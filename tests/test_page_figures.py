@@ -48,11 +48,6 @@ def test_points_show_their_pairs(tab: Tab, address: str, shown: dict[str, Any]) 
     )
 
 
-def test_a_point_has_an_address(tab: Tab, address: str, shown: dict[str, Any]) -> None:
-    page = tab.open(address + "#calibration/1")
-    assert page.inner_text(".behind .pair b >> nth=0") == shown["reliability"][1]["pairs"][0]["prompt"]
-
-
 def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) -> None:
     page = tab.open(address + "#calibration")
     for summary in page.query_selector_all("figure summary"):
@@ -62,7 +57,7 @@ def test_figures_are_also_tables(tab: Tab, address: str, shown: dict[str, Any]) 
     assert rows == [[f"{point['predicted']:.3f}", f"{point['count']}"] for point in shown["reliability"]]
     text = sizes.inner_text()
     history = shown["history"]
-    for value in [*(one["brier"] for one in history["points"]), history["floor"], history["soft_bt"], history["noise"]]:
+    for value in [*(one["brier"] for one in history["points"]), *history["lines"].values()]:
         assert f"{value:.4f}" in text
 
 
@@ -114,7 +109,7 @@ def few(data: dict[str, Any]) -> dict[str, Any]:
         "comparison": rows,
         "groups": groups,
         "worst_group": None,
-        "history": data["history"] | {"floor": None},
+        "history": {"points": data["history"]["points"], "lines": {}},
         "reliability": [point | {"interval": None} for point in data["reliability"]],
     }
 
@@ -240,14 +235,6 @@ def test_compare_shows_the_undecided_share_between_both_sides(
         (coin,) = [i for i, part in enumerate(parts) if "undecided" in part.get_attribute("class")]
         assert widths[coin] / widths.sum() == pytest.approx(0.4, abs=0.02)
         assert "Undecided share: 40 %" in page.inner_text("#crowd")
-
-
-def test_a_comparison_needs_two_responses(tab: Tab, address: str) -> None:
-    page = tab.open(address + "#compare")
-    page.fill("#response-a", " ")
-    page.click("#compare button[type=submit]")
-    assert "Paste two responses" in page.inner_text("#compare [role=alert]")
-    assert page.inner_text("#compare .results") == ""
 
 
 def test_a_failed_comparison_clears_the_previous_one(tab: Tab, address: str) -> None:

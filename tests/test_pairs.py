@@ -1,5 +1,6 @@
-"""Pairs: products and fits in blocks equal those in memory; rows, and validation folds."""
+"""Pairs: products and fits in blocks equal those in memory; rows, validation folds, and the cap on disagreement."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,27 +8,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import random_pairs
+from simulated import as_array, random_pairs
 
 from pluralign.core import processes as distributed
 from pluralign.core.errors import DataError
 from pluralign.learning import pairs as module
 from pluralign.learning.baselines import fit_baselines
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
-from pluralign.learning.joint import FROM_MIXTURE, fit_joint
+from pluralign.learning.joint import FROM_MIXTURE, train_joint
 from pluralign.learning.pairs import (
     Differences,
     Pairs,
-    as_array,
+    cap_disagreement,
     differences,
     gram,
+    hard_votes,
     row_squares,
     scale_rows,
+    training_bound,
     validation_folds,
 )
-from pluralign.learning.policy_level import PolicyChoice, fit_policy_level
-from pluralign.learning.stagewise import hard_votes, stages
+from pluralign.learning.policy_level import PolicyOptions, train_policy_level
+from pluralign.learning.stagewise import stages
 from pluralign.learning.teacher import fit_teacher
+from pluralign.theory.calibration import disagreement
 
 
 def pairs_of_two_groups(n: int = 700, d: int = 6, seed: int = 0) -> Pairs:
@@ -81,8 +85,8 @@ def fits(pairs: Pairs) -> dict[str, np.ndarray]:
     """Return the result of every fit."""
     folds = validation_folds(pairs.prompt, 0)
     teacher = fit_teacher(pairs, folds)
-    joint = fit_joint(pairs, teacher, 3, bound=0.5, restarts=1)
-    policy = fit_policy_level(pairs, teacher, 2, PolicyChoice(FROM_MIXTURE, 0.03))
+    (joint,) = train_joint(pairs, teacher, [(3, FROM_MIXTURE)], bound=0.5, restarts=1)
+    policy = train_policy_level(pairs, teacher, 2, PolicyOptions(0.3, 0.03))
     *_, last = stages(pairs.difference, pairs.prob_a, 3, l2=0.01)
     results = {
         "newton": fit_bradley_terry(pairs.difference, pairs.prob_a, 0.01),
@@ -156,23 +160,11 @@ def test_folds_hold_a_fifth_of_the_prompts_each_and_are_disjoint(n_prompts: int,
         assert not set(prompt[fold].tolist()) & set(prompt[~fold].tolist()), "all pairs of a prompt are on one side"
 
 
-def test_five_folds_hold_every_prompt() -> None:
-    prompt = np.repeat(np.arange(40, dtype=np.int32), 2)
-    assert np.sum(validation_folds(prompt, 0), axis=0).tolist() == [1] * 80
-
-
 def test_folds_depend_only_on_the_seed() -> None:
     prompt = np.arange(100, dtype=np.int32)
     one, again, other = (np.array(validation_folds(prompt, seed)) for seed in (0, 0, 1))
     assert (one == again).all()
     assert (one != other).any()
-
-
-@pytest.mark.parametrize("n_prompts", [2, 3, 7])
-def test_folds_are_not_empty_and_leave_training_pairs(n_prompts: int) -> None:
-    for fold in validation_folds(np.repeat(np.arange(n_prompts, dtype=np.int32), 3), 0):
-        assert fold.any()
-        assert (~fold).any()
 
 
 def test_pairs_of_a_single_prompt_are_split_pair_by_pair() -> None:
@@ -183,3 +175,54 @@ def test_pairs_of_a_single_prompt_are_split_pair_by_pair() -> None:
 def test_a_single_pair_raises_a_data_error() -> None:
     with pytest.raises(DataError, match="training needs two pairs, but there is one; give more votes"):
         validation_folds(np.zeros(1, dtype=np.int32), 0)
+
+
+# --- the cap on disagreement: members move towards the anchor just far enough ----------------------------------------
+
+
+def first_feature_votes(n: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Nearly all people prefer the first feature, so disagreement grows evenly with the angle to it."""
+    difference = np.random.default_rng(6).standard_normal((n, 2))
+    return difference, np.where(difference[:, 0] > 0, 0.95, 0.05), np.array([1.0, 0.0])
+
+
+def disagreement_of(theta: np.ndarray, difference: np.ndarray, prob_a: np.ndarray) -> float:
+    return float(np.max(disagreement(hard_votes(difference, theta[:, None]), prob_a)))
+
+
+# Not π itself: a member exactly opposite to the anchor cancels to rounding noise half-way.
+@given(st.floats(0.3, np.pi - 1e-3), st.floats(0.08, 0.9), st.floats(0.01, 100), st.floats(0.01, 100))
+def test_member_moves_no_further_than_needed(angle: float, bound: float, scale: float, anchor_scale: float) -> None:
+    difference, prob_a, anchor = first_feature_votes()
+    member = scale * np.array([np.cos(angle), np.sin(angle)])
+    capped = cap_disagreement(member, anchor_scale * anchor, difference, prob_a, bound)
+    before, after = (disagreement_of(theta, difference, prob_a) for theta in (member, capped))
+    assert after <= bound + 1e-9
+    if before <= bound:
+        np.testing.assert_array_equal(capped, member, "a member under the bound does not change")
+    else:
+        assert after > bound - 0.01 or angle > np.pi - 0.01, "just under the bound, unless the anchor is opposite"
+
+
+def test_unreachable_bound_gives_the_anchor() -> None:
+    difference, prob_a, anchor = first_feature_votes()
+    capped = cap_disagreement(np.array([-1.0, 1.0]), 5 * anchor, difference, prob_a, bound=0.01)
+    np.testing.assert_allclose(capped / np.linalg.norm(capped), anchor, atol=1e-12)
+
+
+@given(st.integers(0, 10_000), st.sampled_from([0.3, 0.4, 0.48]))
+def test_bound_holds_wherever_the_anchor_meets_it(seed: int, bound: float) -> None:
+    rng = np.random.default_rng(seed)
+    difference, rewards = rng.standard_normal((100, 5)), rng.standard_normal((5, 7)) + rng.standard_normal((5, 1))
+    prob_a = (difference @ rewards > 0).mean(axis=1)
+    anchor, member = fit_bradley_terry(difference, prob_a, 0.1), rng.standard_normal(5)
+    capped = cap_disagreement(member, anchor, difference, prob_a, bound)
+    assert disagreement_of(capped, difference, prob_a) <= max(bound, disagreement_of(anchor, difference, prob_a)) + 1e-9
+
+
+def test_margin_shrinks_with_more_prompts_and_1_sets_no_bound() -> None:
+    bounds = [training_bound(0.5, n) for n in (20, 100, 1000, 100_000)]
+    assert all(low < high for low, high in itertools.pairwise(bounds))
+    assert 0.4 < bounds[0] < bounds[-1] < 0.5
+    assert training_bound(0.4, 100) == pytest.approx(training_bound(0.5, 100) - 0.1)
+    assert training_bound(1.0, 20) == 1.0

@@ -14,7 +14,6 @@ from tiny import write_backbone
 
 from pluralign import answer
 from pluralign.answering.adapters import save_adapter
-from pluralign.answering.drafts import OwnPolicies
 from pluralign.answering.generate import sample_distinct
 from pluralign.answering.options import TuneOptions
 from pluralign.answering.policies import AdapterPolicy, BaseRecord, Manifest, TunedPolicy, load_policies, run_settings
@@ -127,8 +126,9 @@ def test_the_default_temperature_is_that_of_the_tuning_and_lower_for_small_model
 @pytest.mark.parametrize("mode", ["balanced", "distributional"])
 def test_answers_are_reproducible_by_seed(policies: Path, mode: Any) -> None:
     def texts(seed: int) -> list[str]:
-        own = OwnPolicies(load_policies(policies, TOWN).samplers, SamplingOptions(max_new_tokens=8, seed=seed))
-        return [entry.text for entry in answer(TOWN, "tea ?", policies=own, mode=mode, seed=seed).answers]
+        own, sampling = load_policies(policies, TOWN).samplers, SamplingOptions(max_new_tokens=8)
+        found = answer(TOWN, "tea ?", None, mode, policies=own, sampling=sampling, seed=seed)
+        return [entry.text for entry in found.answers]
 
     assert texts(3) == texts(3)
     assert len({tuple(texts(seed)) for seed in range(6)}) > 1
@@ -193,7 +193,7 @@ def test_a_server_is_asked_for_the_adapter_of_each_member(policies: Path, serve:
     server = serve(by_name, adapters("base", "member-0", "member-1"))
     tuned = load_policies(policies, TOWN, RemoteOptions(base_url=server.url))
     tuned.prepare()
-    found = answer(TOWN, "tea ?", policies=OwnPolicies(tuned.samplers, n=3, concurrency=2))
+    found = answer(TOWN, "tea ?", policies=tuned.samplers, n=3)
     assert sorted((entry.text, entry.member) for entry in found.answers) == [
         ("member-0 ???", 0),
         ("member-1 ...", 1),

@@ -12,10 +12,9 @@ from test_fit import Interrupt, Watching, evaluation_of, same_fit
 
 from pluralign import RewardEnsemble, fit
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import UsageError
 from pluralign.learning.options import FitOptions
 from pluralign.learning.pairs import Pairs
-from pluralign.learning.raters import STRENGTHS, VotesByRater, choose_strength, smallest_as_good, training_votes
+from pluralign.learning.raters import STRENGTHS, RaterSearch, VotesByRater, smallest_as_good, training_votes
 from pluralign.learning.task import FitTask, FitWatcher
 from pluralign.theory.calibration import disagreement, sigmoid
 from pluralign.votes.raters import RaterVotes, load_rater_votes
@@ -81,10 +80,10 @@ def test_without_ids_the_same_votes_give_no_such_members(votes: RaterVotes) -> N
     ensemble = fit(votes.preferences, k=2, encoder="none", level="policy", max_disagreement=1.0)
     assert ensemble.record.raters is None
     assert "raters" not in ensemble.record.to_json()
-    spread = np.std(ensemble.rewards([("Question?", " ".join(["yes"] * n) + ".") for n in range(1, 41)]), axis=0)
     with_ids = fit(votes, k=2, encoder="none", max_disagreement=1.0)
-    with_spread = np.std(with_ids.rewards([("Question?", " ".join(["yes"] * n) + ".") for n in range(1, 41)]), axis=0)
-    assert with_spread.min() > 3 * spread.min()
+    answers = [("Question?", " ".join(["yes"] * n) + ".") for n in range(1, 41)]
+    spread, with_spread = (np.std(one.rewards(answers), axis=0).min() for one in (ensemble, with_ids))
+    assert with_spread > 3 * spread
 
 
 def test_the_number_of_members_is_chosen_by_raters_votes(votes: RaterVotes) -> None:
@@ -102,18 +101,11 @@ def test_the_bound_on_disagreement_holds_for_every_member(max_disagreement: floa
     assert (ensemble.record.bound is not None) == bounded
 
 
-def test_saved_ensembles_load_with_the_number_of_raters(votes: RaterVotes, tmp_path: Path) -> None:
-    fitted = fit(votes, k=2, encoder="none", folder=tmp_path)
-    loaded = RewardEnsemble.load(tmp_path)
-    assert same_fit(loaded, fitted)
-    assert (loaded.record.raters, loaded.undecided) == (30, fitted.undecided)
-
-
 # --- choices on validation prompts ------------------------------------------------------------------------------------
 
 
 def task_of(pairs: Pairs) -> FitTask:
-    return FitTask.start(pairs, FitOptions(level="policy"), Checkpoints(None, {}), FitWatcher())
+    return FitTask(pairs, FitOptions(level="policy"), Checkpoints(None, {}), FitWatcher())
 
 
 @pytest.mark.parametrize(("scale", "weak"), [(2.0, True), (0.0, False)], ids=["two tastes", "coin flips"])
@@ -126,7 +118,7 @@ def test_shrinkage_is_weak_only_if_raters_differ(scale: float, weak: bool) -> No
     chose_a = (rng.random(600) < chance).astype(np.float64)
     pairs = Pairs(pairs.inputs, pairs.a, pairs.b, chose_a, rng.integers(30, size=600).astype(np.int32))
     votes = VotesByRater.count(rater, np.arange(600, dtype=np.int32), chose_a, 40, 600)
-    strength = choose_strength(task_of(pairs), votes, 2, 1.0)
+    strength = RaterSearch(task_of(pairs), votes, 1.0).choose_strength(2)
     assert strength in STRENGTHS
     assert (strength < 0.1) == weak
 
@@ -143,12 +135,8 @@ def test_training_votes_are_those_on_training_pairs(votes: RaterVotes) -> None:
     train = np.arange(len(votes.preferences)) % 4 != 0
     counted = training_votes(votes, train)
     assert counted.for_a.shape == (votes.n_raters, train.sum())
-    np.testing.assert_array_equal(
-        np.asarray(counted.for_a.sum(axis=0)).ravel(), votes.preferences.votes_a[train], strict=False
-    )
-    np.testing.assert_array_equal(
-        np.asarray(counted.for_b.sum(axis=0)).ravel(), votes.preferences.votes_b[train], strict=False
-    )
+    for side, expected in ((counted.for_a, votes.preferences.votes_a), (counted.for_b, votes.preferences.votes_b)):
+        np.testing.assert_array_equal(np.asarray(side.sum(axis=0)).ravel(), expected[train], strict=False)
 
 
 # --- ids and resuming -------------------------------------------------------------------------------------------------
@@ -186,31 +174,9 @@ def test_other_raters_do_not_resume_from_the_old_work(votes: RaterVotes, tmp_pat
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "stagewise"}, "--raters requires --method joint, not stagewise."),
-        ({"backbone": "smollm2"}, "--raters cannot be used with --backbone; leave one of the two out."),
-        ({"target": "votes"}, "--target has no effect with --raters; leave it out."),
-    ],
-    ids=str,
-)
-def test_options_without_meaning_are_refused(votes: RaterVotes, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        fit(votes, **changes)
-    assert str(error.value) == message
-
-
 def test_the_command_line_fits_raters(file: Path, tmp_path: Path) -> None:
     done = run("fit", file, "-o", tmp_path / "fitted", "--raters", "who", "--encoder", "none", "--k", "2")
     assert done.returncode == 0, done.stderr
     assert "Members are fitted to the votes of 30 raters. Rater ids are not saved." in " ".join(done.stdout.split())
     assert ID not in done.stdout + done.stderr
     assert ID.encode() not in bytes_in(tmp_path)
-
-
-def test_the_command_line_refuses_a_missing_column(file: Path, tmp_path: Path) -> None:
-    done = run("fit", file, "-o", tmp_path / "fitted", "--raters", "rater", "--encoder", "none")
-    assert done.returncode == 2
-    assert "there is no column 'rater'" in " ".join(done.stderr.split())
-    assert not (tmp_path / "fitted").exists()

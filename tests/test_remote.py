@@ -81,8 +81,8 @@ class Upstream(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def model(self, name: str = "parrot", **changes: Any) -> ServerModel:
-        return ServerModel(name, RemoteOptions(base_url=self.url, **changes))
+    def model(self, name: str = "parrot", concurrency: int = 1, **changes: Any) -> ServerModel:
+        return ServerModel(name, RemoteOptions(base_url=self.url, concurrency=concurrency, **changes))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -298,7 +298,7 @@ def test_an_endless_reply_is_not_read_to_its_end(serve: Serve, monkeypatch: pyte
 )
 def test_a_prompt_longer_than_the_window_fails_alone(serve: Serve, tmp_path: Path, reply: Reply) -> None:
     server = serve(lambda request: reply if prompt_of(request) == PROMPTS[1] else counts(request))
-    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, tmp_path / "c.jsonl", server.model(concurrency=3), 2)
     assert done.lines == 5
     assert [failure.prompt for failure in done.failed] == [PROMPTS[1]]
     assert "the prompt is too long for the model" in done.failed[0].error
@@ -325,7 +325,7 @@ def test_an_error_that_every_prompt_would_meet_ends_the_run_at_once(
     for concurrency in (1, 3):
         server = serve(lambda _: reply)
         with pytest.raises(UsageError, match=sentence):
-            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot"), 2, concurrency=concurrency)
+            generate(PROMPTS, tmp_path / "c.jsonl", server.model("parot", concurrency), 2)
         assert len({prompt_of(request) for request in server.requests}) <= concurrency
 
 
@@ -442,7 +442,7 @@ def test_prompts_are_sampled_concurrently_and_written_in_their_order(serve: Serv
         return counts(request)
 
     server, path = serve(script), tmp_path / "c.jsonl"
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=3)
+    done = generate(PROMPTS, path, server.model(concurrency=3), 2)
     assert (done.lines, done.failed, done.model) == (6, [], f"parrot at {server.url}")
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
     server.script = counts
@@ -464,7 +464,7 @@ def test_threads_that_meet_the_same_rejections_together_all_continue(serve: Serv
                 return fails(400, words)
         return says(f"{time.monotonic_ns()}")
 
-    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(), 2, concurrency=3)
+    done = generate(PROMPTS[:3], tmp_path / "c.jsonl", serve(script).model(concurrency=3), 2)
     assert (done.lines, done.failed) == (3, [])
 
 
@@ -482,12 +482,12 @@ def test_an_interrupted_run_keeps_finished_prompts_and_resumes(serve: Serve, tmp
 
     server, path = serve(script), tmp_path / "c.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        generate(PROMPTS, path, server.model(), 2, concurrency=2, progress=interrupt)
+        generate(PROMPTS, path, server.model(concurrency=2), 2, progress=interrupt)
     interrupted.set()
     time.sleep(0.3)
     assert len(server.requests) <= 4, "no further requests were sent"
     assert len(lines(path)) == 2
-    done = generate(PROMPTS, path, server.model(), 2, concurrency=2)
+    done = generate(PROMPTS, path, server.model(concurrency=2), 2)
     assert (done.resumed, done.lines) == (2, 6)
     assert [one.prompt for one in load_candidates(path)] == PROMPTS
 
@@ -610,7 +610,7 @@ def test_answer_samples_from_a_server_and_distills_with_it(serve: Serve, folder:
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["candidates"] == 2
-    assert done.stderr == "note: parrot gave 2 distinct responses, not 8.\n"
+    assert facts["notes"][0].endswith("gave 2 distinct responses, not 8")
     assert {one["text"] for one in facts["answers"]} <= {"Yes.", "Never."}
     assert facts["distilled"]["text"] == "We all want tea."
     written = next(request for request in server.requests if request["model"] == "raven")

@@ -23,15 +23,8 @@ from pluralign.ensemble.record import Evaluation, LeftOut
 from pluralign.learning.measure import without_verdict
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
-from pluralign.publishing.figures import (
-    as_svg,
-    brier_by_size,
-    camp_heat_map,
-    reliability_curve,
-    save_figures,
-    tau_heat_map,
-)
-from pluralign.publishing.report import draw_figures, page
+from pluralign.publishing.figures import as_svg, brier_by_size, camp_heat_map, reliability_curve, tau_heat_map
+from pluralign.publishing.report import page
 from pluralign.theory.intervals import Interval
 
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> & </pre></article>"
@@ -137,16 +130,6 @@ def test_the_page_shows_the_undecided_share_and_the_absolute_error(ensemble: Rew
         assert f">{baseline.absolute_error:.4f}</td>" in text
 
 
-def test_the_page_reports_that_soft_bt_is_better(ensemble: RewardEnsemble, found: ReportData) -> None:
-    evaluation = evaluation_of(ensemble)
-    soft_bt = evaluation.baselines["soft_bt"]
-    rival = replace(soft_bt, difference=replace(soft_bt.difference, mean=0.01, low=0.002, high=0.02))
-    changed = replace(evaluation, baselines={**evaluation.baselines, "soft_bt": rival})
-    behind = page(ensemble, replace(found, record=replace(found.record, evaluation=changed)))
-    assert "Worse than one reward model read as a probability (soft BT): " in behind
-    assert f"against {rival.brier:.4f}, difference +0.0020 to +0.0200 (95 %)." in behind
-
-
 def evaluation_of(ensemble: RewardEnsemble) -> Evaluation:
     assert ensemble.record.evaluation is not None
     return ensemble.record.evaluation
@@ -171,11 +154,6 @@ def test_the_next_step_of_a_report_is_not_another_report(ensemble: RewardEnsembl
     ahead = replace(evaluation, baselines=far_ahead)
     assert headline(ahead, ensemble.record, "town", in_report=True).next_step == "pluralign serve town."
     assert headline(ahead, ensemble.record, "town").next_step.startswith("pluralign report town -o report.html")
-
-
-def test_one_row_of_the_comparison_is_marked(plain: str) -> None:
-    assert re.findall(r'<tr class="own"[^>]*><td[^>]*>(.*?)</td>', plain) == ["→ ensemble: votes"]
-    assert plain.count(">→ ensemble") == 1
 
 
 def test_a_cross_validation_is_the_main_figure(ensemble: RewardEnsemble, found: ReportData) -> None:
@@ -238,14 +216,6 @@ def test_few_prompts_have_no_intervals_and_the_page_says_why_once(small_folder: 
     assert reliability_curve(replace(found.evaluation, prompts=20)).axes[0].collections
 
 
-def test_members_without_a_name_share_one_reason(small_folder: Path) -> None:
-    ensemble = RewardEnsemble.load(small_folder)
-    text = page(ensemble, collect_report_data(ensemble, load_held_out(small_folder)))
-    assert re.findall(r"<h3>(Member \d)</h3>", text) == ["Member 0", "Member 1"]
-    assert text.count("Members without a name:") == 1
-    assert "<summary>Details</summary>" not in text
-
-
 def test_no_number_is_a_negative_zero(ensemble: RewardEnsemble, found: ReportData) -> None:
     tiny = Interval(-1e-6, -1e-6, -1e-6, 0.0)
     evaluation = evaluation_of(ensemble)
@@ -270,16 +240,6 @@ def test_texts_from_data_are_escaped(ensemble: RewardEnsemble, folder: Path) -> 
     parsed = tags(text)
     assert parsed.open == []
     assert not {"script", "img"} & set(parsed.seen)
-
-
-def test_even_votes_have_no_majority_to_predict(ensemble: RewardEnsemble, folder: Path) -> None:
-    kept = load_held_out(folder)
-    even = replace(
-        kept.preferences, votes_a=np.full(len(kept.preferences), 2), votes_b=np.full(len(kept.preferences), 2)
-    )
-    found = collect_report_data(ensemble, HeldOutVotes(even, kept.rewards))
-    assert found.majorities["even"].pairs == len(even)
-    assert ">even</td>" in page(ensemble, found)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
@@ -308,13 +268,6 @@ def test_a_browser_shows_hostile_texts_as_plain_text(
     dark = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark == "rgb(20, 22, 27)") == (scheme == "dark")
     tab.close()
-
-
-def test_figures_use_css_variables_as_colours(found: ReportData) -> None:
-    svg = as_svg(brier_by_size(found.record, found.evaluation), "Brier <by> size")
-    assert "var(--ensemble)" in svg
-    assert "#2f6fde" not in svg
-    assert 'aria-label="Brier &lt;by&gt; size"' in svg
 
 
 def test_drawing_is_deterministic(found: ReportData) -> None:
@@ -365,20 +318,13 @@ def test_the_heat_map_shows_unknown_taus_as_a_dash() -> None:
     assert [text.get_text() for text in drawing.axes[0].texts] == ["1.00", "–", "–", "1.00"]
 
 
-def test_figures_are_written_as_png_and_svg(found: ReportData, tmp_path: Path) -> None:
-    paths = save_figures(draw_figures(found), tmp_path / "figures")
-    assert {path.name for path in paths} == {
-        f"{name}.{kind}" for name in ("shares", "sizes", "reliability", "tau", "best_of_n") for kind in ("png", "svg")
-    }
-    assert all(path.read_bytes()[:4] in (b"\x89PNG", b"<?xm") for path in paths)
-
-
 def test_the_command_writes_the_page_and_the_figures(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "report.html"
     done = run("report", folder, "-o", target, "--figures", tmp_path / "figures", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["report"] == str(target)
+    assert {Path(name).read_bytes()[:4] for name in facts["figures"]} == {b"\x89PNG", b"<?xm"}
     assert len(facts["figures"]) == 10
     assert facts["study"]["certificate"]["k"] == 3
     text = target.read_text()
@@ -404,9 +350,3 @@ def test_the_command_ranks_given_candidates(folder: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     (case,) = json.loads(done.stdout)["study"]["cases"]
     assert case["prompt"] == "Should we plant trees?"
-
-
-def test_the_output_must_not_be_a_folder(folder: Path, tmp_path: Path) -> None:
-    done = run("report", folder, "-o", tmp_path)
-    assert done.returncode == 2
-    assert "is a folder" in done.stderr

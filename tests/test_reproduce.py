@@ -267,6 +267,11 @@ def test_an_ensemble_fitted_by_the_command_is_reused_and_another_one_is_kept(
     assert (other / "ensemble" / "ensemble.json").read_bytes() == fitted
 
 
+def test_hardware_of_several_processes_needs_a_launch(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"fsdp trains in several processes: first run  accelerate launch .* fit"):
+        reproduce(given["name"], tmp_path, backbone=given["model"], hardware="fsdp")
+
+
 def test_own_votes_are_rehearsed_from_votes_to_report(tmp_path: Path) -> None:
     path, out = tmp_path / "votes.jsonl", tmp_path / "out"
     rows = [{"question": row.pop("prompt"), **row, "ties": 2} for row in town_hall(120).preferences.to_records()]

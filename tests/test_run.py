@@ -22,7 +22,7 @@ from conftest import run
 from served import SECRET, TEXTS, Client, running, wait_until
 
 from pluralign import RewardEnsemble, UsageError, create_app
-from pluralign.server.limits import Limits
+from pluralign.server.limits import Limits, ServerSettings
 from pluralign.server.run import Server, serve, startup_message, trim_memory
 
 
@@ -114,7 +114,7 @@ def test_options_set_the_seed_and_the_limits(town_folder: Path) -> None:
     upstream = Upstream()
     settings = {
         "body_bytes": ("--max-body", 900), "texts": ("--max-texts", 8), "characters": ("--max-characters", 80),
-        "candidates": ("--max-candidates", 3), "requests": ("--max-requests", 9), "queue_texts": ("--max-queue", 10),
+        "candidates": ("--max-candidates", 3),
         "generation_seconds": ("--max-seconds", 0.2), "generations": ("--concurrency", 2),
     }  # fmt: skip
     flags = [str(part) for flag in settings.values() for part in flag]
@@ -187,11 +187,12 @@ def _listens(client: Client) -> bool:
 
 
 def test_the_example_in_the_startup_message_works(client: Client) -> None:
-    message = startup_message(client.address, "town", 3, generates=False, has_key=False)
+    answerer = client.service.answerer
+    message = startup_message(client.address, answerer, ServerSettings(name="town"))
     match = re.search(r"curl \S+?(/v1/\S+) .*-d '(.*)'", message, flags=re.DOTALL)
     assert match
     assert client.json(match[1], match[2].encode())["choices"]
-    assert "Bearer" in startup_message(client.address, "town", 3, generates=True, has_key=True)
+    assert "Bearer" in startup_message(client.address, answerer, ServerSettings(name="town", api_key="secret"))
 
 
 def test_a_port_in_use_exits_with_one_sentence(town_folder: Path) -> None:

@@ -1,6 +1,8 @@
 """Concurrent requests share batches, and overload is rejected until it is over."""
 
 import json
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -58,3 +60,26 @@ def test_overload_gets_503_until_the_queue_is_shorter(
         assert len(first.result()["results"]) + len(second.result()["results"]) == 3
         assert client.json("/v1/compare", {"pairs": [pair(prompt="C")]})["results"]
         assert 'pluralign_rejected_total{route="/v1/compare"} 1.0' in client.send("/metrics")[2].decode()
+
+
+def test_an_answer_whose_client_disconnects_leaves_the_queue(
+    ensemble: RewardEnsemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Counting(ensemble, monkeypatch)
+    with running(ensemble) as client, ThreadPoolExecutor(1) as threads:
+
+        def queue_is(n: int) -> bool:
+            return f"pluralign_queue_texts {n}.0" in client.send("/metrics")[2].decode()
+
+        first = threads.submit(client.json, "/v1/compare", {"pairs": [pair()]})
+        wait_until(lambda: counting.sizes)
+        body = json.dumps({"prompt": "Trees?", "candidates": TEXTS}).encode()
+        head = "POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+        with socket.create_connection((client.host, client.port)) as impatient:
+            impatient.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            wait_until(lambda: queue_is(3))
+        wait_until(lambda: queue_is(0))
+        counting.go.set()
+        assert first.result()["results"]
+        assert counting.sizes == [2]
+        wait_until(lambda: not [one for one in threading.enumerate() if one.name == "answering"])

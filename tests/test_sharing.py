@@ -71,7 +71,7 @@ def test_a_frozen_ensemble_returns_from_the_hub(town_folder: Path, hub: Path, tm
     assert {"ensemble.json", "pluralign.json", "reward_model.py", "README.md"} <= names
     card = (hub / "my-org/town" / "README.md").read_text()
     assert 'from_pretrained("my-org/town")' in card
-    assert "| 0 | A |" in card
+    assert "| member 0 | A |" in card
 
 
 @pytest.mark.slow

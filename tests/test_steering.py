@@ -5,21 +5,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from served import Writer
 
 from pluralign import PreferenceSet, answer, member_profiles
+from pluralign.answering.request import Voters
 from pluralign.answering.steering import (
     FITTED_WITHOUT_IDS,
-    People,
+    JUDGED_PAIRS,
+    Likings,
+    MeaningMatch,
     ScoredChoices,
     Steering,
+    _verdict,
+    judged_choices,
+    meaning_posterior,
     steer_by_choices,
+    steer_by_meaning,
     steer_by_words,
     steering_notes,
     wanted_traits,
 )
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import load_held_out
+from pluralign.ensemble.held_out import HeldOutVotes, load_held_out
 from pluralign.measuring.cards import Profile
 from pluralign.theory.posterior import FACTORS, ChoiceModel
 
@@ -32,7 +40,7 @@ def cards(town_folder: Path, ensemble: RewardEnsemble) -> list[Profile]:
 
 
 def steer_from(ensemble: RewardEnsemble, choices: PreferenceSet) -> Steering:
-    return steer_by_choices(ScoredChoices.of(ensemble, choices), People.of(ensemble))
+    return steer_by_choices(ScoredChoices.of(ensemble, choices), Voters.of(ensemble))
 
 
 def choices_of_member(ensemble: RewardEnsemble, votes: PreferenceSet, member: int) -> PreferenceSet:
@@ -80,7 +88,7 @@ def test_without_evidence_of_people_choices_keep_the_answer_of_the_average(
 def test_the_answer_has_the_most_expected_wins(ensemble: RewardEnsemble) -> None:
     random = np.random.default_rng(0)
     rewards, average = random.normal(size=(5, ensemble.k)), random.normal(size=5)
-    people = People(ensemble.weights, 0.5, 0.1, ChoiceModel(people=0.6, spread=0.4))
+    people = Voters(ensemble.weights, 0.5, 0.1, ChoiceModel(people=0.6, spread=0.4))
     beliefs = people.prior
     wins = people.expected_wins(rewards, average, beliefs)
     for i in range(5):
@@ -127,7 +135,85 @@ def test_unknown_words_raise_an_error_that_suggests_known_ones(cards: list[Profi
 
 
 def test_steering_without_rater_ids_notes_that_it_changes_little() -> None:
-    people = People(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
+    people = Voters(np.full(2, 0.5), 1.0, 0.0, ChoiceModel())
     assert steering_notes(people) == (FITTED_WITHOUT_IDS,)
     for model in (ChoiceModel(people=0.05, source="raters"), ChoiceModel(people=0.5, source="voices")):
         assert steering_notes(replace(people, model=model)) == ()
+
+
+# --- words by their meaning -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def held_out(town_folder: Path) -> HeldOutVotes:
+    return load_held_out(town_folder)
+
+
+def test_a_description_selects_the_member_that_likes_this_direction() -> None:
+    random = np.random.default_rng(0)
+    difference = random.normal(size=(300, 6))
+    liking = np.tanh(3 * difference[:, :3])  # member j likes direction j
+    liking -= liking.mean(axis=1, keepdims=True)
+    common = random.normal(size=(20, 6))
+    prompts = np.arange(300, dtype=np.int32) // 5
+    for member in range(3):
+        described = np.vstack([common, np.eye(6)[member]])
+        found = meaning_posterior(difference, liking, prompts, described, np.full(3, 1 / 3))
+        assert found.argmax() == member
+        assert found.sum() == pytest.approx(1)
+    neutral = np.vstack([common, common.mean(axis=0)])
+    assert meaning_posterior(difference, liking, prompts, neutral, np.full(3, 1 / 3)).max() < 0.6
+
+
+def test_words_do_not_show_whether_the_user_follows_a_member() -> None:
+    people = Voters(np.array([0.5, 0.5]), model=ChoiceModel(people=0.3))
+    found = steer_by_meaning(MeaningMatch(np.array([0.2, 0.8])), people)
+    assert found.member == 1
+    assert found.posterior == pytest.approx((0.06, 0.24))
+    assert found.average == pytest.approx(0.7)
+    assert people.believed(np.array([0.2, 0.8])).sum(axis=1) == pytest.approx([0.06, 0.24, 0.7])
+
+
+def test_an_ensemble_without_a_transformers_encoder_has_no_meaning_to_match(
+    ensemble: RewardEnsemble, held_out: HeldOutVotes
+) -> None:
+    assert Likings.of(ensemble, held_out) is None
+
+
+def test_a_judge_that_follows_a_member_selects_it(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    ensemble = replace(ensemble, undecided=0.0, choice_model=MEMBERS)
+    asked: list[str] = []
+    for member in range(ensemble.k):
+
+        def judge(instruction: str, member: int = member) -> str:
+            asked.append(instruction)
+            question, _, rest = instruction.partition("\n\nResponse A: ")
+            first, _, rest = rest.partition("\n\nResponse B: ")
+            second = rest.partition("\n\nWhich of the two")[0]
+            prompt = question.partition("Question: ")[2]
+            a, b = ensemble.rewards([(prompt, first), (prompt, second)])[:, member]
+            return "Response A." if a > b else "B"
+
+        choices = judged_choices(Voters.of(ensemble), held_out, "what member 1 wants", judge)
+        assert len(choices.votes) <= JUDGED_PAIRS
+        found = steer_by_choices(choices, Voters.of(ensemble))
+        assert found.member == member
+    assert "what member 1 wants" in asked[0]
+
+
+def test_a_judge_that_always_says_a_is_refused(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> None:
+    with pytest.raises(UsageError, match="no usable answer"):
+        judged_choices(Voters.of(ensemble), held_out, "short", lambda _: "A")
+    with pytest.raises(UsageError, match="a judge needs a preference in words alone"):
+        answer(ensemble, "Tea?", ["Yes."], "steerable", member=1, judge=Writer(), held_out=held_out)
+    judge = Writer(responses=["A"])
+    with pytest.raises(UsageError, match="no usable answer"):
+        answer(ensemble, "Tea?", ["Yes.", "No."], "steerable", like="short", judge=judge, held_out=held_out)
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [("A", "A"), ("Response B.", "B"), ("b", "B"), ("A or B", None), ("", None), ("I am not sure", None)],
+)
+def test_replies_name_exactly_one_response(reply: str, verdict: str | None) -> None:
+    assert _verdict(reply) == verdict

@@ -24,8 +24,7 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import save_held_out, score_held_out
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.ensemble.record import DataSummary, FitRecord
-from pluralign.publishing.card import escaped
-from pluralign.publishing.export import keep_outputs, member_names
+from pluralign.publishing.export import keep_outputs
 from pluralign.text.classifier import model_rewards
 from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.votes.preferences import PreferenceSet
@@ -169,14 +168,6 @@ def test_a_joint_ensemble_becomes_one_model_with_one_output_per_member(joint: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("member", [0, 2])
-def test_a_member_becomes_a_reward_model_with_one_output(joint: Path, tmp_path: Path, member: int) -> None:
-    export(joint, tmp_path / "out", member=member)
-    expected = RewardEnsemble.load(joint).rewards(ITEMS)[:, [member]]
-    np.testing.assert_allclose(plain_rewards(tmp_path / "out"), expected, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_a_lora_head_survives_save_merge_and_load(joint_lora: Path, base: Path, tmp_path: Path) -> None:
     expected = RewardEnsemble.load(joint_lora).rewards(ITEMS)
     saved = load_file(joint_lora / "backbone" / "adapter_model.safetensors")
@@ -207,14 +198,13 @@ def test_stagewise_members_are_exported_one_by_one(stagewise: Path, tmp_path: Pa
     with pytest.raises(UsageError, match=r"separate models .* --member J, or each .* --all"):
         export(stagewise, tmp_path / "out")
     ensemble = RewardEnsemble.load(stagewise)
-    done = export(stagewise, tmp_path / "out", separate=True)
+    done = export(stagewise, tmp_path / "out", member="all")
     rewards = np.hstack([plain_rewards(tmp_path / "out" / f"member-{j}") for j in range(2)])
     np.testing.assert_allclose(rewards, ensemble.rewards(ITEMS), atol=1e-4)
     assert np.abs(rewards[:, 0] - rewards[:, 1]).max() > 0.1
     index = json.loads((tmp_path / "out" / "pluralign.json").read_text())
     assert [row["folder"] for row in index["members"]] == ["member-0", "member-1"]
     assert [row["weight"] for row in index["members"]] == pytest.approx([5 / 7, 2 / 7])
-    assert [Path(place).name for place in done.models] == ["member-0", "member-1"]
     assert all(Path(place, "README.md").is_file() for place in (*done.models, done.folder))
 
 
@@ -227,10 +217,6 @@ def test_a_pruned_ensemble_exports_its_remaining_members(joint: Path, tmp_path: 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["pluralign_weights"] == [0.75, 0.25]
     assert config["id2label"] == {"0": "Member 0", "1": "Member 1"}, "without held-out votes there are no names"
-
-
-def test_members_without_a_name_are_labelled_by_their_number(small_folder: Path) -> None:
-    assert member_names(small_folder, RewardEnsemble.load(small_folder)) == ["Member 0", "Member 1"]
 
 
 @pytest.mark.slow
@@ -258,16 +244,6 @@ def test_an_undecided_share_survives_the_export(joint: Path, tmp_path: Path) -> 
     export(joint, tmp_path / "plain")
     assert "undecided" not in (tmp_path / "plain" / "README.md").read_text()
     assert json.loads((tmp_path / "plain" / "config.json").read_text())["pluralign_undecided"] == 0
-
-
-@pytest.mark.slow
-def test_an_undecided_share_that_is_none_is_rejected(joint: Path, tmp_path: Path) -> None:
-    export(joint, tmp_path / "out")
-    path = tmp_path / "out" / "config.json"
-    for wrong in (1.5, "much"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"pluralign_undecided": wrong}))
-        with pytest.raises(DataError, match="pluralign_undecided is not a share; give a number from 0 to 1"):
-            evaluate(tmp_path / "out", some_votes(tmp_path), groups=[])
 
 
 @pytest.mark.slow
@@ -301,16 +277,6 @@ def test_long_texts_are_truncated_as_in_training(joint: Path, tmp_path: Path) ->
     assert (tokenizer.model_max_length, tokenizer.truncation_side) == (32, "left")
 
 
-@pytest.mark.slow
-def test_evaluate_gives_the_same_figures_for_an_export(joint: Path, tmp_path: Path) -> None:
-    export(joint, tmp_path / "out")
-    votes = load_preferences(str(joint / "votes.jsonl"))
-    ours, theirs = (evaluate(str(place), votes, groups=[]) for place in (joint, tmp_path / "out"))
-    assert theirs.levels["vote"].brier == pytest.approx(ours.levels["vote"].brier, abs=1e-9)
-    assert [m.weight for m in theirs.members] == pytest.approx([m.weight for m in ours.members])
-    assert [m.disagreement for m in theirs.members] == pytest.approx([m.disagreement for m in ours.members])
-
-
 def test_a_head_can_combine_outputs() -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
     torch.manual_seed(0)
@@ -323,54 +289,6 @@ def test_a_head_can_combine_outputs() -> None:
         before = model(tokens).logits.numpy()
         keep_outputs(model, theta)
         np.testing.assert_allclose(model(tokens).logits.numpy(), before @ theta, atol=1e-5)
-
-
-# --- TRL --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def member(joint_lora: Path, tmp_path: Path) -> Path:
-    export(joint_lora, tmp_path / "member", member=1)
-    return tmp_path / "member"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_trl_tunes_a_policy_to_a_member(member: Path, base: Path, joint_lora: Path, tmp_path: Path) -> None:
-    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
-    chats = [[{"role": "user", "content": f"{word} ?"}] for word in WORDS[:4]]
-    config = trl.GRPOConfig(
-        output_dir=str(tmp_path / "policy"), max_steps=1, per_device_train_batch_size=2, num_generations=2,
-        max_completion_length=4, report_to=[], use_cpu=True, save_strategy="no", bf16=False, logging_steps=1,
-    )  # fmt: skip
-    prompts = datasets.Dataset.from_dict({"prompt": chats})
-    trainer = trl.GRPOTrainer(model=str(base), reward_funcs=str(member), args=config, train_dataset=prompts)
-    trainer.train()
-    (logged,) = [row["reward"] for row in trainer.state.log_history if "reward" in row]
-    assert np.isfinite(logged)
-    reward, tokenizer = trainer.reward_funcs[0], trainer.reward_processing_classes[0]
-    texts = [trl.apply_chat_template({"messages": chat}, tokenizer)["text"] for chat in chats_of_items()]
-    inputs = tokenizer(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
-    rewards = reward(**inputs).logits.detach().numpy()
-    np.testing.assert_allclose(rewards, RewardEnsemble.load(joint_lora).rewards(ITEMS)[:, [1]], atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_trl_trains_a_member_further(member: Path, tmp_path: Path) -> None:
-    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
-    ask = {"role": "user", "content": "tea ?"}
-    rows = {
-        side: [[ask, {"role": "assistant", "content": text}]] * 2
-        for side, text in (("chosen", "yes ."), ("rejected", "no , never ."))
-    }
-    config = trl.RewardConfig(
-        output_dir=str(tmp_path / "further"), max_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True,
-        save_strategy="no", bf16=False, logging_steps=1,
-    )  # fmt: skip
-    trainer = trl.RewardTrainer(model=str(member), args=config, train_dataset=datasets.Dataset.from_dict(rows))
-    trainer.train()
-    assert any("loss" in row for row in trainer.state.log_history)
 
 
 # --- the card ---------------------------------------------------------------------------------------------------------
@@ -396,10 +314,12 @@ def test_the_card_has_the_figures_and_its_code_runs(
     for figure in (evaluation.test.brier, evaluation.test.noise, evaluation.baselines["floor"].brier):
         assert f"{figure:.4f}" in card
     for row in evaluation.members:
-        assert f"| {row.weight:.4f} | {row.disagreement:.4f}" in card
+        assert f"| {row.weight:.3f} | {row.disagreement:.3f} | {row.regret:.3f} |" in card
     far = [row for row in evaluation.members if row.disagreement > 0.5]
     assert card.count("is worse than chance") == len(far)
     assert "/secret" not in card
+    texts = load_preferences(str(joint / "votes.jsonl")).responses
+    assert not [text for text in texts if len(text.split()) > 2 and text in card]
     assert "pluralign fit votes.jsonl -o dir" in card
     assert r"Note from training: 2 texts of llama are \*longer\*." in card
     assert "--pooler-config '{\"use_activation\": false}'" in card
@@ -432,21 +352,6 @@ def test_text_from_data_is_escaped_on_a_card(joint: Path, tmp_path: Path) -> Non
     assert "votes](x) &lt;b&gt;|`*_#.jsonl</td>" in render(card.split("---\n", 2)[2]), "it is rendered unchanged"
 
 
-def test_escaping_keeps_plain_words() -> None:
-    assert (
-        escaped("Prefers longer answers, likes mentions of “tax”") == "Prefers longer answers, likes mentions of “tax”"
-    )
-    assert "\n" not in escaped("a\n# b\n---\nc: d")
-
-
-@pytest.mark.slow
-def test_a_card_contains_no_text_of_the_data(joint: Path, tmp_path: Path) -> None:
-    export(joint, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text()
-    votes = load_preferences(str(joint / "votes.jsonl"))
-    assert not [text for text in votes.responses if len(text.split()) > 2 and text in card]
-
-
 # --- where it is written ----------------------------------------------------------------------------------------------
 
 
@@ -455,8 +360,7 @@ def test_bad_usage_is_one_sentence(joint: Path, tmp_path: Path) -> None:
     for member in (3, -1):
         with pytest.raises(UsageError, match=rf"member must be 0 to 2, not {member}"):
             export(joint, tmp_path / "out", member=member)
-    with pytest.raises(UsageError, match="cannot be combined"):
-        export(joint, tmp_path / "out", member=0, separate=True)
+    assert "cannot be combined" in run("export", joint, "-o", tmp_path / "out", "--member", "0", "--all").stderr
     with pytest.raises(UsageError, match="did you mean 'float16'"):
         export(joint, tmp_path / "out", dtype="flaot16")  # type: ignore[arg-type]
     for place in (joint, joint / "out", joint.parent):

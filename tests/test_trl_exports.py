@@ -15,11 +15,7 @@ from pluralign import RewardEnsemble, export
 from pluralign.text.classifier import added_chat_template, model_rewards, reads_of
 from pluralign.votes.prompts import Prompt, plain_text
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.usefixtures("one_torch_thread"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_torch_thread")]
 QUICK: dict[str, Any] = {
     "max_steps": 1, "per_device_train_batch_size": 2, "report_to": [], "use_cpu": True, "save_strategy": "no",
     "bf16": False, "logging_steps": 1,

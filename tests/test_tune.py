@@ -20,13 +20,13 @@ from tiny import WORDS, write_backbone
 from pluralign.answering import tune as tune_module
 from pluralign.answering.adapters import Policy
 from pluralign.answering.answer import answer
-from pluralign.answering.drafts import OwnPolicies
 from pluralign.answering.generate import sample_distinct
 from pluralign.answering.options import TuneOptions
 from pluralign.answering.policies import ExampleAnswer, Manifest, load_policies
 from pluralign.answering.tune import Tuning, split_prompts, tune
 from pluralign.cli.render.answers import tuning_page
 from pluralign.core.errors import DataError, UsageError
+from pluralign.core.json_values import from_json, to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.members import LinearMembers, identity_map
 from pluralign.text.features import TextFeatures
@@ -64,7 +64,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=["dpo", "grpo"])
 def tuned(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     folder = tmp_path_factory.mktemp(request.param) / "policies"
-    return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, names=["asks", "stops"], **QUICK)
+    return tune(TOWN, PROMPTS, str(llama), folder, method=request.param, **QUICK)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -130,11 +130,11 @@ def test_the_saved_adapter_reproduces_the_log_probabilities_of_the_samples(tuned
 
 def test_the_tuned_policies_write_the_members_own_answers(tuned: Tuning) -> None:
     policies = load_policies(tuned.folder, TOWN)
-    own = OwnPolicies(policies.samplers, SamplingOptions(max_new_tokens=10, temperature=1.0), n=4)
-    found = answer(TOWN, "tea rum ?", policies=own)
+    sampling = SamplingOptions(max_new_tokens=10, temperature=1.0)
+    found = answer(TOWN, "tea rum ?", policies=policies.samplers, sampling=sampling, n=4)
     assert found.written == (0, 1)
     assert sorted(j for entry in found.answers for j in entry.members) == [0, 1]
-    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, own.sampling).responses for j in (0, 1)]
+    drafts = [sample_distinct(policies.samplers[j], "tea rum ?", 8, sampling).responses for j in (0, 1)]
     rewards = np.array([TOWN.rewards([("tea rum ?", text) for text in texts]).mean(axis=0) for texts in drafts])
     assert rewards[0, 0] > rewards[1, 0]
     assert rewards[1, 1] > rewards[0, 1]
@@ -148,13 +148,12 @@ def test_the_manifest_holds_the_vllm_command_weights_and_paths(tuned: Tuning, ll
         "weights": {"member-0": 0.75, "member-1": 0.25},
     }
     assert [(row["name"], row["weight"], row["path"]) for row in manifest["members"]] == [
-        ("asks", 0.75, "member-0"),
-        ("stops", 0.25, "member-1"),
+        ("member 0", 0.75, "member-0"),
+        ("member 1", 0.25, "member-1"),
     ]
-    assert manifest["base"] == str(llama)
-    read = Manifest.from_json(manifest)
-    assert list(read.members) == tuned.members
-    assert (read.serving, read.to_json()) == (tuned.serving, manifest)
+    assert manifest["base"]["name"] == str(llama)
+    read = from_json(Manifest, manifest)
+    assert (read.members, read.serving, to_json(read)) == (tuned.members, tuned.serving, manifest)
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------
@@ -355,4 +354,5 @@ def test_chat_prompts_can_be_tuned_on(tmp_path: Path, llama: Path) -> None:
         (Message("user", prompt), Message("assistant", "no"), Message("user", "so ?")) for prompt in PROMPTS[:6]
     ]
     found = tune(TOWN, chats, str(llama), tmp_path / "policies", members=[0], **QUICKEST | {"method": "grpo"})
-    assert found.members[0].samples[0].prompt[0]["role"] == "user"  # type: ignore[index]
+    assert found.members[0].samples[0].prompt[0]["role"] == "user"
+    assert load_policies(tmp_path / "policies", TOWN).missing == (1,)

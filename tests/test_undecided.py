@@ -11,7 +11,8 @@ from test_pruning import four_and_a_contrarian, voting
 
 from pluralign import PreferenceSet, certify, town_hall
 from pluralign.answering.answer import choose
-from pluralign.answering.steering import People, ScoredChoices, steer_by_choices
+from pluralign.answering.request import AnswerRequest, Voters
+from pluralign.answering.steering import ScoredChoices, steer_by_choices
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.ensemble.record import FitRecord, HistoryRow
@@ -273,7 +274,14 @@ def test_a_distributional_answer_is_drawn_by_the_weights_of_the_members() -> Non
     rewards, weights = np.eye(2), np.array([0.7, 0.3])
     drawn = [
         [
-            choose(rewards, weights, ["A", "B"], "distributional", level="vote", undecided=u, seed=seed).answers[0].text
+            choose(
+                AnswerRequest("", "distributional", level="vote", seed=seed),
+                Voters(weights, undecided=u),
+                ["A", "B"],
+                rewards,
+            )
+            .answers[0]
+            .text
             for u in (0, 0.9)
         ]
         for seed in range(400)
@@ -295,6 +303,6 @@ def test_an_undecided_share_makes_steering_more_cautious(votes: PreferenceSet) -
     own = ensemble.votes(votes)[:, 1]
     choices = replace(votes, votes_a=(own > 0.5).astype(np.int64), votes_b=(own <= 0.5).astype(np.int64))[:10]
     scored = ScoredChoices.of(ensemble, choices)
-    steered = [steer_by_choices(scored, People.of(replace(ensemble, undecided=u))) for u in (0.0, 0.5, 0.9, 1.0)]
+    steered = [steer_by_choices(scored, Voters.of(replace(ensemble, undecided=u))) for u in (0.0, 0.5, 0.9, 1.0)]
     sure = [one.posterior[1] for one in steered]
     assert sure[0] > sure[1] > sure[2] > sure[3] == pytest.approx(ensemble.weights[1])

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pluralign.votes.load import load_preferences
+from pluralign.votes.preferences import PreferenceSet
+
 ENCODER_WORDS = ["tea", "?", "yes", ".", "no", ",", "never", "thank", "you", "rum", "user", "assistant"]
 """Vocabulary of the tiny encoders and classifiers."""
 CHAT_TEMPLATE = (
@@ -75,6 +78,13 @@ def two_camps(prompts: int, seed: int = 0, people: int = 10) -> list[dict[str, A
              "votes_a": for_a, "votes_b": people - for_a}
         )  # fmt: skip
     return rows
+
+
+def camp_votes(folder: Path, prompts: int) -> PreferenceSet:
+    """Return the votes of ``two_camps``, written into a file ``camps.jsonl``."""
+    path = folder / "camps.jsonl"
+    path.write_text("\n".join(map(json.dumps, two_camps(prompts))))
+    return load_preferences(str(path))
 
 
 def write_sentence_encoder(folder: Path, **config: Any) -> Path:

@@ -13,10 +13,10 @@ from pluralign.core.late import late
 from pluralign.core.version import __version__
 
 if TYPE_CHECKING:
-    from pluralign.answering.drafts import OwnPolicies
+    from pluralign.answering.answer import Answer, Answerer
     from pluralign.answering.gate import NoveltyGate, fit_gate
     from pluralign.answering.generate import Generation, generate
-    from pluralign.answering.options import PolicyOptions, TuneOptions
+    from pluralign.answering.options import TuneOptions
     from pluralign.answering.policies import TunedPolicies, load_policies
     from pluralign.answering.tune import Tuning, tune
     from pluralign.core.errors import DataError, MissingExtraError, PluralignError, UsageError
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "answering.answer",
+    "AnswerRequest": "answering.request",
+    "Answerer": "answering.answer",
     "Candidates": "votes.candidates",
     "CaseStudy": "measuring.diversity",
     "Certificate": "measuring.certificate",
@@ -65,9 +67,7 @@ _HOMES = {
     "Message": "votes.prompts",
     "MissingExtraError": "core.errors",
     "NoveltyGate": "answering.gate",
-    "OwnPolicies": "answering.drafts",
     "PluralignError": "core.errors",
-    "PolicyOptions": "answering.options",
     "PreferenceSet": "votes.preferences",
     "Profile": "measuring.cards",
     "Pruning": "measuring.pruning",
@@ -113,6 +113,8 @@ _HOMES = {
 
 __all__ = [
     "Answer",
+    "AnswerRequest",
+    "Answerer",
     "Candidates",
     "CaseStudy",
     "Certificate",
@@ -129,9 +131,7 @@ __all__ = [
     "Message",
     "MissingExtraError",
     "NoveltyGate",
-    "OwnPolicies",
     "PluralignError",
-    "PolicyOptions",
     "PreferenceSet",
     "Profile",
     "Pruning",

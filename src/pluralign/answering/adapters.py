@@ -7,14 +7,13 @@ import gc
 import importlib
 import logging
 import math
-import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,14 @@ from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, MissingExtraError, UsageError
 from pluralign.core.files import atomic_folder
 from pluralign.core.processes import launched_process
-from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.text.causal import LocalModel, token_log_probs
-from pluralign.text.loading import quiet_transformers
+from pluralign.text.loading import quiet_transformers, random_states_restored
 from pluralign.text.options import SamplingOptions
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.prompts import Item, Prompt, PromptLike, plain_prompt
+
+if TYPE_CHECKING:
+    from pluralign.answering.tune import Run
 
 # --- Responses sampled from a policy: drawing them, their log-probabilities, and the figures computed from them.
 
@@ -151,14 +152,6 @@ def sample_responses(
     return samples
 
 
-def sample_rewards(ensemble: RewardEnsemble, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
-    """Return the rewards of all samples by all members, ``(n_prompts, n_samples, k)``."""
-    items = [
-        (prompt, response.text) for prompt, responses in zip(prompts, samples, strict=True) for response in responses
-    ]
-    return ensemble.rewards(items).reshape(len(prompts), -1, ensemble.k)
-
-
 def log_probs(
     policy: Policy, prompts: Sequence[PromptLike], samples: Samples, options: TuneOptions
 ) -> tuple[FloatArray, FloatArray]:
@@ -273,19 +266,6 @@ RewardFunction: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 """Takes (prompt, response) items; returns one standardised reward per item."""
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """The training prompts, the base's responses to them, and one member's rewards."""
-
-    prompts: Sequence[PromptLike]
-    samples: Samples
-    """Responses of the base to each prompt."""
-    rewards: FloatArray
-    """Standardised rewards of these responses, ``(n_prompts, n_samples)``."""
-    reward: RewardFunction
-    """The member's reward of new responses."""
-
-
 def check_packages() -> None:
     """Check that the packages are installed and that there is one device.
 
@@ -307,28 +287,28 @@ def check_packages() -> None:
         )
 
 
-def train_adapter(policy: Policy, data: TrainingData, options: TuneOptions, advance: Callable[[], None]) -> Any:
+def train_adapter(run: "Run", rewards: FloatArray, reward: RewardFunction) -> Any:
     """Add a fresh LoRA adapter to the base model and train it.
 
     Args:
-        policy: the base model, without an adapter.
-        data: prompts, responses and rewards.
-        options: the method and its settings.
-        advance: called after each optimiser step.
+        run: the base model without an adapter, the training prompts, the base's responses and the options.
+        rewards: one member's standardised rewards of these responses, ``(n_prompts, n_samples)``.
+        reward: the member's reward of new responses.
 
     Returns:
         A ``peft.PeftModel`` in evaluation mode. Its ``unload`` gives the base model back.
     """
     import torch
 
-    build = {"dpo": dpo_trainer, "grpo": grpo_trainer}[options.method]
     with (
         quiet_trainers(),
-        _restored_random_state(),
-        out_of_memory_advice(options.micro_batch),
+        random_states_restored(),
+        out_of_memory_advice(run.options.micro_batch),
         tempfile.TemporaryDirectory() as scratch,
     ):
-        trainer = build(policy, data, options, scratch, advance)
+        trainer = (
+            dpo_trainer(run, rewards, scratch) if run.options.method == "dpo" else grpo_trainer(run, reward, scratch)
+        )
         trainer.remove_callback(importlib.import_module("transformers").PrinterCallback)  # stdout is for results
         trainer.train()
         adapted = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
@@ -341,19 +321,16 @@ def train_adapter(policy: Policy, data: TrainingData, options: TuneOptions, adva
     return adapted.eval()
 
 
-def dpo_trainer(
-    policy: Policy, data: TrainingData, options: TuneOptions, scratch: str, advance: Callable[[], None]
-) -> Any:
+def dpo_trainer(run: "Run", rewards: FloatArray, scratch: str) -> Any:
     """Return a TRL trainer for DPO on the pairs of ``best_and_worst``."""
     trl: Any = importlib.import_module("trl")
-    datasets: Any = importlib.import_module("datasets")
     rows = []
-    for prompt, responses, rewards in zip(data.prompts, data.samples, data.rewards, strict=True):
-        context = policy.context(prompt, options.max_new_tokens)
-        for best, worst in best_and_worst(rewards):
+    for prompt, responses, of_prompt in zip(run.train, run.base[: len(run.train)], rewards, strict=True):
+        context = run.policy.context(prompt, run.options.max_new_tokens)
+        for best, worst in best_and_worst(of_prompt):
             chosen, rejected = responses[best].tokens, responses[worst].tokens
             rows.append({"prompt_ids": context, "chosen_ids": chosen, "rejected_ids": rejected})
-    batch = min(options.batch_size, len(rows))
+    batch = min(run.options.batch_size, len(rows))
 
     class TokenPairs(trl.DPOTrainer):  # type: ignore[misc]
         """DPO on the sampled tokens. From texts, TRL would add an end token also to responses that were cut off."""
@@ -361,29 +338,23 @@ def dpo_trainer(
         def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
             return dataset
 
-    return TokenPairs(
-        args=trl.DPOConfig(**_arguments(options, scratch, batch, max(1, options.micro_batch // 2)), max_length=None),
-        train_dataset=datasets.Dataset.from_list(rows),
-        **_model_arguments(policy, options, advance),
-    )
+    arguments = _arguments(run.options, scratch, batch, max(1, run.options.micro_batch // 2))
+    return TokenPairs(args=trl.DPOConfig(**arguments, max_length=None), **_model_and_data(run, rows))
 
 
-def grpo_trainer(
-    policy: Policy, data: TrainingData, options: TuneOptions, scratch: str, advance: Callable[[], None]
-) -> Any:
+def grpo_trainer(run: "Run", reward: RewardFunction, scratch: str) -> Any:
     """Return a TRL trainer for Dr. GRPO on the member's standardised reward."""
     trl: Any = importlib.import_module("trl")
-    datasets: Any = importlib.import_module("datasets")
-    chat = policy.tokenizer.chat_template is not None
+    chat, options = run.policy.tokenizer.chat_template is not None, run.options
 
-    def reward(completions: list[Any], index: list[int], **_: Any) -> list[float]:
+    def rewards(completions: list[Any], index: list[int], **_: Any) -> list[float]:
         texts = [completion[0]["content"] if chat else completion for completion in completions]
-        items = [(data.prompts[i], text.strip()) for i, text in zip(index, texts, strict=True)]
-        return [float(value) for value in data.reward(items)]
+        items = [(run.train[i], text.strip()) for i, text in zip(index, texts, strict=True)]
+        return [float(value) for value in reward(items)]
 
     rows = [
         {"prompt": Prompt(prompt).messages if chat else f"{plain_prompt(prompt)}\n\n", "index": index}
-        for index, prompt in enumerate(data.prompts)
+        for index, prompt in enumerate(run.train)
     ]
     batch = min(options.batch_size, len(rows)) * options.samples
     args = trl.GRPOConfig(
@@ -395,12 +366,7 @@ def grpo_trainer(
         scale_rewards="none",  # they are standardised already
         remove_unused_columns=False,
     )
-    return trl.GRPOTrainer(
-        args=args,
-        reward_funcs=reward,
-        train_dataset=datasets.Dataset.from_list(rows),
-        **_model_arguments(policy, options, advance),
-    )
+    return trl.GRPOTrainer(args=args, reward_funcs=rewards, **_model_and_data(run, rows))
 
 
 def save_adapter(adapted: Any, base: str, folder: Path) -> None:
@@ -430,39 +396,26 @@ def quiet_trainers() -> Iterator[None]:
             logger.setLevel(level)
 
 
-@contextmanager
-def _restored_random_state() -> Iterator[None]:
-    """Restore the random states that trainers seed: of Python, numpy and torch."""
-    import torch
-
-    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002 - trainers seed this one
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)  # noqa: NPY002
-
-
-def _model_arguments(policy: Policy, options: TuneOptions, advance: Callable[[], None]) -> dict[str, Any]:
-    """Return the arguments of a trainer that name the model, the adapter and the progress callback."""
-    peft = importlib.import_module("peft")
+def _model_and_data(run: "Run", rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the arguments of a trainer that name the model, the adapter, the data and the progress callback."""
+    peft, datasets = importlib.import_module("peft"), importlib.import_module("datasets")
     transformers: Any = importlib.import_module("transformers")
 
     class StepCallback(transformers.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            advance()
+            run.advance()
 
     adapter = peft.LoraConfig(
         task_type=peft.TaskType.CAUSAL_LM,
-        r=options.lora_rank,
-        lora_alpha=2 * options.lora_rank,
+        r=run.options.lora_rank,
+        lora_alpha=2 * run.options.lora_rank,
         lora_dropout=0.0,
         target_modules="all-linear",  # all but the head, which TRL does not train and vLLM does not serve
     )
     return {
-        "model": policy.model,
-        "processing_class": policy.tokenizer,
+        "model": run.policy.model,
+        "processing_class": run.policy.tokenizer,
+        "train_dataset": datasets.Dataset.from_list(rows),
         "peft_config": adapter,
         "callbacks": [StepCallback()],
     }

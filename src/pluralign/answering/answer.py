@@ -7,62 +7,71 @@
 The undecided share of an ensemble is no member: it is never drawn, has no entry on a slate, and does not change the
 consensus. It makes predicted shares of people, and steering by choices, more cautious.
 
-``answer`` is two steps: ``score`` asks the ensemble for rewards, and ``choose`` picks answers from them without any
-model. Members choose by their policies ∝ exp(r/β), or, with ``level="vote"``, each takes its favourite (best-of-N). A
-steered member always answers with its favourite. With ``policies``, members write their own answers (``own_answers``).
-A refusal policy runs before any mode (the paper's Discussion).
+An ``Answerer`` holds the ensemble and the language models; ``pluralign.answer``, the command and the server use it.
+``choose`` picks the answers from known rewards, without any model. Members choose by their policies ∝ exp(r/β), or each
+takes its favourite with ``level="vote"`` (best-of-N). A steered member answers with its favourite.
+
+If members have policies of their own, these write ("queries every LLM in the support"): all in balanced mode, else that
+of the member that answers. Of several drafts, a member answers with the one it rewards most. A member without a policy,
+or whose policy fails, chooses among shared candidates. A refusal policy runs before any mode (the paper's Discussion).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property, partial
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from pluralign.answering.gate import NoveltyGate, fit_gate
+from pluralign.answering.generate import Sampler, as_completed, concurrency_of, sample_distinct
+from pluralign.answering.request import AnswerRequest, Mode, Voters
 from pluralign.answering.slate import (
+    DRAFTS,
+    WRITING_TEMPERATURE,
     Consensus,
     Distilled,
-    Gate,
+    Indices,
     SlateEntry,
-    Writer,
     consensus,
     favourites,
+    instruction,
+    judge_statements,
     slate,
-    write_statement,
 )
 from pluralign.answering.steering import (
-    Judge,
-    MeaningMatch,
-    People,
+    JUDGE_TOKENS,
+    Likings,
     ScoredChoices,
     Steering,
+    User,
     answer_for,
-    find_steering,
+    find_user,
     judged_choices,
-    match_meaning,
     steering_notes,
 )
 from pluralign.core.arrays import FloatArray
 from pluralign.core.errors import DataError, UsageError, did_you_mean
-from pluralign.core.types import Level, Progress
+from pluralign.core.random_streams import OWN_ANSWERS, random_stream
+from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble, as_ensemble
-from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.measuring.cards import Profile
-from pluralign.theory.posterior import ChoiceModel
-from pluralign.theory.social_choice import COVERS, RULES, first_choices, policies
-from pluralign.votes.load import VotesLike, as_preferences
-from pluralign.votes.options import LoadOptions
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.ensemble.held_out import HeldOutVotes, has_held_out, load_held_out
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.measuring.cards import Profile, member_profiles
+from pluralign.text.options import RemoteOptions, SamplingOptions
+from pluralign.text.remote import language_model
+from pluralign.theory.social_choice import policies as policies_of
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 
-if TYPE_CHECKING:
-    from pluralign.answering.drafts import OwnPolicies, SharedCandidates
-
-Mode: TypeAlias = Literal["balanced", "steerable", "distributional"]
+Result = TypeVar("Result")
 RefusalPolicy: TypeAlias = Callable[[PromptLike], str | None]
 """Takes a prompt; returns a refusal to answer with, or None to let the ensemble answer."""
+Candidates: TypeAlias = Sequence[str] | Callable[[], Sequence[str]]
+"""Responses to choose from, or a function that returns them. It is called only if they are needed."""
 
-MODES: tuple[Mode, ...] = get_args(Mode)
+SHARED_CANDIDATES = 8
+"""Candidates to sample for a request that does not say."""
 
 
 @dataclass(frozen=True)
@@ -77,262 +86,130 @@ class Answer:
     refused: bool = False
     candidates: int = 0
     """Number of distinct candidates."""
+    texts: tuple[str, ...] = ()
+    """The distinct candidates."""
     coverage: float | None = None
-    """Balanced mode: predicted share of people that the slate covers."""
+    """Balanced mode: predicted share of people that the slate covers; with policies, among the members' answers."""
     notes: tuple[str, ...] = ()
     written: tuple[int, ...] = ()
     """Members whose own policy wrote their answer; empty if all chose among shared candidates."""
 
 
-def answer(
-    ensemble: RewardEnsemble,
-    prompt: PromptLike,
-    candidates: "SharedCandidates" = (),
-    mode: Mode = "balanced",
-    *,
-    policies: "OwnPolicies | None" = None,
-    rule: str = "borda",
-    level: Level = "policy",
-    slate_size: int | None = None,
-    cover: str = "favourite",
-    writer: Writer | None = None,
-    gate: Gate | None = None,
-    member: int | None = None,
-    like: str = "",
-    choices: VotesLike | None = None,
-    profiles: Sequence[Profile] = (),
-    held_out: HeldOutVotes | None = None,
-    judge: Judge | None = None,
-    refusal: RefusalPolicy | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> Answer:
-    """Answer a prompt from candidates: ``score`` them, then ``choose``.
+@dataclass(frozen=True)
+class Drafts:
+    """Texts by the policies of the members that answer."""
 
-    Args:
-        ensemble: its members choose.
-        prompt: the question.
-        candidates: responses to choose from, or a function that returns them. With ``policies``, members without a
-            policy choose from them.
-        mode: ``balanced``, ``steerable`` or ``distributional``.
-        policies: the members' own policies write their answers; see ``own_answers`` and ``policies.load_policies``.
-        rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
-        level: balanced and distributional mode: members choose by their policies ∝ exp(r/β) (``policy``), or each takes
-            its favourite (``vote``).
-        slate_size: balanced mode: number of answers on the slate. Default: as many as the members have different
-            favourites.
-        cover: balanced mode: the slate covers people whose ``favourite`` is on it, or one of whose ``top-two`` is.
-        writer: balanced mode: writes statements from the slate. The best one replaces the consensus if it has at least
-            the support of the best candidate.
-        gate: refuses statements, such as nonsense that the members' rewards do not recognise; see ``novelty``. An
-            answer that it would refuse gets a note.
-        member: steerable mode: this member answers.
-        like: steerable mode: a preference in words. Its meaning is compared with what the members like on
-            ``held_out``; if that is unclear or impossible, its words are matched to ``profiles``.
-        choices: steerable mode: pairs that the user voted on, also as a path, a pandas DataFrame or a list of dicts.
-        profiles: the members' cards, for ``like``.
-        held_out: held-out votes with the members' rewards, for ``like``.
-        judge: steerable mode: a language model that chooses, for a person who wants ``like``, between the held-out
-            responses that say most about the person. Its choices count as the user's.
-        refusal: runs first; if it returns a text, that is the answer.
-        seed: of tie-breaks and random draws. Different prompts get different draws.
-        progress: called while texts are encoded.
+    members: tuple[int, ...]
+    """The members that answer."""
+    texts: Mapping[int, Sequence[str]]
+    """Distinct drafts, by member. Members whose policy is missing or failed are not in it."""
+    shared: Sequence[str] = ()
+    """Candidates of the members without drafts."""
+    notes: tuple[str, ...] = ()
+    """Policies that failed, with the reason."""
 
-    Example:
-        >>> from pluralign import fit, town_hall
-        >>> town = town_hall(400).preferences
-        >>> ensemble = fit(town, k=2, encoder="none")
-        >>> found = answer(ensemble, "Tea?", ["Yes, please.", "No.", "Perhaps; it depends."])
-        >>> found.mode, round(sum(entry.weight for entry in found.answers), 6)
-        ('balanced', 1.0)
-    """
-    ensemble = as_ensemble(ensemble)
-    own_votes = None if choices is None else as_preferences(choices, LoadOptions(min_votes=1))
-    check_request(
-        mode, rule, level=level, slate_size=slate_size, cover=cover, member=member, like=like, choices=own_votes
-    )
-    if judge is not None and (not like or held_out is None or member is not None or own_votes is not None):
-        raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
-    if refusal and (text := refusal(prompt)) is not None:
-        return refuse(text, mode)
-    scored = None if own_votes is None else ScoredChoices.of(ensemble, own_votes)
-    match = None
-    if like and judge is not None and held_out is not None:
-        scored, like = judged_choices(People.of(ensemble), held_out, like, judge), ""
-    elif like and held_out is not None:
-        match = match_meaning(ensemble, held_out, like, seed=seed)
-    if policies is not None:
-        from pluralign.answering.drafts import answer_own
+    @property
+    def without(self) -> list[int]:
+        """The members that answer and have no drafts."""
+        return [j for j in self.members if j not in self.texts]
 
-        found, texts, rewards = answer_own(
-            ensemble,
-            prompt,
-            policies,
-            candidates,
-            mode,
-            rule=rule,
-            level=level,
-            member=member,
-            like=like,
-            choices=scored,
-            profiles=profiles,
-            match=match,
-            seed=seed,
-            progress=progress,
-        )
-    else:
-        candidates = candidates() if callable(candidates) else candidates
-        rewards = score(ensemble, prompt, candidates, progress)
-        average = None
-        if scored is not None or match is not None:
-            rows = ensemble.rewards_and_average([(prompt, text) for text in candidates], progress)
-            average = rows[:, ensemble.k] if rows.shape[1] > ensemble.k else None
-        found = choose(
-            rewards,
-            ensemble.weights,
-            candidates,
-            mode,
-            prompt=prompt,
-            level=level,
-            temperature=ensemble.temperature,
-            undecided=ensemble.undecided,
-            rule=rule,
-            slate_size=slate_size,
-            cover=cover,
-            member=member,
-            like=like,
-            choices=scored,
-            profiles=profiles,
-            choice_model=ensemble.choice_model,
-            average=average,
-            match=match,
-            seed=seed,
-        )
-        texts, rewards = _distinct(candidates, rewards)
-    found = _with_warnings(found, gate)
-    if mode != "balanced" or not writer:
-        return found
-    try:
-        statement = write_statement(
-            prompt,
-            texts,
-            rewards,
-            ensemble.weights,
-            found.answers,
-            writer,
-            lambda drafts: score(ensemble, prompt, drafts, progress),
-            gate,
-            temperature=ensemble.temperature if level == "policy" else 0.0,
-            undecided=ensemble.undecided,
-        )
-    except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
-        return replace(found, notes=(*found.notes, f"no statement was written: {str(error).rstrip('.')}"))
-    if statement is None:
-        return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
-    if statement.refused:
-        note = f"the written statement is refused: {statement.refused}"
-        return replace(found, distilled=statement, notes=(*found.notes, note))
-    return replace(found, distilled=statement)
+    @property
+    def pool(self) -> list[str]:
+        """The distinct texts: all drafts, then the shared candidates.
 
+        Example:
+            >>> Drafts((0, 1, 2), {0: ["Yes."], 2: ["No.", "Yes."]}, ["Perhaps."]).pool
+            ['Yes.', 'No.', 'Perhaps.']
+        """
+        return list(dict.fromkeys([*(text for texts in self.texts.values() for text in texts), *self.shared]))
 
-def score(
-    ensemble: RewardEnsemble, prompt: PromptLike, candidates: Sequence[str], progress: Progress | None = None
-) -> FloatArray:
-    """Return every member's reward of each candidate, ``(n_candidates, k)``; repeated candidates are encoded once."""
-    rows = {text: row for row, text in enumerate(dict.fromkeys(candidates))}
-    rewards = ensemble.rewards([(prompt, text) for text in rows], progress)
-    return rewards[[rows[text] for text in candidates]]
+    def picks(self, rewards: FloatArray, random: np.random.Generator) -> Indices:
+        """Return the row of ``pool`` that each member answers with, ``(k,)``; −1 for members that do not answer."""
+        rows = {text: row for row, text in enumerate(self.pool)}
+        picks = np.full(rewards.shape[1], -1)
+        for j, own in self.texts.items():
+            of_member = [rows[text] for text in own]
+            picks[j] = of_member[int(rewards[of_member, j].argmax())]
+        if self.without:
+            shared = np.array([rows[text] for text in dict.fromkeys(self.shared)])
+            top = favourites(rewards[shared], random)
+            picks[self.without] = shared[top[self.without]]
+        return picks
 
 
 def choose(
-    rewards: FloatArray,
-    weights: FloatArray,
+    request: AnswerRequest,
+    voters: Voters,
     texts: Sequence[str],
-    mode: Mode = "balanced",
+    rewards: FloatArray,
     *,
-    prompt: PromptLike = "",
-    level: Level = "policy",
-    temperature: float = 1.0,
-    undecided: float = 0.0,
-    rule: str = "borda",
-    slate_size: int | None = None,
-    cover: str = "favourite",
-    member: int | None = None,
-    like: str = "",
-    choices: ScoredChoices | None = None,
-    profiles: Sequence[Profile] = (),
-    choice_model: ChoiceModel | None = None,
+    user: User | None = None,
     average: FloatArray | None = None,
-    match: MeaningMatch | None = None,
-    seed: int = 0,
+    drafts: Drafts | None = None,
 ) -> Answer:
     """Choose the answer from candidates whose rewards are known; needs no ensemble and no encoder.
 
     Args:
-        rewards: of the candidates, ``(n_candidates, k)``.
-        weights: of the members, ``(k,)``.
+        request: the prompt and how to answer it.
+        voters: the ensemble's numbers.
         texts: the candidates; repeats count once.
-        mode: ``balanced``, ``steerable`` or ``distributional``.
-        prompt: the question; its hash selects the random stream, beside ``seed``.
-        level: balanced and distributional mode: members choose by their policies ∝ exp(r/β) (``policy``), or each takes
-            its favourite (``vote``).
-        temperature: β of the ensemble, for ``level="policy"`` and for ``choices``.
-        undecided: the ensemble's undecided share, for predicted shares and for ``choices``.
-        rule: balanced mode: the rule of the consensus, one of ``social_choice.RULES``.
-        slate_size: balanced mode: number of answers on the slate; None for as many as there are different favourites.
-        cover: balanced mode: ``favourite`` or ``top-two``, see ``consensus.slate``.
-        member: steerable mode: this member answers.
-        like: steerable mode: a preference in words, matched to ``profiles``.
-        choices: steerable mode: pairs that the user voted on, with their rewards.
-        profiles: the members' cards, for ``like``.
-        choice_model: the ensemble's, for ``choices`` and ``match``.
-        average: reward of the candidates for everyone, ``(n_candidates,)``, for ``choices`` and ``match``.
-        match: the members that ``like`` describes by its meaning.
-        seed: of tie-breaks and random draws.
+        rewards: of the candidates, ``(n_candidates, k)``.
+        user: steerable mode: who the user is; not needed for ``request.member``.
+        average: reward of the candidates for everyone, ``(n_candidates,)``, for a user known by choices or by words.
+        drafts: which of ``texts``, their pool, each member may choose from; by default each from all.
 
     Example:
-        >>> rewards = np.array([[1.0, 3.0], [2.0, 0.0]])
-        >>> found = choose(rewards, np.array([0.6, 0.4]), ["Yes.", "No."], prompt="Tea?")
+        >>> rewards, town = np.array([[1.0, 3.0], [2.0, 0.0]]), Voters(np.array([0.6, 0.4]))
+        >>> found = choose(AnswerRequest("Tea?"), town, ["Yes.", "No."], rewards)
         >>> [(entry.text, entry.weight, round(entry.share, 2)) for entry in found.answers]
         [('Yes.', 0.4, 0.54), ('No.', 0.6, 0.46)]
+        >>> own = Drafts((0, 1), {0: ["No."], 1: ["No.", "Yes."]})
+        >>> found = choose(AnswerRequest("Tea?"), town, own.pool, rewards[::-1], drafts=own)
+        >>> [(entry.text, entry.members) for entry in found.answers]
+        [('Yes.', (1,)), ('No.', (0,))]
     """
-    check_request(
-        mode, rule, level=level, slate_size=slate_size, cover=cover, member=member, like=like, choices=choices
-    )
+    if drafts is not None and drafts.without and not drafts.shared:
+        problem = f"member {drafts.without[0]} has no policy and there are no candidates"
+        raise UsageError(f"{problem}; give candidates to choose from.")
     if not texts:
         raise UsageError("there are no candidates to choose from; give at least one response.")
-    notes = _notes(texts)
-    if average is not None:
-        average = average[_first_rows(texts)]
-    texts, rewards = _distinct(texts, rewards)
-    random = np.random.default_rng([seed, int(Prompt(prompt).hash() * 2**53)])
-    favourite = favourites(rewards, random)
-    beta = temperature if level == "policy" else 0.0
-    if mode == "balanced":
-        winner = consensus(texts, rewards, weights, rule, random, temperature=beta, undecided=undecided)
-        shown = slate(
-            texts, rewards, weights, random, temperature=beta, undecided=undecided, size=slate_size, cover=cover
-        )
-        return Answer(mode, shown.entries, winner, candidates=len(texts), coverage=shown.coverage, notes=notes)
-    if mode == "distributional":
-        drawn = int(random.choice(len(weights), p=weights / weights.sum()))
-        if level == "policy":
-            favourite[drawn] = random.choice(len(texts), p=policy(rewards[:, drawn], temperature))
-        shares = first_choices(rewards, weights / weights.sum(), beta, undecided)
-        entry = replace(_pick(texts, favourite, weights, drawn), share=float(shares[favourite[drawn]]))
-        return Answer(mode, (entry,), candidates=len(texts), notes=notes)
-    people = People(weights, temperature, undecided, choice_model or ChoiceModel())
-    steering, beliefs = find_steering(
-        people, member=member, like=like, choices=choices, profiles=profiles, match=match, seed=seed
-    )
-    if beliefs is None:
-        entry = _pick(texts, favourite, weights, steering.member)
-        return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
-    notes = (*notes, *steering_notes(people))
-    pick, steering = answer_for(steering, people, beliefs, prompt, texts, rewards, average)
-    members = np.flatnonzero(favourite == pick)
-    entry = SlateEntry(texts[pick], steering.member, float(weights[members].sum()), tuple(members.tolist()))
-    return Answer(mode, (entry,), steering=steering, candidates=len(texts), notes=notes)
+    notes = _notes(texts) if drafts is None else (*drafts.notes, *_shared_notes(drafts))
+    first = {text: row for row, text in reversed(list(enumerate(texts)))}
+    rows = sorted(first.values())
+    texts, rewards = [texts[row] for row in rows], rewards[rows]
+    average = None if average is None else average[rows]
+    key = int(Prompt(request.prompt).hash() * 2**53)
+    if drafts is None:
+        random, picks = np.random.default_rng([request.seed, key]), None
+    else:
+        random = random_stream(request.seed, OWN_ANSWERS, key, 1)
+        picks = drafts.picks(rewards, random)
+    written = () if drafts is None else tuple(j for j in drafts.members if j in drafts.texts)
+    found = Answer(request.mode, (), candidates=len(texts), texts=tuple(texts), notes=notes, written=written)
+    at_level, favourite = voters.at(request.level), favourites(rewards, random) if picks is None else picks
+    if request.mode == "balanced":
+        if picks is not None:  # only these answers are compared
+            kept = list(dict.fromkeys(picks[picks >= 0].tolist()))
+            texts, rewards = [texts[row] for row in kept], rewards[kept]
+            picks = np.array([kept.index(row) if row >= 0 else 0 for row in picks.tolist()])
+        winner = consensus(texts, rewards, at_level, request.rule, random)
+        shown = slate(texts, rewards, at_level, random, size=request.slate_size, cover=request.cover, own=picks)
+        return replace(found, answers=shown.entries, consensus=winner, coverage=shown.coverage)
+    if request.mode == "distributional":
+        drawn = int(random.choice(len(voters.weights), p=voters.alpha)) if drafts is None else drafts.members[0]
+        if request.level == "policy" and drawn not in written:
+            some = np.arange(len(texts)) if drafts is None else np.array([texts.index(one) for one in drafts.shared])
+            favourite[drawn] = some[random.choice(len(some), p=policy(rewards[some, drawn], voters.temperature))]
+        share = None if drafts else float(at_level.first_choices(rewards)[favourite[drawn]])
+        return replace(found, answers=(replace(_pick(texts, favourite, voters, drawn), share=share),))
+    user = user or find_user(request, voters)
+    steering, pick = user.steering, favourite[user.steering.member]
+    if user.beliefs is not None and drafts is None:
+        prompt = Prompt(request.prompt).text
+        pick, steering = answer_for(user, user.beliefs, voters, prompt, texts, rewards, average)
+        found = replace(found, notes=(*notes, *steering_notes(voters)))
+    entry = _pick(texts, favourite, voters, steering.member, pick)
+    return replace(found, answers=(entry,), steering=steering)
 
 
 def refuse(text: str, mode: Mode) -> Answer:
@@ -345,34 +222,6 @@ def refuse(text: str, mode: Mode) -> Answer:
     return Answer(mode, (SlateEntry(text, None, 0.0),), refused=True, notes=("a refusal policy answered",))
 
 
-def check_request(
-    mode: str,
-    rule: str,
-    *,
-    level: str = "policy",
-    slate_size: int | None = None,
-    cover: str = "favourite",
-    member: int | None = None,
-    like: str = "",
-    choices: object | None = None,
-) -> None:
-    """Check the mode and its arguments, before anything is sampled or scored.
-
-    Raises:
-        UsageError: if a name is unknown, if the slate would be empty, or if arguments belong to another mode.
-    """
-    names = (("mode", mode, MODES), ("rule", rule, tuple(RULES)), ("level", level, get_args(Level)))
-    for what, given, known in (*names, ("cover", cover, tuple(COVERS))):
-        if given not in known:
-            raise UsageError(f"there is no {what} {given!r}; {did_you_mean(str(given), known)}.")
-    if slate_size is not None and slate_size < 1:
-        raise UsageError(f"a slate needs at least one answer; slate_size cannot be {slate_size}.")
-    if mode != "balanced" and slate_size is not None:
-        raise UsageError(f"slate_size requires mode balanced; mode {mode} has no slate.")
-    if mode != "steerable" and (member is not None or like or choices is not None):
-        raise UsageError(f"member, like and choices require mode steerable; mode {mode} takes none of them.")
-
-
 def policy(rewards: FloatArray, beta: float) -> FloatArray:
     """Return the probabilities of the candidates under one member's policy, ∝ exp(r/β), ``(n_candidates,)``.
 
@@ -382,21 +231,16 @@ def policy(rewards: FloatArray, beta: float) -> FloatArray:
         >>> policy(np.array([1.0, 0.0]), 1.0).round(3)
         array([0.731, 0.269])
     """
-    return np.asarray(policies(rewards[:, None], beta)[:, 0])
+    return np.asarray(policies_of(rewards[:, None], beta)[:, 0])
 
 
-def _distinct(texts: Sequence[str], rewards: FloatArray) -> tuple[list[str], FloatArray]:
-    """Return the distinct texts in order, with their rewards."""
-    rows = _first_rows(texts)
-    return [texts[row] for row in rows], rewards[rows]
-
-
-def _first_rows(texts: Sequence[str]) -> list[int]:
-    """Return the row of the first occurrence of each distinct text."""
-    first: dict[str, int] = {}
-    for row, text in enumerate(texts):
-        first.setdefault(text, row)
-    return list(first.values())
+def _pick(
+    texts: Sequence[str], favourite: Indices, voters: Voters, member: int, choice: int | None = None
+) -> SlateEntry:
+    """Return a member's answer, with the weight of all members that chose the same text."""
+    choice = int(favourite[member]) if choice is None else choice
+    members = np.flatnonzero(favourite == choice)
+    return SlateEntry(texts[choice], member, float(voters.weights[members].sum()), tuple(members.tolist()))
 
 
 def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
@@ -408,21 +252,361 @@ def _notes(candidates: Sequence[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _with_warnings(found: Answer, gate: Gate | None) -> Answer:
-    """Return the answer with a note on each of its texts that the gate would refuse."""
-    if gate is None:
-        return found
-    reasons = gate([entry.text for entry in found.answers])
-    notes = [
-        f"read the answer of member {entry.member} with care: {reason}"
-        for entry, reason in zip(found.answers, reasons, strict=True)
-        if reason
-    ]
-    return replace(found, notes=(*found.notes, *notes))
+def _shared_notes(drafts: Drafts) -> list[str]:
+    if not (without := drafts.without):
+        return []
+    who = f"member {without[0]} has" if len(without) == 1 else f"members {', '.join(map(str, without))} have"
+    verb = "chooses" if len(without) == 1 else "choose"
+    return [f"{who} no answer of a policy and {verb} among {len(set(drafts.shared))} shared candidates"]
 
 
-def _pick(texts: Sequence[str], favourite: npt.NDArray[np.int64], weights: FloatArray, member: int) -> SlateEntry:
-    """Return one member's answer, with the weight of all members that chose the same text."""
-    choice = favourite[member]
-    members = np.flatnonzero(favourite == choice)
-    return SlateEntry(texts[choice], member, float(weights[members].sum()), tuple(members.tolist()))
+# --- The answerer: samples texts, scores them, and chooses.
+
+
+@dataclass(frozen=True, eq=False)
+class Host:
+    """Where the work of an answer is done: here, in this thread. A server has its own, with batches and limits."""
+
+    ensemble: RewardEnsemble
+    progress: Progress | None = None
+
+    def rewards(self, items: Sequence[Item], *, average: bool = False) -> FloatArray:
+        """Return ``(n_items, k)`` rewards, and with ``average`` the reward for everyone if there is one."""
+        return (self.ensemble.rewards_and_average if average else self.ensemble.rewards)(items, self.progress)
+
+    def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:  # noqa: ARG002 - for errors of a server
+        """Return the result of work that samples from the language model ``name``."""
+        return work()
+
+    def encode(self, work: Callable[[], Result]) -> Result:
+        """Return the result of work that encodes texts."""
+        return work()
+
+
+@dataclass(frozen=True, eq=False)
+class Answerer:
+    """Answers prompts with an ensemble. ``pluralign.answer``, the command and the server are ways to use it.
+
+    Example:
+        >>> from pluralign import fit, town_hall
+        >>> answerer = Answerer(fit(town_hall(400).preferences, k=2, encoder="none"))
+        >>> found = answerer.answer(AnswerRequest("Tea?"), ["Yes, please.", "No.", "Perhaps; it depends."])
+        >>> found.mode, round(sum(entry.weight for entry in found.answers), 6)
+        ('balanced', 1.0)
+    """
+
+    ensemble: RewardEnsemble
+    held_out: HeldOutVotes | None = None
+    """Held-out votes with the members' rewards: for the members' cards, preferences in words, and the gate."""
+    generator: Sampler | None = None
+    """Samples candidates for requests without any."""
+    policies: Mapping[int, Sampler] = field(default_factory=dict)
+    """The members' own policies, by member; members may be missing. See ``load_policies``."""
+    writer: Sampler | None = None
+    """Writes statements (``AnswerRequest.distill``); the generator if there is no writer."""
+    judge: Sampler | None = None
+    """Chooses, for a person who wants ``like``, between the held-out responses that say most about the person."""
+    refusal: RefusalPolicy | None = None
+    """Runs first; if it returns a text, that is the answer."""
+    gate: NoveltyGate | None = None
+    """Refuses statements and warns of answers. Default: fitted on ``held_out``, for texts of language models."""
+    profiles: Sequence[Profile] | None = None
+    """The members' cards; measured on ``held_out`` by default."""
+
+    @classmethod
+    def of(
+        cls,
+        ensemble: "RewardEnsemble | str | os.PathLike[str]",
+        *,
+        generator: str | None = None,
+        policies: str | os.PathLike[str] | None = None,
+        writer: str | None = None,
+        judge: str | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> "Answerer":
+        """Return the answerer of an ensemble with its saved held-out votes, and with models by their names.
+
+        Args:
+            ensemble: an ensemble or its folder.
+            generator: samples candidates: ``smollm2``, a folder or hub id, or a name on the server of ``remote``.
+            policies: the folder that ``tune`` wrote; its base model is the generator if none is named.
+            writer: the model that writes statements.
+            judge: the model that judges preferences in words.
+            remote: the server of the models.
+        """
+        loaded, held_out = as_ensemble(ensemble), None
+        if not isinstance(ensemble, RewardEnsemble) and has_held_out(ensemble):
+            held_out = load_held_out(ensemble, loaded)
+        names = {name: language_model(name, remote) for name in (generator, writer, judge) if name}
+        base, own = None, dict[int, Sampler]()
+        if policies is not None:
+            from pluralign.answering.policies import load_policies
+
+            tuned = load_policies(policies, loaded, remote)
+            base, own = tuned.base, dict(tuned.samplers)
+        return cls(
+            loaded,
+            held_out,
+            generator=names[generator] if generator else base,
+            policies=own,
+            writer=names.get(writer or ""),
+            judge=names.get(judge or ""),
+        )
+
+    @property
+    def samplers(self) -> list[Sampler]:
+        """The language models."""
+        models = (self.generator, self.writer, self.judge, *self.policies.values())
+        return list({id(model): model for model in models if model is not None}.values())
+
+    @cached_property
+    def cards(self) -> Sequence[Profile]:
+        """The members' cards; empty without held-out votes."""
+        if self.profiles is not None:
+            return self.profiles
+        return member_profiles(self.ensemble.weights, self.held_out) if self.held_out else []
+
+    @cached_property
+    def fitted_gate(self) -> NoveltyGate | None:
+        """The gate for texts that a language model wrote."""
+        return fit_gate(self.held_out.preferences, self.ensemble.features) if self.held_out else None
+
+    @cached_property
+    def likings(self) -> Likings | None:
+        """What members like, to match preferences in words by their meaning."""
+        return Likings.of(self.ensemble, self.held_out) if self.held_out else None
+
+    def answer(
+        self, request: AnswerRequest, candidates: Candidates | None = None, *, progress: Progress | None = None
+    ) -> Answer:
+        """Answer a prompt.
+
+        Args:
+            request: the prompt and how to answer it.
+            candidates: responses to choose from; sampled by ``generator`` if None. If members have policies, only
+                members without one choose from them.
+            progress: called while texts are encoded.
+        """
+        return self.answers(request, candidates, host=Host(self.ensemble, progress))[0]
+
+    def answers(
+        self, request: AnswerRequest, candidates: Candidates | None = None, *, draws: int = 1, host: Host | None = None
+    ) -> list[Answer]:
+        """Answer a prompt several times from the same candidates, each time with the next seed.
+
+        Args:
+            request: the prompt and how to answer it.
+            candidates: as in ``answer``.
+            draws: number of answers.
+            host: where models run; in this thread by default.
+        """
+        if self.refusal and (text := self.refusal(request.prompt)) is not None:
+            return [refuse(text, request.mode)] * draws
+        if request.distill and not (self.writer or self.generator):
+            raise UsageError("a statement needs a language model that writes it: a writer or a generator.")
+        given, host = candidates is not None, host or Host(self.ensemble)
+        shared = cache(partial(self._shared, request, candidates, host))
+        seeds = range(request.seed, request.seed + draws)
+        return [self._answer(replace(request, seed=seed), shared, given, host) for seed in seeds]
+
+    def _answer(
+        self, request: AnswerRequest, shared: Callable[[], tuple[list[str], list[str]]], given: bool, host: Host
+    ) -> Answer:
+        voters = Voters.of(self.ensemble)
+        user = self._user(request, voters, host) if request.mode == "steerable" else None
+        drafts, texts, notes = None, list[str](), list[str]()
+        if self.policies:
+            drafts = self._drafts(request, user, voters, host)
+        if drafts is None or drafts.without:
+            texts, notes = shared()
+        if drafts is not None:
+            drafts = replace(drafts, shared=texts)
+            texts = drafts.pool
+        k, steered = self.ensemble.k, user is not None and user.beliefs is not None
+        scored = self._rewards(request, texts, host, average=steered)
+        rewards, average = scored[:, :k], scored[:, k] if steered and scored.shape[1] > k else None
+        found = choose(request, voters, texts, rewards, user=user, average=average, drafts=drafts)
+        gate = self.gate
+        if gate is None and (request.distill or self.policies or not given):
+            gate = host.encode(lambda: self.fitted_gate)
+        if gate is not None:
+            reasons = self._refused(gate, request, [entry.text for entry in found.answers], host)
+            notes = notes + [
+                f"read the answer of member {entry.member} with care: {reason}"
+                for entry, reason in zip(found.answers, reasons, strict=True)
+                if reason
+            ]
+        found = replace(found, notes=(*found.notes, *notes))
+        if not request.distill:
+            return found
+        if drafts is not None:  # only the members' answers are rivals of a statement
+            shown = [texts.index(text) for text in dict.fromkeys(entry.text for entry in found.answers)]
+            texts, rewards = [texts[row] for row in shown], rewards[shown]
+        return self._with_statement(found, request, gate, dict(zip(texts, rewards, strict=True)), host)
+
+    def _shared(self, request: AnswerRequest, given: Candidates | None, host: Host) -> tuple[list[str], list[str]]:
+        """Return the candidates, cut at the stop texts, and a note if the generator gave fewer than requested."""
+        notes = []
+        if callable(given):
+            given = given()
+        elif given is None and (generator := self.generator) is not None:
+            n, sampling = request.n or SHARED_CANDIDATES, replace(request.sampling, seed=request.seed)
+            work = partial(sample_distinct, generator, request.prompt, n, sampling)
+            given = host.sample(work, generator.name, "candidates").responses
+            if len(given) < n:
+                notes.append(f"{generator.name} gave {len(given)} distinct responses, not {n}")
+        return cut_at(given or (), request.stop), notes
+
+    def _user(self, request: AnswerRequest, voters: Voters, host: Host) -> User:
+        """Return who the user is: models score the user's choices, or compare the user's words."""
+        scored, match = None, None
+        if request.votes is not None:
+            scored = ScoredChoices.of(self.ensemble, request.votes, partial(host.rewards, average=True))
+        if self.judge is not None:
+            if not request.like or self.held_out is None:
+                raise UsageError("a judge needs a preference in words alone, and an ensemble with held-out votes.")
+            judge, careful = self.judge, replace(_for_statements(request), max_new_tokens=JUDGE_TOKENS)
+            held_out = self.held_out
+            scored = host.sample(
+                lambda: judged_choices(
+                    voters, held_out, request.like, lambda text: sample_distinct(judge, text, 1, careful).responses[0]
+                ),
+                judge.name,
+                "judgement",
+            )
+        elif request.like:
+            match = host.encode(lambda: self.likings.match(request.like, request.seed) if self.likings else None)
+        return find_user(request, voters, choices=scored, cards=self.cards if request.like else (), match=match)
+
+    def _drafts(self, request: AnswerRequest, user: User | None, voters: Voters, host: Host) -> Drafts:
+        """Let the policies of the members that answer write; a policy that cannot answer the prompt gives a note."""
+        if user is not None:
+            members: tuple[int, ...] = (user.steering.member,)
+        elif request.mode == "distributional":
+            random = random_stream(request.seed, OWN_ANSWERS, int(Prompt(request.prompt).hash() * 2**53))
+            members = (int(random.choice(len(voters.weights), p=voters.alpha)),)
+        else:
+            members = tuple(np.flatnonzero(voters.weights > NEGLIGIBLE_WEIGHT).tolist())
+        if not (writing := [j for j in members if j in self.policies]):
+            return Drafts(members, {})
+        n = 1 if request.mode == "distributional" else request.n or 1
+        sampling = replace(request.sampling, seed=request.seed)
+
+        def write() -> dict[int, Any]:
+            sample = lambda j: sample_distinct(self.policies[j], request.prompt, n, sampling)  # noqa: E731
+            return dict(as_completed(sample, writing, min(concurrency_of(self.policies[j]) for j in writing)))
+
+        outcomes = host.sample(write, "a policy", "answer")
+        failed = {j: one for j in writing if isinstance(one := outcomes[j], DataError)}
+        notes = [f"the policy of member {j} wrote nothing ({str(error).rstrip('.')})" for j, error in failed.items()]
+        texts = {j: cut_at(outcomes[j].responses, request.stop) for j in writing if j not in failed}
+        return Drafts(members, texts, notes=tuple(notes))
+
+    def _rewards(
+        self, request: AnswerRequest, texts: Sequence[str], host: Host, *, average: bool = False
+    ) -> FloatArray:
+        """Return the rewards of responses to the prompt; repeats are encoded once."""
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        rewards = host.rewards([(request.prompt, text) for text in rows], average=average)
+        return rewards[[rows[text] for text in texts]]
+
+    def _refused(self, gate: NoveltyGate, request: AnswerRequest, texts: Sequence[str], host: Host) -> Sequence[str]:
+        return host.encode(lambda: gate.reasons(request.prompt, texts))
+
+    def _with_statement(
+        self,
+        found: Answer,
+        request: AnswerRequest,
+        gate: NoveltyGate | None,
+        candidates: Mapping[str, FloatArray],
+        host: Host,
+    ) -> Answer:
+        """Let the writer write statements from the slate, and keep the best; ``candidates`` are with their rewards."""
+        writer = self.writer or self.generator
+        assert writer is not None  # noqa: S101 - checked before
+
+        def write() -> Sequence[str] | DataError:
+            try:
+                return sample_distinct(
+                    writer, instruction(request.prompt, found.answers), DRAFTS, _for_statements(request)
+                ).responses
+            except DataError as error:  # such as a slate longer than the writer's context; the answer stands without it
+                return error
+
+        written = host.sample(write, writer.name, "statement")
+        if isinstance(written, DataError):
+            return replace(found, notes=(*found.notes, f"no statement was written: {str(written).rstrip('.')}"))
+        drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in candidates]
+        if not drafts:
+            return replace(found, notes=(*found.notes, "the writer wrote nothing that is not among the candidates"))
+        reasons = self._refused(gate, request, drafts, host) if gate else [""] * len(drafts)
+        voters = Voters.of(self.ensemble).at(request.level)
+        of_drafts = self._rewards(request, drafts, host)[:, : self.ensemble.k]
+        best = judge_statements(drafts, of_drafts, np.stack(list(candidates.values())), voters, reasons)
+        notes = [f"the written statement is refused: {best.refused}"] if best.refused else []
+        return replace(found, distilled=best, notes=(*found.notes, *notes))
+
+
+def answer(
+    ensemble: "RewardEnsemble | Answerer | str | os.PathLike[str]",
+    prompt: PromptLike | AnswerRequest,
+    candidates: Candidates | None = None,
+    mode: Mode = "balanced",
+    *,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Answer:
+    """Answer a prompt: one call of ``Answerer.answer``.
+
+    Args:
+        ensemble: an ensemble or its folder, or an ``Answerer``.
+        prompt: the question, or a whole ``AnswerRequest``.
+        candidates: responses to choose from, or a function that returns them; sampled by ``generator`` if None.
+        mode: ``balanced``, ``steerable`` or ``distributional``.
+        progress: called while texts are encoded.
+        **options: fields of ``AnswerRequest``, such as ``rule`` or ``like``, and of ``Answerer``, such as ``held_out``.
+            A ``writer`` writes a statement in balanced mode.
+
+    Example:
+        >>> from pluralign import fit, town_hall
+        >>> town = fit(town_hall(400).preferences, k=2, encoder="none")
+        >>> found = answer(town, "Tea?", ["Yes, please.", "No.", "Perhaps; it depends."], "steerable", member=1)
+        >>> found.answers[0].member
+        1
+    """
+    of_request = {one.name for one in fields(AnswerRequest)} - {"prompt", "mode"}
+    of_answerer = {one.name for one in fields(Answerer)} - {"ensemble"}
+    for name in options:
+        if name not in of_request | of_answerer:
+            raise UsageError(f"there is no option {name!r}; {did_you_mean(name, sorted(of_request | of_answerer))}.")
+    asked = {name: value for name, value in options.items() if name in of_request}
+    if isinstance(prompt, AnswerRequest):
+        request = replace(prompt, **asked)
+    else:
+        request = AnswerRequest(prompt, mode, **{"distill": mode == "balanced" and "writer" in options} | asked)
+    answerer = ensemble if isinstance(ensemble, Answerer) else Answerer.of(ensemble)
+    answerer = replace(answerer, **{name: value for name, value in options.items() if name in of_answerer})
+    return answerer.answer(request, candidates, progress=progress)
+
+
+def cut_at(texts: Sequence[str], stop: Sequence[str]) -> list[str]:
+    """Return texts up to the first stop text; those that start with one are left out.
+
+    Raises:
+        UsageError: every text starts with a stop text.
+
+    Example:
+        >>> cut_at(["Yes. END No.", "END", "No."], ["END", "No"])
+        ['Yes. ']
+    """
+    cut = [text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))] for text in texts]
+    kept = [text for text in cut if text.strip()] if stop else cut
+    if texts and not kept:
+        raise UsageError("no candidate has text before a stop text; send other stop texts or candidates.")
+    return kept
+
+
+def _for_statements(request: AnswerRequest) -> SamplingOptions:
+    """Return the sampling of statements: at high temperatures small models write nonsense."""
+    temperature = min(request.sampling.temperature or WRITING_TEMPERATURE, WRITING_TEMPERATURE)
+    return replace(request.sampling, temperature=temperature, seed=request.seed)

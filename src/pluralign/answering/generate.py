@@ -14,10 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 from pluralign.core.checkpoints import JsonLines
 from pluralign.core.errors import DataError, UsageError
@@ -28,7 +28,7 @@ from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import has_held_out, load_held_out
 from pluralign.text.causal import LocalModel
 from pluralign.text.causal import Sampler as Sampler
-from pluralign.text.options import MAX_CONCURRENCY, SamplingOptions
+from pluralign.text.options import SamplingOptions
 from pluralign.text.remote import ServerModel, language_model
 from pluralign.votes.builder import BadRows, RowError, check_prompt
 from pluralign.votes.formats import read_records
@@ -36,6 +36,8 @@ from pluralign.votes.load import load_preferences
 from pluralign.votes.paper_sets import KNOWN_SETS, prism_prompts
 from pluralign.votes.prompts import Prompt, PromptLike
 from pluralign.votes.values import read_prompt
+
+Source: TypeAlias = Sequence[PromptLike] | str | os.PathLike[str] | IO[bytes]
 
 # --- Prompts for ``generate`` and ``tune``: from files, from data sets, or the held-out prompts of an ensemble.
 
@@ -67,9 +69,7 @@ class _BadPrompts(BadRows):
         self.failures.append(Failure(str(DataError(error.problem, file=self.file, row=row)), row=row))
 
 
-def load_prompts(
-    source: str | os.PathLike[str] | IO[bytes], *, limit: int | None = None, seed: int = 0
-) -> tuple[list[PromptLike], list[Failure]]:
+def load_prompts(source: Source, *, limit: int | None = None, seed: int = 0) -> tuple[list[PromptLike], list[Failure]]:
     """Return the distinct prompts of a source in order, and the rows without a prompt.
 
     Args:
@@ -79,7 +79,8 @@ def load_prompts(
             - ``-`` for standard input, or an open binary file;
             - ``prism`` or ``prism:FOLDER``: the prompts of the paper;
             - a set of votes, as for ``load_preferences``;
-            - the folder of an ensemble: its held-out prompts.
+            - the folder of an ensemble: its held-out prompts;
+            - prompts.
         limit: maximum number of prompts. They are drawn by a hash of prompt and seed, independent of the order.
         seed: of that draw.
 
@@ -98,7 +99,9 @@ def load_prompts(
     return prompts, failures
 
 
-def _read_source(source: str | os.PathLike[str] | IO[bytes]) -> tuple[list[PromptLike], list[Failure]]:
+def _read_source(source: Source) -> tuple[list[PromptLike], list[Failure]]:
+    if isinstance(source, Sequence) and not isinstance(source, str):
+        return list(source), []
     if not isinstance(source, str | os.PathLike):
         return _read_stream(source, getattr(source, "name", "a stream"))
     name, _, rest = str(source).partition(":")
@@ -148,9 +151,10 @@ FAILED_SUFFIX = ".failed"
 
 
 @dataclass(frozen=True)
-class SampleCounts:
-    """Counts of the responses to one prompt."""
+class Sampled:
+    """Distinct responses to one prompt, and counts of those left out."""
 
+    responses: list[str]
     repeats: int
     """Repeated responses, left out."""
     empty: int
@@ -158,13 +162,15 @@ class SampleCounts:
     cut_off: int
     """Distinct responses that were cut off at the maximum length."""
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts, as a line of a candidates file stores them."""
+        return {"repeats": self.repeats, "empty": self.empty, "cut_off": self.cut_off}
 
-@dataclass(frozen=True)
-class Sampled:
-    """Distinct responses to one prompt."""
 
-    responses: list[str]
-    counts: SampleCounts
+def concurrency_of(sampler: Sampler) -> int:
+    """Return the number of prompts that a model is asked at the same time, each in a thread: several for a server."""
+    return sampler.options.concurrency if isinstance(sampler, ServerModel) else 1
 
 
 def sampling_for(sampler: Sampler, options: SamplingOptions) -> SamplingOptions:
@@ -198,7 +204,7 @@ def sample_distinct(sampler: Sampler, prompt: PromptLike, n: int, options: Sampl
             break
     if not cut_off:
         raise DataError(f"the model wrote nothing in {ROUNDS} attempts", remedy="check its chat template")
-    return Sampled(list(cut_off), SampleCounts(repeats, empty, sum(cut_off.values())))
+    return Sampled(list(cut_off), repeats, empty, sum(cut_off.values()))
 
 
 def prompt_seed(prompt: PromptLike, seed: int, attempt: int = 0) -> int:
@@ -254,7 +260,6 @@ def generate(
     options: SamplingOptions | None = None,
     *,
     limit: int | None = None,
-    concurrency: int = 1,
     progress: Progress | None = None,
     **changes: Any,
 ) -> Generation:
@@ -272,7 +277,6 @@ def generate(
         n: number of distinct responses per prompt.
         options: how to sample; ``changes`` are its fields by name.
         limit: maximum number of prompts, drawn by the seed.
-        concurrency: number of prompts sampled at the same time, each in a thread; for a server.
         progress: called with the number of finished prompts and the total.
 
     Reference: the paper's Section 5, "Do the reward models capture distinct preferences?".
@@ -280,16 +284,10 @@ def generate(
     options = with_changes(options or SamplingOptions(), changes)
     if n < 1:
         raise UsageError(f"n must be at least one response per prompt, not {n}.")
-    if not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise UsageError(f"concurrency must be from 1 to {MAX_CONCURRENCY}, not {concurrency}.")
     started, output = time.perf_counter(), Path(output)
     if output.is_dir():
         raise UsageError(f"{output} is a folder; name the file to write, such as {output / 'candidates.jsonl'}.")
-    failed: list[Failure] = []
-    if isinstance(prompts, str | os.PathLike):
-        prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
-    else:
-        prompts = list(dict.fromkeys(prompts))[:limit]
+    prompts, failed = load_prompts(prompts, limit=limit, seed=options.seed)
     sampler = language_model(model) if isinstance(model, str) else model
     options = sampling_for(sampler, options)
     settings = {"model": sampler.name, "n": n, **asdict(options)}
@@ -301,15 +299,17 @@ def generate(
     if remaining:
         sampler.prepare()
     errors: dict[str, DataError] = {}
-    outcomes = as_completed(lambda key: sample_distinct(sampler, by_key[key], n, options), remaining, concurrency)
+    outcomes = as_completed(
+        lambda key: sample_distinct(sampler, by_key[key], n, options), remaining, concurrency_of(sampler)
+    )
     with closing(outcomes):
         for done, (key, outcome) in enumerate(outcomes, len(by_key) - len(remaining) + 1):
             if isinstance(outcome, DataError):
                 errors[key] = outcome
             else:
                 line = {"prompt": Prompt(by_key[key]).json, "responses": outcome.responses}
-                lines.append(line | {"sampled": asdict(outcome.counts) | settings})
-                finished[key] = _Line(len(outcome.responses), outcome.counts)
+                lines.append(line | {"sampled": outcome.counts | settings})
+                finished[key] = outcome
             if progress:
                 progress(done, len(by_key))
     _sort_lines(lines, list(finished), list(by_key))
@@ -322,25 +322,17 @@ def generate(
         prompts=len(by_key),
         lines=len(found),
         resumed=len(by_key) - len(remaining),
-        responses=sum(line.responses for line in found),
-        repeats=sum(line.counts.repeats for line in found),
-        empty=sum(line.counts.empty for line in found),
-        cut_off=sum(line.counts.cut_off for line in found),
-        short=sum(line.responses < n for line in found),
+        responses=sum(len(line.responses) for line in found),
+        repeats=sum(line.repeats for line in found),
+        empty=sum(line.empty for line in found),
+        cut_off=sum(line.cut_off for line in found),
+        short=sum(len(line.responses) < n for line in found),
         failed=failed,
         seconds=time.perf_counter() - started,
     )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Counts of one line of a candidates file."""
-
-    responses: int
-    counts: SampleCounts
-
-
-def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _Line]:
+def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, Sampled]:
     """Return the finished prompts of a candidates file, by key, and remove a line that a kill left incomplete.
 
     Raises:
@@ -350,9 +342,9 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _
     finished = {}
     for row, line in enumerate(lines.rows(), 1):
         try:
-            sampled, responses = dict(line["sampled"]), len(line["responses"])
-            sampled.setdefault("cut_off", 0)  # early versions did not count these
-            counts = SampleCounts(**{count.name: int(sampled[count.name]) for count in fields(SampleCounts)})
+            sampled = dict(line["sampled"])
+            counts = (int(sampled[name]) for name in ("repeats", "empty", "cut_off"))
+            found = Sampled(list(line["responses"]), *counts)
             key = Prompt(read_prompt(line["prompt"])).key
         except (ValueError, KeyError, TypeError, RowError):
             raise _foreign_line(lines.path, row) from None
@@ -360,7 +352,7 @@ def _read_finished(lines: JsonLines, settings: Mapping[str, Any]) -> dict[str, _
             known = ", ".join(f"{name} {sampled.get(name)}" for name in changed)
             remedy = "name another file, or use these settings to resume"
             raise DataError(f"its candidates were sampled with {known}", file=str(lines.path), row=row, remedy=remedy)
-        finished[key] = _Line(responses, counts)
+        finished[key] = found
     lines.drop_torn_line()
     return finished
 

@@ -36,6 +36,7 @@ class TuneOptions:
     micro_batch: int = field(
         default=8, metadata={"help": "Maximum responses per forward pass; lower it to save memory."}
     )
+    limit: int | None = field(default=None, metadata={"help": "Use a random sample of this many prompts."})
     seed: int = field(default=0, metadata={"help": "Random seed; the same for all members."})
 
     def __post_init__(self) -> None:
@@ -52,7 +53,3 @@ class TuneOptions:
         if not 0 < self.held_out < 1:
             raise UsageError(f"held_out must be between 0 and 1, not {self.held_out:g}.")
         check_seed(self.seed)
-
-
-PolicyOptions = TuneOptions
-"""The name of ``TuneOptions`` in version 0.1."""

@@ -4,7 +4,7 @@ In this process, the base model is loaded once. All adapters are attached to it 
 more memory than one. On a server that serves the adapters, such as vLLM with ``--lora-modules``, each adapter is a
 model with the name in the manifest.
 
-``load_policies`` returns one ``Sampler`` per member, for ``answering.drafts``.
+``load_policies`` returns one ``Sampler`` per member, for an ``Answerer``.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import shlex
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ from pluralign.votes.prompts import Prompt, PromptLike
 
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = "pluralign-policies"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank (vllm/config/lora.py)."""
 
@@ -51,7 +50,7 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class ExampleAnswer:
     """A held-out prompt with the first response of the base and of the policy, and their rewards."""
 
-    prompt: str | list[dict[str, str]]
+    prompt: Any
     """A text, or the messages of a chat."""
     before: str
     after: str
@@ -91,7 +90,7 @@ class TunedPolicy:
 class BaseRecord:
     """The base model, the prompts, and the figures of the base's responses."""
 
-    base: str
+    name: str
     """Name of the base on a server: a hub id, or a local folder."""
     prompts: int
     """Number of training prompts."""
@@ -119,11 +118,11 @@ class Serving:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The state of a folder of policies."""
+    """The state of a folder of policies: the contents of its manifest file."""
 
     settings: Settings
     """Everything that the policies depend on; see ``run_settings``."""
-    members: tuple[TunedPolicy, ...] = ()
+    members: list[TunedPolicy] = field(default_factory=list)
     """Finished members, in order."""
     base: BaseRecord | None = None
     serving: Serving | None = None
@@ -132,35 +131,13 @@ class Manifest:
     def with_member(self, policy: TunedPolicy, lora_rank: int) -> "Manifest":
         """Return the manifest with one more finished member."""
         assert self.base is not None  # noqa: S101 - the base is sampled before any member is tuned
-        members = tuple(sorted([*self.members, policy], key=lambda known: known.member))
-        return replace(self, members=members, serving=serving(self.base.base, lora_rank, members))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the contents of the manifest file; the figures of the base are top-level keys."""
-        return {
-            "format": FORMAT,
-            "pluralign": self.pluralign,
-            "settings": to_json(self.settings),
-            "members": to_json(self.members),
-            **(to_json(self.base) if self.base else {}),
-            **({"serving": to_json(self.serving)} if self.serving else {}),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Manifest":
-        """Return the manifest that ``to_json`` wrote."""
-        return cls(
-            settings=dict(value["settings"]),
-            members=tuple(from_json(TunedPolicy, member) for member in value["members"]),
-            base=from_json(BaseRecord, value) if value["members"] else None,
-            serving=from_json(Serving, value["serving"]) if value["members"] else None,
-            pluralign=value["pluralign"],
-        )
+        members = sorted([*self.members, policy], key=lambda known: known.member)
+        return replace(self, members=members, serving=serving(self.base.name, lora_rank, members))
 
     def save(self, folder: Path) -> None:
         """Write the manifest file of a folder, in one atomic write."""
         with atomic_write(folder / MANIFEST_FILE) as partial:
-            text = json.dumps(self.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+            text = json.dumps(to_json(self), indent=1, ensure_ascii=False, allow_nan=False)
             partial.write_text(text + "\n", encoding="utf-8")
 
 
@@ -186,7 +163,7 @@ def load_manifest(folder: Path, settings: Settings) -> Manifest:
         known = ", ".join(hashes.get(name, f"{name} {manifest.settings.get(name)}") for name in changed)
         remedy = "name another folder, or use these settings to resume"
         raise DataError(f"its policies were tuned with {known}", file=str(folder), remedy=remedy)
-    present = tuple(policy for policy in manifest.members if (folder / policy.path).is_dir())
+    present = [policy for policy in manifest.members if (folder / policy.path).is_dir()]
     return replace(manifest, settings=settings, members=present)
 
 
@@ -201,7 +178,7 @@ def read_manifest(folder: Path) -> Manifest:
         remedy = "name a folder that pluralign tune wrote"
         raise DataError(f"it has no {MANIFEST_FILE}", file=str(folder), remedy=remedy)
     try:
-        return Manifest.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return from_json(Manifest, json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError):
         remedy = "name another folder"
         raise DataError("pluralign tune did not write this file", file=str(path), remedy=remedy) from None
@@ -212,9 +189,8 @@ def run_settings(
 ) -> dict[str, Any]:
     """Return everything that the policies depend on: the model, hashes of ensemble and prompts, and the options."""
     settings = {"model": model, "ensemble": ensemble_hash(ensemble), "prompts": _prompts_hash(prompts)}
-    settings |= to_json(options)
-    del settings["micro_batch"]  # it changes the memory that is needed, not the method
-    return settings
+    unimportant = ("micro_batch", "limit")  # memory, and the prompts, which have their hash
+    return settings | {name: value for name, value in to_json(options).items() if name not in unimportant}
 
 
 def ensemble_hash(ensemble: RewardEnsemble) -> str:
@@ -289,7 +265,7 @@ def load_policies(
     samplers: dict[int, Sampler]
     if remote and remote.base_url:
         samplers = {policy.member: ServedPolicy(policy.path, remote, tuned_at, folder) for policy in manifest.members}
-        base: Sampler = ServerModel(manifest.base.base, remote)
+        base: Sampler = ServerModel(manifest.base.name, remote)
     else:
         paths = {policy.member: folder / policy.path for policy in manifest.members}
         paths = {member: path for member, path in paths.items() if path.is_dir()}

@@ -1,39 +1,24 @@
 """Balanced answers: a slate that covers people's favourites, one consensus, and a statement written from the slate.
 
-All functions take rewards and weights, so they need no model. ``temperature`` is β of the members' policies; 0 is the
-limit, where every member votes for its favourite. ``write_statement`` scores drafts with a function that the caller
-passes.
+All functions take rewards and ``Voters``, so they need no model.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pluralign.answering.request import Voters
 from pluralign.core.arrays import FloatArray
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
 from pluralign.theory import social_choice
-from pluralign.theory.social_choice import (
-    COVERS,
-    borda,
-    first_choices,
-    greedy_cover,
-    maximin,
-    merge,
-    pairwise_support,
-    policies,
-)
+from pluralign.theory.social_choice import COVERS, borda, greedy_cover, maximin, merge, policies
 from pluralign.votes.prompts import Prompt, PromptLike
 
-Writer: TypeAlias = Callable[[str, int], Sequence[str]]
-"""Takes an instruction and a number of drafts; returns texts from a language model. Raises ``DataError`` on failure."""
-ScoreTexts: TypeAlias = Callable[[Sequence[str]], FloatArray]
-"""Takes n responses to one prompt; returns their rewards, ``(n, k)``."""
-Gate: TypeAlias = Callable[[Sequence[str]], Sequence[str]]
-"""Takes n responses to one prompt; returns for each the reason to refuse it, or an empty text."""
+Indices: TypeAlias = npt.NDArray[np.int64]
 
 NEAR_DUPLICATE = 0.8
 """Similarity of word trigrams from which two texts share one entry of the slate."""
@@ -114,13 +99,12 @@ class Distilled:
 def slate(
     texts: Sequence[str],
     rewards: FloatArray,
-    weights: FloatArray,
+    voters: Voters,
     random: np.random.Generator,
     *,
-    temperature: float = 0.0,
-    undecided: float = 0.0,
     size: int | None = None,
     cover: str = "favourite",
+    own: Indices | None = None,
 ) -> Slate:
     """Choose the answers that cover the largest predicted share of people.
 
@@ -130,45 +114,54 @@ def slate(
     Args:
         texts: distinct candidates.
         rewards: of the candidates, ``(n_candidates, k)``.
-        weights: of the members, ``(k,)``.
+        voters: the ensemble's numbers.
         random: breaks ties.
-        temperature: β of the members' policies.
-        undecided: the ensemble's undecided share.
         size: number of answers, at most the number of different ones. Default: as many as the members have different
             favourites.
         cover: ``favourite`` covers people whose favourite is on the slate, ``top-two`` those with one of their top two.
+        own: the answer that each member's own policy gave, ``(k,)``; members stand behind theirs.
 
     Example:
         >>> rewards = np.array([[3.0, 0.0, 2.0], [0.0, 3.0, 1.0], [1.0, 1.0, 0.0]])
-        >>> found = slate(["A", "B", "C"], rewards, np.array([0.5, 0.3, 0.2]), np.random.default_rng(0))
+        >>> town = Voters(np.array([0.5, 0.3, 0.2]), temperature=0.0)
+        >>> found = slate(["A", "B", "C"], rewards, town, np.random.default_rng(0))
         >>> [(entry.text, entry.share, entry.members) for entry in found.entries]
         [('A', 0.7, (0, 2)), ('B', 0.3, (1,))]
-        >>> found = slate(["A", "B", "C"], rewards, np.array([0.5, 0.3, 0.2]), np.random.default_rng(0), size=1)
-        >>> found.coverage
+        >>> slate(["A", "B", "C"], rewards, town, np.random.default_rng(0), size=1).coverage
         0.7
     """
-    used = np.flatnonzero(weights > NEGLIGIBLE_WEIGHT)
-    rewards, alpha = rewards[:, used], weights[used] / weights[used].sum()
-    share = first_choices(rewards, alpha, temperature, undecided)
+    used = np.flatnonzero(voters.weights > NEGLIGIBLE_WEIGHT)
+    rewards, voters = rewards[:, used], replace(voters, weights=voters.weights[used])
+    alpha, share = voters.alpha, voters.first_choices(rewards)
     group, shown = near_duplicates(texts, np.argsort(-share, kind="stable"))
+    own = None if own is None else own[used]
     if size is None:
-        size = len(set(group[favourites(rewards, random)].tolist()))
-    covered = COVERS[cover if len(texts) > 1 else "favourite"](rewards, alpha, temperature, undecided)
+        size = len(set(group[favourites(rewards, random) if own is None else own].tolist()))
+    covered = COVERS[cover if len(texts) > 1 else "favourite"](rewards, alpha, voters.temperature, voters.undecided)
     chosen, coverage = greedy_cover(merge(covered, group), min(size, len(shown)), random)
     rows, shares = shown[chosen], np.bincount(group, weights=share)[chosen]
     behind = favourites(rewards[rows], random)
-    added = policies(rewards, temperature)[rows] * alpha
+    if own is not None:
+        places = np.full(len(shown), -1)
+        places[chosen] = np.arange(len(chosen))
+        behind = np.where(places[group[own]] >= 0, places[group[own]], behind)
+    added = policies(rewards, voters.temperature)[rows] * alpha
     entries = []
     for place in np.argsort(-shares, kind="stable").tolist():
-        own = np.flatnonzero(behind == place)
-        first = own[alpha[own].argmax()] if len(own) else added[place].argmax()
-        members = tuple(used[own].tolist())
-        weight = float(alpha[own].sum())
-        entries.append(SlateEntry(texts[rows[place]], int(used[first]), weight, members, float(shares[place])))
+        members = np.flatnonzero(behind == place)
+        authors = members if own is None else members[own[members] == rows[place]]  # not of a near-duplicate
+        named = authors if len(authors) else members
+        first = named[alpha[named].argmax()] if len(named) else added[place].argmax()
+        weight = float(alpha[members].sum())
+        entries.append(
+            SlateEntry(
+                texts[rows[place]], int(used[first]), weight, tuple(used[members].tolist()), float(shares[place])
+            )
+        )
     return Slate(tuple(entries), coverage)
 
 
-def favourites(rewards: FloatArray, random: np.random.Generator) -> npt.NDArray[np.int64]:
+def favourites(rewards: FloatArray, random: np.random.Generator) -> Indices:
     """Return the index of each member's top candidate, ``(k,)``; ties are broken at random.
 
     Args:
@@ -184,9 +177,7 @@ def favourites(rewards: FloatArray, random: np.random.Generator) -> npt.NDArray[
     return np.asarray(np.where(top, order, -1.0).argmax(axis=0), dtype=np.int64)
 
 
-def near_duplicates(
-    texts: Sequence[str], order: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def near_duplicates(texts: Sequence[str], order: Indices) -> tuple[Indices, Indices]:
     """Group texts with their near-duplicates: each joins the first earlier text that it is similar to.
 
     Args:
@@ -243,14 +234,7 @@ def _jaccard(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def consensus(
-    texts: Sequence[str],
-    rewards: FloatArray,
-    weights: FloatArray,
-    rule: str,
-    random: np.random.Generator,
-    *,
-    temperature: float = 0.0,
-    undecided: float = 0.0,
+    texts: Sequence[str], rewards: FloatArray, voters: Voters, rule: str, random: np.random.Generator
 ) -> Consensus:
     """Choose one answer by a social-choice rule over the predicted pairwise support.
 
@@ -260,18 +244,15 @@ def consensus(
     Args:
         texts: distinct candidates.
         rewards: of the candidates, ``(n_candidates, k)``.
-        weights: of the members, ``(k,)``.
+        voters: the ensemble's numbers.
         rule: one of ``social_choice.RULES``.
         random: breaks ties, and draws the winner of a lottery.
-        temperature: β of the members' policies.
-        undecided: the ensemble's undecided share.
     """
-    alpha = weights / weights.sum()
-    support = pairwise_support(rewards, alpha, temperature, undecided)
+    support = voters.support(rewards)
     winner = social_choice.choose(support, rule, random.integers(2**32))
     if len(texts) == 1:
         return Consensus(texts[0], rule, 1.0, 1.0, 1.0)
-    favourite_of = float(first_choices(rewards, alpha, temperature, undecided)[winner])
+    favourite_of = float(voters.first_choices(rewards)[winner])
     least, mean = maximin(support), borda(support)
     note = ""
     if least.max() < 0.5 - 1e-9:  # not a tie that rounding broke
@@ -279,55 +260,36 @@ def consensus(
     return Consensus(texts[winner], rule, float(least[winner]), float(mean[winner]), favourite_of, note)
 
 
-def write_statement(
-    prompt: PromptLike,
-    texts: Sequence[str],
-    rewards: FloatArray,
-    weights: FloatArray,
-    entries: Sequence[SlateEntry],
-    writer: Writer,
-    score: ScoreTexts,
-    gate: Gate | None = None,
-    *,
-    temperature: float = 0.0,
-    undecided: float = 0.0,
-) -> Distilled | None:
-    """Let a language model write statements from the slate, and keep the one with the most support.
+def instruction(prompt: PromptLike, entries: Sequence[SlateEntry]) -> str:
+    """Return the instruction that asks a language model for a statement."""
+    listed = "\n".join(f"- ({entry.share or 0.0:.0%}) {entry.text}" for entry in entries)
+    return INSTRUCTION.format(prompt=Prompt(prompt).text, answers=listed)
+
+
+def judge_statements(
+    drafts: Sequence[str], of_drafts: FloatArray, rewards: FloatArray, voters: Voters, reasons: Sequence[str]
+) -> Distilled:
+    """Return the draft of a statement with the most support.
 
     The support of a text is the predicted share of people who prefer it to its strongest rival among the candidates,
     min_b s_ab. The statement is used if its support is at least that of the best candidate.
 
     Args:
-        prompt: the question that the candidates answer.
-        texts: distinct candidates.
-        rewards: of the candidates, ``(n_candidates, k)``.
-        weights: of the members, ``(k,)``.
-        entries: the slate.
-        writer: writes the drafts.
-        score: returns the rewards of the drafts.
-        gate: refuses drafts. The members' rewards mean nothing for texts unlike those they were trained on.
-        temperature: β of the members' policies.
-        undecided: the ensemble's undecided share.
-
-    Returns:
-        The best draft, or None if the writer added no text that is not among the candidates.
+        drafts: what a language model wrote, without texts that are candidates.
+        of_drafts: rewards of the drafts, ``(n_drafts, k)``.
+        rewards: of the distinct candidates, ``(n_candidates, k)``.
+        voters: the ensemble's numbers.
+        reasons: why the gate refuses each draft; empty if it accepts it. The members' rewards mean nothing for texts
+            unlike those they were trained on.
 
     Reference: Tessler et al., "AI can help humans find common ground in democratic deliberation", Science 386 (2024),
     whose Habermas Machine writes and selects group statements in this way.
     """
-    listed = "\n".join(f"- ({entry.share or 0.0:.0%}) {entry.text}" for entry in entries)
-    written = writer(INSTRUCTION.format(prompt=Prompt(prompt).text, answers=listed), DRAFTS)
-    drafts = [text for text in dict.fromkeys(text.strip() for text in written) if text and text not in texts]
-    if not drafts:
-        return None
-    alpha = weights / weights.sum()
-    support = pairwise_support(np.vstack([score(drafts), rewards]), alpha, temperature, undecided)
+    support = voters.support(np.vstack([of_drafts, rewards]))
     against = support[: len(drafts), len(drafts) :].min(axis=1)
-    reasons = gate(drafts) if gate else [""] * len(drafts)
     accepted = [i for i, reason in enumerate(reasons) if not reason]
     best = max(accepted or range(len(drafts)), key=lambda i: against[i])
-    rivals = support[len(drafts) :, len(drafts) :]
-    to_reach = float(maximin(rivals).max()) if len(texts) > 1 else 0.5
+    to_reach = float(maximin(support[len(drafts) :, len(drafts) :]).max()) if len(rewards) > 1 else 0.5
     return Distilled(
         text=drafts[best],
         least_support=float(against[best]),

@@ -1,17 +1,18 @@
-"""Steerable answers: what a user's choices say about the user, and the candidate that the user would choose.
+"""Steerable answers: who the user is, and the candidate that the user would choose.
 
-Few choices do not single out one member. So the answer is the candidate with the highest expected share of wins under
-the posterior over people: every member, and one reward for everyone. Every function here is free of models and texts'
-features. Words are in ``steering_meaning`` and ``steering_words``.
+A user is known by a member's number, by choices, or by a preference in words. Words are compared by their meaning with
+what the members like; where that is unclear or impossible, they are matched to the traits on the members' cards. Few
+choices do not single out one member. So the answer is the candidate with the highest expected share of wins under the
+posterior over people: every member, and one reward for everyone.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pluralign.answering.request import AnswerRequest, Voters
 from pluralign.core.arrays import FloatArray, IndexArray
 from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import STEERING_WORDS, random_stream
@@ -24,17 +25,15 @@ from pluralign.text.transformer import ModelEncoder
 from pluralign.theory import calibration
 from pluralign.theory.calibration import sigmoid
 from pluralign.theory.posterior import (
-    ChoiceModel,
     choice_log_likelihood,
     choice_probability,
     information_gain,
     most_informative,
-    person_chances,
     person_posterior,
 )
 from pluralign.votes.items import pair_texts
 from pluralign.votes.preferences import PreferenceSet
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.prompts import Item, Prompt
 
 ASK_AMONG = 30
 """The pair to ask next is one of this many candidates, the best ones for the user."""
@@ -85,71 +84,78 @@ class ScoredChoices:
     """Reward difference of the reward for everyone, ``(n_pairs,)``; None if there is none."""
 
     @classmethod
-    def of(cls, ensemble: RewardEnsemble, votes: PreferenceSet) -> "ScoredChoices":
-        """Score the user's pairs with an ensemble."""
+    def of(
+        cls, ensemble: RewardEnsemble, votes: PreferenceSet, score: Callable[[list[Item]], FloatArray] | None = None
+    ) -> "ScoredChoices":
+        """Score the user's pairs with an ensemble; ``score`` is its ``rewards_and_average`` by default."""
         texts, a, b = pair_texts(votes)
-        return cls.from_rewards(votes, ensemble.rewards_and_average(texts)[np.stack([a, b])], ensemble.k)
+        rewards, k = (score or ensemble.rewards_and_average)(texts), ensemble.k
+        average = rewards[a, k] - rewards[b, k] if rewards.shape[1] > k else None
+        return cls(votes, rewards[a, :k], rewards[b, :k], average)
 
-    @classmethod
-    def from_rewards(cls, votes: PreferenceSet, rewards: FloatArray, k: int) -> "ScoredChoices":
-        """Return the choices with given rewards of both responses, ``(2, n_pairs, k or k + 1)``."""
-        average = rewards[0, :, k] - rewards[1, :, k] if rewards.shape[2] > k else None
-        return cls(votes, rewards[0, :, :k], rewards[1, :, :k], average)
+    def beliefs(self, voters: Voters, n: int | None = None) -> FloatArray:
+        """Return the posterior of every kind of person given the first n choices, ``(k + 1, n_factors)``."""
+        chance, tied = voters.chances(self.reward_a - self.reward_b, self.average), 0.5 * self.votes.counted_ties
+        log_likelihood = choice_log_likelihood(chance, self.votes.votes_a + tied, self.votes.votes_b + tied)
+        return person_posterior(log_likelihood[:n], voters.prior)
+
+
+FEW_FOLLOWERS = 0.1
+"""Prior probability that a person follows a member, below which choices and words change the answer little."""
+FITTED_WITHOUT_IDS = (
+    "votes without rater ids do not show whether members are people, so your choices and words change the answer "
+    "little; fit with --raters to steer"
+)
 
 
 @dataclass(frozen=True, eq=False)
-class People:
-    """The people that a user may be: those of each member, and people who follow no member."""
+class User:
+    """What is known about a user, and the beliefs about people that follow from choices or from a meaning."""
 
-    weights: FloatArray
-    """``(k,)``."""
-    temperature: float = 1.0
-    undecided: float = 0.0
-    model: ChoiceModel = field(default_factory=ChoiceModel)
+    steering: Steering
+    beliefs: FloatArray | None = None
+    """The posterior of every kind of person, ``(k + 1, n_factors)``. None where one member was named, or matched by
+    words of the list: then it answers."""
 
-    @classmethod
-    def of(cls, ensemble: RewardEnsemble) -> "People":
-        """Return the people of an ensemble."""
-        return cls(ensemble.weights, ensemble.temperature, ensemble.undecided, ensemble.choice_model)
 
-    @property
-    def prior(self) -> FloatArray:
-        """Prior of every kind of person, ``(k + 1, n_factors)``; the last row follows no member."""
-        return self.model.prior(self.weights)
+def find_user(
+    request: AnswerRequest,
+    voters: Voters,
+    *,
+    choices: ScoredChoices | None = None,
+    cards: Sequence[Profile] = (),
+    match: "MeaningMatch | None" = None,
+) -> User:
+    """Return what a request says about its user.
 
-    def chances(self, difference: FloatArray, average: FloatArray | None) -> FloatArray:
-        """Return P(a) of each pair by every kind of person, ``(n, k + 1, n_factors)``."""
-        return person_chances(difference, average, self.weights, self.temperature, self.undecided, self.model)
+    Args:
+        request: in steerable mode.
+        voters: the people that the user may be.
+        choices: pairs that the user voted on, or a judge for the user.
+        cards: the members' cards, for ``like``.
+        match: the members that ``like`` describes by its meaning.
+    """
+    if choices is not None:
+        return User(steer_by_choices(choices, voters), choices.beliefs(voters))
+    if request.member is not None:
+        return User(steer_to_member(request.member, len(voters.weights)))
+    if match is not None and not (match.unclear and names_a_trait(request.like, cards)):
+        return User(steer_by_meaning(match, voters, cards), voters.believed(match.posterior))
+    return User(steer_by_words(request.like, cards, request.seed))
 
-    def beliefs(self, choices: ScoredChoices, n: int | None = None) -> FloatArray:
-        """Return the posterior of every kind of person given the first n choices, ``(k + 1, n_factors)``."""
-        votes = choices.votes
-        chance, tied = self.chances(choices.reward_a - choices.reward_b, choices.average), 0.5 * votes.counted_ties
-        log_likelihood = choice_log_likelihood(chance, votes.votes_a + tied, votes.votes_b + tied)
-        return person_posterior(log_likelihood[:n], self.prior)
 
-    def believed(self, members: FloatArray) -> FloatArray:
-        """Return the prior with its probability of members split as given, ``(k + 1, n_factors)``."""
-        shares = np.append(self.model.people * members, 1 - self.model.people)
-        return np.asarray(shares[:, None] * self.model.factor_prior)
+def steering_notes(voters: Voters) -> tuple[str, ...]:
+    """Return a note if choices and words can change the answer only little.
 
-    def expected_wins(self, rewards: FloatArray, average: FloatArray | None, beliefs: FloatArray) -> FloatArray:
-        """Return the expected share of other candidates that the user would reject for each candidate, ``(n,)``.
-
-        Args:
-            rewards: of the members, ``(n, k)``.
-            average: of the reward for everyone, ``(n,)``.
-            beliefs: the posterior, ``(k + 1, n_factors)``.
-        """
-        n = len(rewards)
-        if n == 1:
-            return np.ones(1)
-        wins = np.zeros(n)
-        for row in range(n):
-            difference = None if average is None else average[row] - average
-            chance = self.chances(rewards[row] - rewards, difference).reshape(n, -1) @ beliefs.ravel()
-            wins[row] = (chance.sum() - chance[row]) / (n - 1)
-        return wins
+    Example:
+        >>> from pluralign.theory.posterior import ChoiceModel
+        >>> len(steering_notes(Voters(np.ones(1), model=ChoiceModel(people=0.02))))
+        1
+        >>> steering_notes(Voters(np.ones(1), model=ChoiceModel(people=0.97, source="raters")))
+        ()
+    """
+    unknown = voters.model.source != "raters" and voters.model.people < FEW_FOLLOWERS
+    return (FITTED_WITHOUT_IDS,) if unknown else ()
 
 
 def steer_to_member(member: int, k: int) -> Steering:
@@ -163,15 +169,15 @@ def steer_to_member(member: int, k: int) -> Steering:
     return Steering(member, "it was requested by number", 1.0, tuple(float(j == member) for j in range(k)))
 
 
-def steer_by_choices(choices: ScoredChoices, people: People) -> Steering:
+def steer_by_choices(choices: ScoredChoices, voters: Voters) -> Steering:
     """Return what the user's choices say about the user: the posterior of ``theory.posterior``.
 
     Args:
         choices: the user's pairs and their rewards.
-        people: the prior.
+        voters: the prior.
     """
-    votes, weights = choices.votes, people.weights
-    path = [people.beliefs(choices, n)[:-1].sum(axis=1) for n in range(len(votes) + 1)]
+    votes, weights = choices.votes, voters.weights
+    path = [choices.beliefs(voters, n)[:-1].sum(axis=1) for n in range(len(votes) + 1)]
     best = int(path[-1].argmax())
     prefers_a = calibration.votes_from_rewards(choices.reward_a, choices.reward_b)[:, best] > 0.5
     agreements = int(np.sum(prefers_a == (votes.prob_a > 0.5)))
@@ -187,10 +193,10 @@ def steer_by_choices(choices: ScoredChoices, people: People) -> Steering:
 
 
 def answer_for(
-    steering: Steering,
-    people: People,
+    user: User,
     beliefs: FloatArray,
-    prompt: PromptLike,
+    voters: Voters,
+    prompt: str,
     texts: Sequence[str],
     rewards: FloatArray,
     average: FloatArray | None,
@@ -198,29 +204,223 @@ def answer_for(
     """Return the candidate with the most expected wins, and the steering with its support and the next pair to ask.
 
     Args:
-        steering: what is known about the user.
-        people: the people that the user may be.
-        beliefs: their posterior, ``(k + 1, n_factors)``.
+        user: what is known about the user.
+        beliefs: the posterior over people, ``(k + 1, n_factors)``.
+        voters: the people that the user may be.
         prompt: the question.
         texts: the candidates.
         rewards: of the members, ``(n, k)``.
         average: of the reward for everyone, ``(n,)``.
     """
-    wins = people.expected_wins(rewards, average, beliefs)
+    wins = voters.expected_wins(rewards, average, beliefs)
     best = int(wins.argmax())
-    steering = replace(steering, support=float(wins[best]))
+    steering = replace(user.steering, support=float(wins[best]))
     if len(texts) < 2:
         return best, steering
     few = np.argsort(-wins, kind="stable")[:ASK_AMONG]
     first, second = (few[index] for index in np.triu_indices(len(few), 1))
     difference = None if average is None else average[first] - average[second]
-    gains = information_gain(people.chances(rewards[first] - rewards[second], difference), beliefs)
+    gains = information_gain(voters.chances(rewards[first] - rewards[second], difference), beliefs)
     pair = int(gains.argmax())
-    asked = Ask(Prompt(prompt).text, texts[first[pair]], texts[second[pair]], float(gains[pair]))
-    return best, replace(steering, ask=asked)
+    return best, replace(steering, ask=Ask(prompt, texts[first[pair]], texts[second[pair]], float(gains[pair])))
 
 
-# --- Steering by words with a list of words: the fallback where meaning cannot be matched (``steering_meaning``).
+# --- Words by their meaning: an encoder, or a language model, compares them with what members like.
+
+
+COMMON = (
+    "I want short answers.", "I want long and detailed answers.", "Use simple words.", "Be formal and professional.",
+    "Be warm and friendly.", "Be honest and direct.", "Give me facts, numbers and evidence.",
+    "Tell me a story from real life.", "Use lists and headings.", "Write plain paragraphs.", "Ask me questions.",
+    "Be careful and admit doubts.", "Be confident and decisive.", "Be optimistic.", "Be critical.", "Show both sides.",
+    "Take a clear position.", "Give practical advice.", "Think about families and children.",
+    "Think about money and the economy.", "Think about safety.", "Think about freedom.",
+    "Think about justice and equality.", "Think about the future.", "Respect experience and history.",
+    "Think about health.", "Think about science and technology.", "Think about my own town.",
+    "Think about the whole world.", "Make me laugh.",
+)  # fmt: skip
+"""Usual descriptions. A member is a match if a description fits it better than these do."""
+MAX_PAIRS = 1000
+"""Held-out pairs whose texts are encoded: those on which members differ most."""
+MIN_PROMPTS = 5
+"""With fewer held-out prompts the meaning is not matched."""
+RESAMPLES = 200
+UNCLEAR = 0.5
+"""Probability of the best member below which words of the list decide, if the description has any."""
+JUDGED_PAIRS = 12
+"""Pairs that a language model judges, each in both orders."""
+JUDGE_TOKENS = 8
+"""Longest reply of a judge."""
+MAX_LENGTH = 2000
+"""Characters of a response that a language model reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeaningMatch:
+    """How well a description fits the members."""
+
+    posterior: FloatArray
+    """Probability of each member, ``(k,)``, with sum 1."""
+
+    @property
+    def unclear(self) -> bool:
+        """Whether no member is more likely than all others together."""
+        return bool(self.posterior.max() < UNCLEAR)
+
+
+def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
+    """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
+    if not isinstance(ensemble.features, TextFeatures):
+        return None
+    features = replace(ensemble.features, layers="last", pooling="mean", surface=False, identity="")
+    return features.resolved() if isinstance(features.load(), ModelEncoder) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Likings:
+    """What the members like on held-out votes, as directions in the space of sentence vectors."""
+
+    features: TextFeatures
+    difference: FloatArray
+    """v_a − v_b of each pair, ``(n_pairs, d)``."""
+    liking: FloatArray
+    """How clearly each member prefers a, less the ensemble's mean, ``(n_pairs, k)``."""
+    prompts: IndexArray
+    mean: FloatArray
+    """Mean vector of the responses, ``(d,)``."""
+    common: FloatArray
+    """Vectors of the usual descriptions ``COMMON``."""
+    weights: FloatArray
+
+    @classmethod
+    def of(cls, ensemble: RewardEnsemble, held_out: HeldOutVotes) -> "Likings | None":
+        """Encode held-out texts; their votes are not used. None without a transformers encoder or enough prompts."""
+        features = sentence_features(ensemble)
+        if features is None or ensemble.k < 2 or len(np.unique(held_out.preferences.prompt_index)) < MIN_PROMPTS:
+            return None
+        liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
+        liking -= (liking @ ensemble.weights)[:, None]
+        rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
+        votes = held_out.preferences[rows]
+        n, texts = len(votes.responses), [*map(str, votes.responses), *COMMON]
+        vectors = np.asarray(features([("", text) for text in texts]), dtype=np.float64)
+        difference = vectors[votes.a_index] - vectors[votes.b_index]
+        mean = vectors[:n].mean(axis=0)
+        return cls(features, difference, liking[rows], votes.prompt_index, mean, vectors[n:], ensemble.weights)
+
+    def match(self, text: str, seed: int = 0) -> MeaningMatch:
+        """Compare a description, such as "protect nature first", with what the members like."""
+        described = np.vstack([self.common, np.asarray(self.features([("", text)]), dtype=np.float64)]) - self.mean
+        return MeaningMatch(
+            meaning_posterior(self.difference, self.liking, self.prompts, described, self.weights, seed)
+        )
+
+
+def meaning_posterior(
+    difference: FloatArray,
+    liking: FloatArray,
+    prompts: IndexArray,
+    described: FloatArray,
+    weights: FloatArray,
+    seed: int = 0,
+) -> FloatArray:
+    """Return the probability of each member given a description, ``(k,)``.
+
+    Args:
+        difference: v_a − v_b of each pair, ``(n_pairs, d)``.
+        liking: how clearly each member prefers a, less the ensemble's mean, ``(n_pairs, k)``.
+        prompts: prompt of each pair, ``(n_pairs,)``.
+        described: centred vectors of usual descriptions, and of the description in the last row, ``(n + 1, d)``.
+        weights: α, ``(k,)``.
+        seed: of the bootstrap over prompts.
+    """
+    names, prompt = np.unique(prompts, return_inverse=True)
+    random, k = random_stream(seed, STEERING_WORDS), liking.shape[1]
+    unit = described / np.maximum(np.linalg.norm(described, axis=1, keepdims=True), 1e-12)
+    posterior = np.zeros(k)
+    for _ in range(RESAMPLES):
+        count = np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
+        direction = difference.T @ (liking * count[prompt][:, None])
+        cosine = unit @ (direction / np.maximum(np.linalg.norm(direction, axis=0), 1e-12))
+        z = (cosine[-1] - cosine[:-1].mean(axis=0)) / np.maximum(cosine[:-1].std(axis=0), 1e-12)
+        fit = weights * np.exp(z - z.max())
+        posterior += fit / fit.sum() / RESAMPLES
+    return posterior
+
+
+def steer_by_meaning(match: MeaningMatch, voters: Voters, profiles: Sequence[Profile] = ()) -> Steering:
+    """Return what a description says about the user.
+
+    A description does not show whether the user follows any member, so that probability stays as in the choice model.
+    """
+    posterior = voters.model.people * match.posterior
+    best = int(posterior.argmax())
+    names = {card.member: card.label for card in profiles}
+    why = (
+        f"among the members, “{names.get(best, member_name(best))}” fits your words with probability "
+        f"{match.posterior[best]:.0%}, by their meaning"
+    )
+    return Steering(
+        best, why, float(posterior[best]), tuple(posterior.tolist()), average=float(1 - voters.model.people)
+    )
+
+
+def judged_choices(voters: Voters, held_out: HeldOutVotes, text: str, ask: Callable[[str], str]) -> ScoredChoices:
+    """Return the choices that a language model makes for a person with a preference in words.
+
+    Each pair is asked in both orders. A pair on which the two answers differ, or which has no clear answer, is left
+    out.
+
+    Args:
+        voters: the ensemble's numbers.
+        held_out: pairs to choose from: the most informative ones about the member, one per prompt.
+        text: the preference.
+        ask: takes an instruction; returns the text that a language model writes.
+
+    Raises:
+        UsageError: the language model gave no usable answer.
+    """
+    votes = held_out.preferences
+    chance = choice_probability(held_out.difference, voters.temperature, voters.undecided, voters.model.slip)
+    rows = most_informative(chance, voters.weights, votes.prompt_index, JUDGED_PAIRS)
+    kept, chose_a = [], []
+    for row in rows:
+        prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
+        pair = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
+        first = _verdict(ask(judge_instruction(text, prompt, *pair)))
+        second = _verdict(ask(judge_instruction(text, prompt, *reversed(pair))))
+        if first is not None and second is not None and first != second:
+            kept.append(row)
+            chose_a.append(first == "A")
+    if not kept:
+        raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
+    chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
+    own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=np.zeros_like(for_a))
+    items = chosen.preferences.items()
+    return ScoredChoices(own, chosen.rewards[items.a], chosen.rewards[items.b])
+
+
+def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:
+    """Return the instruction for one pair."""
+    return (
+        f"A person says what they want from an answer: {text}\n\nQuestion: {prompt}\n\n"
+        f"Response A: {response_a[:MAX_LENGTH]}\n\nResponse B: {response_b[:MAX_LENGTH]}\n\n"
+        "Which of the two responses would this person prefer? Reply with one letter, A or B."
+    )
+
+
+def _verdict(reply: str) -> str | None:
+    """Return A or B if the reply names exactly one of them, else None.
+
+    Example:
+        >>> _verdict("Response B."), _verdict("a"), _verdict("A or B")
+        ('B', 'A', None)
+    """
+    found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
+    return found.pop() if len(found) == 1 else None
+
+
+# --- Words by a list of words: the fallback where meaning cannot be matched.
 
 
 DRAWS = 4000
@@ -336,257 +536,3 @@ def _vocabulary() -> str:
     return ", ".join(
         side.split()[0] for trait in ("length", "hedging", "formality", "warmth") for side in WANTED[trait]
     )
-
-
-# --- Steering by words with their meaning: an encoder, or a language model, compares them with what members like.
-
-
-Judge: TypeAlias = Callable[[str], str]
-"""Takes an instruction; returns the text that a language model writes."""
-
-COMMON = (
-    "I want short answers.", "I want long and detailed answers.", "Use simple words.", "Be formal and professional.",
-    "Be warm and friendly.", "Be honest and direct.", "Give me facts, numbers and evidence.",
-    "Tell me a story from real life.", "Use lists and headings.", "Write plain paragraphs.", "Ask me questions.",
-    "Be careful and admit doubts.", "Be confident and decisive.", "Be optimistic.", "Be critical.", "Show both sides.",
-    "Take a clear position.", "Give practical advice.", "Think about families and children.",
-    "Think about money and the economy.", "Think about safety.", "Think about freedom.",
-    "Think about justice and equality.", "Think about the future.", "Respect experience and history.",
-    "Think about health.", "Think about science and technology.", "Think about my own town.",
-    "Think about the whole world.", "Make me laugh.",
-)  # fmt: skip
-"""Usual descriptions. A member is a match if a description fits it better than these do."""
-MAX_PAIRS = 1000
-"""Held-out pairs whose texts are encoded: those on which members differ most."""
-MIN_PROMPTS = 5
-"""With fewer held-out prompts the meaning is not matched."""
-RESAMPLES = 200
-UNCLEAR = 0.5
-"""Probability of the best member below which words of the list decide, if the description has any."""
-JUDGED_PAIRS = 12
-"""Pairs that a language model judges, each in both orders."""
-JUDGE_TOKENS = 8
-"""Longest reply of a judge."""
-MAX_LENGTH = 2000
-"""Characters of a response that a language model reads."""
-
-
-@dataclass(frozen=True, eq=False)
-class MeaningMatch:
-    """How well a description fits the members."""
-
-    text: str
-    posterior: FloatArray
-    """Probability of each member, ``(k,)``, with sum 1."""
-
-    @property
-    def unclear(self) -> bool:
-        """Whether no member is more likely than all others together."""
-        return bool(self.posterior.max() < UNCLEAR)
-
-
-def sentence_features(ensemble: RewardEnsemble) -> TextFeatures | None:
-    """Return the last layer of the ensemble's encoder; None if it has no transformers encoder."""
-    if not isinstance(ensemble.features, TextFeatures):
-        return None
-    features = replace(ensemble.features, layers="last", pooling="mean", surface=False, identity="")
-    return features.resolved() if isinstance(features.load(), ModelEncoder) else None
-
-
-def match_meaning(ensemble: RewardEnsemble, held_out: HeldOutVotes, text: str, *, seed: int = 0) -> MeaningMatch | None:
-    """Compare a description with what the members like; None without a transformers encoder or enough prompts.
-
-    Args:
-        ensemble: the ensemble.
-        held_out: pairs with the members' rewards. Their votes are not used.
-        text: such as "protect nature first".
-        seed: of the bootstrap.
-    """
-    features, prompts = sentence_features(ensemble), held_out.preferences.prompt_index
-    if features is None or len(np.unique(prompts)) < MIN_PROMPTS or ensemble.k < 2:
-        return None
-    liking = 2 * sigmoid(held_out.difference / ensemble.temperature) - 1
-    liking -= (liking @ ensemble.weights)[:, None]
-    rows = np.sort(np.argsort(-np.abs(liking) @ ensemble.weights, kind="stable")[:MAX_PAIRS])
-    votes = held_out.preferences[rows]
-    responses = [str(response) for response in votes.responses]
-    vectors = np.asarray(features([("", one) for one in (*responses, *COMMON, text)]), dtype=np.float64)
-    of_responses, described = vectors[: len(responses)], vectors[len(responses) :]
-    return MeaningMatch(
-        text,
-        meaning_posterior(
-            of_responses[votes.a_index] - of_responses[votes.b_index],
-            liking[rows],
-            votes.prompt_index,
-            described - of_responses.mean(axis=0),
-            ensemble.weights,
-            seed,
-        ),
-    )
-
-
-def meaning_posterior(
-    difference: FloatArray,
-    liking: FloatArray,
-    prompts: IndexArray,
-    described: FloatArray,
-    weights: FloatArray,
-    seed: int = 0,
-) -> FloatArray:
-    """Return the probability of each member given a description, ``(k,)``.
-
-    Args:
-        difference: v_a − v_b of each pair, ``(n_pairs, d)``.
-        liking: how clearly each member prefers a, less the ensemble's mean, ``(n_pairs, k)``.
-        prompts: prompt of each pair, ``(n_pairs,)``.
-        described: centred vectors of usual descriptions, and of the description in the last row, ``(n + 1, d)``.
-        weights: α, ``(k,)``.
-        seed: of the bootstrap over prompts.
-    """
-    names, prompt = np.unique(prompts, return_inverse=True)
-    random, k = random_stream(seed, STEERING_WORDS), liking.shape[1]
-    unit = described / np.maximum(np.linalg.norm(described, axis=1, keepdims=True), 1e-12)
-    posterior = np.zeros(k)
-    for _ in range(RESAMPLES):
-        count = np.bincount(random.integers(len(names), size=len(names)), minlength=len(names))
-        direction = difference.T @ (liking * count[prompt][:, None])
-        cosine = unit @ (direction / np.maximum(np.linalg.norm(direction, axis=0), 1e-12))
-        z = (cosine[-1] - cosine[:-1].mean(axis=0)) / np.maximum(cosine[:-1].std(axis=0), 1e-12)
-        fit = weights * np.exp(z - z.max())
-        posterior += fit / fit.sum() / RESAMPLES
-    return posterior
-
-
-def steer_by_meaning(match: MeaningMatch, people: People, profiles: Sequence[Profile] = ()) -> Steering:
-    """Return what a description says about the user.
-
-    A description does not show whether the user follows any member, so that probability stays as in the choice model.
-    """
-    posterior = people.model.people * match.posterior
-    best = int(posterior.argmax())
-    names = {card.member: card.label for card in profiles}
-    why = (
-        f"among the members, “{names.get(best, member_name(best))}” fits your words with probability "
-        f"{match.posterior[best]:.0%}, by their meaning"
-    )
-    return Steering(
-        best, why, float(posterior[best]), tuple(posterior.tolist()), average=float(1 - people.model.people)
-    )
-
-
-def judged_choices(people: People, held_out: HeldOutVotes, text: str, judge: Judge) -> ScoredChoices:
-    """Return the choices that a language model makes for a person with a preference in words.
-
-    Each pair is asked in both orders. A pair on which the two answers differ, or which has no clear answer, is left
-    out.
-
-    Args:
-        people: the members.
-        held_out: pairs to choose from: the most informative ones about the member, one per prompt.
-        text: the preference.
-        judge: the language model.
-
-    Raises:
-        UsageError: the language model gave no usable answer.
-    """
-    votes = held_out.preferences
-    chance = choice_probability(held_out.difference, people.temperature, people.undecided, people.model.slip)
-    rows = most_informative(chance, people.weights, votes.prompt_index, JUDGED_PAIRS)
-    kept, chose_a = [], []
-    for row in rows:
-        prompt = Prompt(votes.prompts[votes.prompt_index[row]]).text
-        pair = str(votes.responses[votes.a_index[row]]), str(votes.responses[votes.b_index[row]])
-        first = _verdict(judge(judge_instruction(text, prompt, *pair)))
-        second = _verdict(judge(judge_instruction(text, prompt, *reversed(pair))))
-        if first is not None and second is not None and first != second:
-            kept.append(row)
-            chose_a.append(first == "A")
-    if not kept:
-        raise UsageError("the judge gave no usable answer; try another model, or leave --judge out.")
-    chosen, for_a = held_out[np.array(kept)], np.array(chose_a, dtype=np.int64)
-    own = replace(chosen.preferences, votes_a=for_a, votes_b=1 - for_a, ties=np.zeros_like(for_a))
-    items = chosen.preferences.items()
-    return ScoredChoices(own, chosen.rewards[items.a], chosen.rewards[items.b])
-
-
-def judge_instruction(text: str, prompt: str, response_a: str, response_b: str) -> str:
-    """Return the instruction for one pair."""
-    return (
-        f"A person says what they want from an answer: {text}\n\nQuestion: {prompt}\n\n"
-        f"Response A: {response_a[:MAX_LENGTH]}\n\nResponse B: {response_b[:MAX_LENGTH]}\n\n"
-        "Which of the two responses would this person prefer? Reply with one letter, A or B."
-    )
-
-
-def _verdict(reply: str) -> str | None:
-    """Return A or B if the reply names exactly one of them, else None.
-
-    Example:
-        >>> _verdict("Response B."), _verdict("a"), _verdict("A or B")
-        ('B', 'A', None)
-    """
-    found = {letter.upper() for letter in re.findall(r"\b([AB]|[ab](?=\W*$))\b", reply.strip())}
-    return found.pop() if len(found) == 1 else None
-
-
-# --- What a steerable request says about its user: a member's number, a preference in words, or the user's choices.
-
-
-FEW_FOLLOWERS = 0.1
-"""Prior probability that a person follows a member, below which choices and words change the answer little."""
-FITTED_WITHOUT_IDS = (
-    "votes without rater ids do not show whether members are people, so your choices and words change the answer "
-    "little; fit with --raters to steer"
-)
-
-
-def find_steering(
-    people: People,
-    *,
-    member: int | None = None,
-    like: str = "",
-    choices: ScoredChoices | None = None,
-    profiles: Sequence[Profile] = (),
-    match: MeaningMatch | None = None,
-    seed: int = 0,
-) -> tuple[Steering, FloatArray | None]:
-    """Return what is known about a user, and the beliefs about people that follow from choices or from a meaning.
-
-    There are no beliefs where one member was named, or matched by words of the list: then it answers.
-
-    Args:
-        people: the members as people.
-        member: the number of a member.
-        like: a preference in words.
-        choices: pairs that the user voted on.
-        profiles: the members' cards, for ``like``.
-        match: the members that ``like`` describes by its meaning.
-        seed: of the draws behind a match by words.
-
-    Raises:
-        UsageError: unless exactly one of ``member``, ``like`` and ``choices`` is given.
-    """
-    if (member is not None) + bool(like) + (choices is not None) != 1:
-        raise UsageError("steerable mode needs one of: a member, a preference in words, or your own choices.")
-    if choices is not None:
-        return steer_by_choices(choices, people), people.beliefs(choices)
-    if like and match is not None and not (match.unclear and names_a_trait(like, profiles)):
-        return steer_by_meaning(match, people, profiles), people.believed(match.posterior)
-    if member is not None:
-        return steer_to_member(member, len(people.weights)), None
-    return steer_by_words(like, profiles, seed), None
-
-
-def steering_notes(people: People) -> tuple[str, ...]:
-    """Return a note if choices and words can change the answer only little.
-
-    Example:
-        >>> import numpy as np
-        >>> from pluralign.theory.posterior import ChoiceModel
-        >>> len(steering_notes(People(np.ones(1), 1.0, 0.0, ChoiceModel(people=0.02))))
-        1
-        >>> steering_notes(People(np.ones(1), 1.0, 0.0, ChoiceModel(people=0.97, source="raters")))
-        ()
-    """
-    unknown = people.model.source != "raters" and people.model.people < FEW_FOLLOWERS
-    return (FITTED_WITHOUT_IDS,) if unknown else ()

@@ -1,7 +1,7 @@
 """Tuned policies: train one LoRA adapter of a language model for each member of an ensemble, through TRL (§2).
 
 All members get the same prompts, seeds and steps, and every policy is evaluated on held-out prompts. Rewards are
-standardised by the base's samples on the training prompts, r̃_j = (r_j − μ_j) / σ_j (``samples.reward_scale``). This
+standardised by the base's samples on the training prompts, r̃_j = (r_j − μ_j) / σ_j (``adapters.reward_scale``). This
 makes members comparable, and one β fits all. Each policy maximises E[r̃_j] − β KL(π ‖ base).
 
 A run resumes: finished members are not trained again, and all files are written atomically. The adapters are served by
@@ -10,8 +10,9 @@ vLLM or another server, not here.
 
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,17 @@ from pluralign.answering.adapters import (
     Response,
     Samples,
     Scale,
-    TrainingData,
     as_columns,
     check_packages,
     log_probs,
     mean_length,
     reward_scale,
     sample_responses,
-    sample_rewards,
     sampled_kl,
     save_adapter,
     train_adapter,
 )
+from pluralign.answering.answer import Answerer
 from pluralign.answering.generate import load_prompts
 from pluralign.answering.options import TuneOptions
 from pluralign.answering.policies import (
@@ -55,83 +55,8 @@ from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT, worse_than_chance
 from pluralign.theory.intervals import clustered_interval
-from pluralign.votes.prompts import Prompt, PromptLike
+from pluralign.votes.prompts import Item, Prompt, PromptLike
 from pluralign.votes.values import read_prompt
-
-# --- The base model's responses to all prompts, sampled once for all members, and the scale of rewards that they give.
-
-
-@dataclass(frozen=True, eq=False)
-class BaseSamples:
-    """The prompts, the base's responses to them, and their standardised rewards by all members."""
-
-    train: list[PromptLike]
-    held_out: list[PromptLike]
-    train_samples: Samples
-    held_out_samples: Samples
-    train_rewards: FloatArray
-    """``(n_train, n_samples, k)``."""
-    held_out_rewards: FloatArray
-    """``(n_held_out, n_samples, k)``."""
-    scale: Scale
-
-
-def sample_base(
-    policy: Policy,
-    ensemble: RewardEnsemble,
-    train: list[PromptLike],
-    held_out: list[PromptLike],
-    file: Path,
-    options: TuneOptions,
-    advance: Callable[[], None],
-) -> BaseSamples:
-    """Sample the base's responses to all prompts, and standardise rewards by the responses to the training prompts.
-
-    Args:
-        policy: the base model, without an adapter.
-        ensemble: the rewards.
-        train: training prompts.
-        held_out: held-out prompts.
-        file: JSON Lines of {prompt, held_out, responses, tokens}; stored prompts are not sampled again.
-        options: number of responses per prompt, and how to sample them.
-        advance: called after each prompt.
-    """
-    samples = _resumed_samples(policy, train, held_out, file, options, advance)
-    train_samples, held_out_samples = samples[: len(train)], samples[len(train) :]
-    rewards = sample_rewards(ensemble, train, train_samples)
-    scale = reward_scale(rewards)
-    return BaseSamples(
-        train=train,
-        held_out=held_out,
-        train_samples=train_samples,
-        held_out_samples=held_out_samples,
-        train_rewards=scale(rewards),
-        held_out_rewards=scale(sample_rewards(ensemble, held_out, held_out_samples)),
-        scale=scale,
-    )
-
-
-def _resumed_samples(
-    policy: Policy,
-    train: list[PromptLike],
-    held_out: list[PromptLike],
-    file: Path,
-    options: TuneOptions,
-    advance: Callable[[], None],
-) -> Samples:
-    lines = JsonLines(file)
-    stored = {Prompt(read_prompt(row["prompt"])).key: row for row in lines.rows()}
-    samples: Samples = []
-    for prompt, is_held_out in [*((prompt, False) for prompt in train), *((prompt, True) for prompt in held_out)]:
-        if (row := stored.get(Prompt(prompt).key)) is not None:
-            samples.append([Response(*both) for both in zip(row["tokens"], row["responses"], strict=True)])
-            advance()
-            continue
-        (responses,) = sample_responses(policy, [prompt], options, advance)
-        samples.append(responses)
-        lines.append({"prompt": Prompt(prompt).json, "held_out": is_held_out, **as_columns(responses)})
-    return samples
-
 
 BASE_FILE, SAMPLES_FOLDER = "base.jsonl", "samples"
 FEWEST_PROMPTS = 4
@@ -171,15 +96,13 @@ class Tuning:
 
 
 def tune(
-    ensemble: RewardEnsemble,
+    ensemble: RewardEnsemble | str | os.PathLike[str],
     prompts: Sequence[PromptLike] | str | os.PathLike[str],
     model: str,
     output: str | os.PathLike[str],
     options: TuneOptions | None = None,
     *,
     members: Sequence[int] = (),
-    names: Sequence[str] = (),
-    limit: int | None = None,
     progress: Progress | None = None,
     **changes: Any,
 ) -> Tuning:
@@ -197,14 +120,12 @@ def tune(
     runs.
 
     Args:
-        ensemble: the rewards.
+        ensemble: the rewards: an ensemble, or its folder, whose saved votes name the members.
         prompts: prompts, or their source (``load_prompts``).
         model: ``smollm2``, or the folder or hub id of a causal language model.
         output: folder of the policies. A folder with the same settings is resumed.
         options: how to tune; ``changes`` are its fields by name.
         members: members to tune to; by default all with weight.
-        names: names of all members.
-        limit: maximum number of prompts, drawn by the seed.
         progress: called with the number of finished units (sampled prompts and optimiser steps) and their total.
 
     Reference: Rafailov et al., "Direct Preference Optimization" (2023); Shao et al., "DeepSeekMath" (2024) for GRPO;
@@ -212,34 +133,32 @@ def tune(
     """
     options = with_changes(options or TuneOptions(), changes)
     started, output = time.perf_counter(), Path(output)
+    answerer = Answerer.of(ensemble)
+    names, ensemble = {card.member: card.name for card in answerer.cards}, answerer.ensemble
     chosen = _chosen_members(ensemble, members)
-    bad_rows = 0
-    if isinstance(prompts, str | os.PathLike):
-        prompts, failures = load_prompts(prompts, limit=limit, seed=options.seed)
-        bad_rows = len(failures)
-    else:
-        prompts = list(dict.fromkeys(prompts))[:limit]
+    prompts, failures = load_prompts(prompts, limit=options.limit, seed=options.seed)
     _check_enough(prompts)
     manifest = load_manifest(output, run_settings(ensemble, prompts, model, options))
     finished = {policy.member for policy in manifest.members}
-    remaining = {j: names[j] if names else f"member {j}" for j in chosen if j not in finished}
+    remaining = {j: names.get(j, f"member {j}") for j in chosen if j not in finished}
     if remaining:
         check_packages()
-        manifest = _tune_members(remaining, manifest, ensemble, prompts, model, output, options, progress)
-    assert manifest.base is not None and manifest.serving is not None  # noqa: S101, PT018 - there is a finished member
+        manifest = _tune_members(remaining, manifest, ensemble, prompts, output, options, progress)
+    base = manifest.base
+    assert base is not None and manifest.serving is not None  # noqa: S101, PT018 - there is a finished member
     tuned = [policy.member for policy in manifest.members]
     return Tuning(
         folder=str(output),
         model=model,
         method=options.method,
-        prompts=manifest.base.prompts,
-        held_out=manifest.base.held_out,
-        too_long=manifest.base.too_long,
-        bad_rows=bad_rows,
-        members=list(manifest.members),
+        prompts=base.prompts,
+        held_out=base.held_out,
+        too_long=base.too_long,
+        bad_rows=len(failures),
+        members=manifest.members,
         matrix=[[policy.rewards[j] for j in tuned] for policy in manifest.members],
-        base=[manifest.base.base_rewards[j] for j in tuned],
-        base_tokens=manifest.base.base_tokens,
+        base=[base.base_rewards[j] for j in tuned],
+        base_tokens=base.base_tokens,
         resumed=len(chosen) - len(remaining),
         serving=manifest.serving,
         notes=_notes(ensemble, tuned),
@@ -293,73 +212,125 @@ def _notes(ensemble: RewardEnsemble, tuned: Sequence[int]) -> list[str]:
 # --- tuning -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
+class Run:
+    """One run: the base model, the prompts, the base's responses to them, and their standardised rewards."""
+
+    ensemble: RewardEnsemble
+    policy: Policy
+    """The base model; while a member is evaluated with its adapter."""
+    train: list[PromptLike]
+    held_out: list[PromptLike]
+    output: Path
+    options: TuneOptions
+    advance: Callable[[], None]
+    """Called after each sampled prompt and each optimiser step."""
+
+    @cached_property
+    def base(self) -> Samples:
+        """The base's responses to the training prompts, then to the held-out ones.
+
+        They are JSON Lines of {prompt, held_out, responses, tokens}; stored prompts are not sampled again.
+        """
+        lines = JsonLines(self.output / BASE_FILE)
+        stored = {Prompt(read_prompt(row["prompt"])).key: row for row in lines.rows()}
+        samples: Samples = []
+        for number, prompt in enumerate([*self.train, *self.held_out]):
+            if (row := stored.get(Prompt(prompt).key)) is not None:
+                samples.append([Response(*both) for both in zip(row["tokens"], row["responses"], strict=True)])
+                self.advance()
+                continue
+            (responses,) = sample_responses(self.policy, [prompt], self.options, self.advance)
+            samples.append(responses)
+            held_out = number >= len(self.train)
+            lines.append({"prompt": Prompt(prompt).json, "held_out": held_out, **as_columns(responses)})
+        return samples
+
+    @cached_property
+    def scale(self) -> Scale:
+        """Standardises rewards by the base's responses to the training prompts."""
+        return reward_scale(self._raw_rewards(self.train, self.base[: len(self.train)]))
+
+    @cached_property
+    def train_rewards(self) -> FloatArray:
+        """``(n_train, n_samples, k)``."""
+        return self.rewards(self.train, self.base[: len(self.train)])
+
+    @cached_property
+    def held_out_rewards(self) -> FloatArray:
+        """``(n_held_out, n_samples, k)``."""
+        return self.rewards(self.held_out, self.base[len(self.train) :])
+
+    def rewards(self, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
+        """Return the standardised rewards of responses by all members, ``(n_prompts, n_samples, k)``."""
+        return self.scale(self._raw_rewards(prompts, samples))
+
+    def _raw_rewards(self, prompts: Sequence[PromptLike], samples: Samples) -> FloatArray:
+        items = [(prompt, one.text) for prompt, responses in zip(prompts, samples, strict=True) for one in responses]
+        return self.ensemble.rewards(items).reshape(len(prompts), -1, self.ensemble.k)
+
+    def record(self, too_long: int) -> BaseRecord:
+        """Return the figures of the base."""
+        return BaseRecord(
+            name=served_name(self.policy.name),
+            prompts=len(self.train),
+            held_out=len(self.held_out),
+            too_long=too_long,
+            scale={"mean": self.scale.mean.tolist(), "spread": self.scale.spread.tolist()},
+            base_rewards=self.held_out_rewards.mean(axis=(0, 1)).tolist(),
+            base_tokens=mean_length(self.base[len(self.train) :]),
+        )
+
+
 def _tune_members(
     remaining: dict[int, str],
     manifest: Manifest,
     ensemble: RewardEnsemble,
     prompts: Sequence[PromptLike],
-    model: str,
     output: Path,
     options: TuneOptions,
     progress: Progress | None,
 ) -> Manifest:
     """Sample the base, tune the remaining members one after the other, and return the finished manifest."""
-    policy = Policy(model)
+    policy = Policy(str(manifest.settings["model"]))
     policy.check_ends()
     fitting = [prompt for prompt in prompts if policy.fits(prompt, options.max_new_tokens)]
     too_long = len(prompts) - len(fitting)
     _check_enough(fitting, too_long)
     train, held_out = split_prompts(fitting, options.held_out, options.seed)
     advance = _counter(progress, len(fitting) + len(remaining) * (options.steps + len(held_out)))
+    run = Run(ensemble, policy, train, held_out, output, options, advance)
     manifest = replace(manifest, pluralign=__version__)
     manifest.save(output)
-    base = sample_base(policy, ensemble, train, held_out, output / BASE_FILE, options, advance)
-    _check_spread(base.scale, remaining)
-    record = BaseRecord(
-        base=served_name(model),
-        prompts=len(train),
-        held_out=len(held_out),
-        too_long=too_long,
-        scale={"mean": base.scale.mean.tolist(), "spread": base.scale.spread.tolist()},
-        base_rewards=base.held_out_rewards.mean(axis=(0, 1)).tolist(),
-        base_tokens=mean_length(base.held_out_samples),
-    )
-    manifest = replace(manifest, base=record)
+    for j in remaining:
+        if not run.scale.spread[j] > 0:
+            raise DataError(
+                f"member {j} gives all sampled responses to a prompt the same reward, so nothing can be learned",
+                remedy="sample more or longer responses, or name the other members with --member",
+            )
+    manifest = replace(manifest, base=run.record(too_long))
     for member, name in remaining.items():
-        tuned = _tune_member(member, name, policy, ensemble, base, output, options, advance)
-        manifest = manifest.with_member(tuned, options.lora_rank)
+        manifest = manifest.with_member(_tune_member(member, name, run), options.lora_rank)
         manifest.save(output)
     return manifest
 
 
-def _tune_member(
-    member: int,
-    name: str,
-    policy: Policy,
-    ensemble: RewardEnsemble,
-    base: BaseSamples,
-    output: Path,
-    options: TuneOptions,
-    advance: Callable[[], None],
-) -> TunedPolicy:
-    """Tune to one member, evaluate the policy, and save its adapter and samples. ``policy`` ends without adapter."""
-    started = time.perf_counter()
-    data = TrainingData(
-        base.train,
-        base.train_samples,
-        base.train_rewards[..., member],
-        lambda items: base.scale(ensemble.rewards(items))[:, member],
-    )
-    adapted = train_adapter(policy, data, options, advance)
+def _tune_member(member: int, name: str, run: Run) -> TunedPolicy:
+    """Tune to one member, evaluate the policy, and save its adapter and samples. The policy ends without adapter."""
+    started, policy, options = time.perf_counter(), run.policy, run.options
+
+    def reward(items: Sequence[Item]) -> FloatArray:
+        return run.scale(run.ensemble.rewards(items))[:, member]
+
+    adapted = train_adapter(run, run.train_rewards[..., member], reward)
     policy.model = adapted
-    after = sample_responses(policy, base.held_out, options, advance)
-    log_prob, base_log_prob = log_probs(policy, base.held_out, after, options)
-    rewards = base.scale(sample_rewards(ensemble, base.held_out, after))
-    own_before, own_after = base.held_out_rewards[..., member], rewards[..., member]
+    after = sample_responses(policy, run.held_out, options, run.advance)
+    log_prob, base_log_prob = log_probs(policy, run.held_out, after, options)
+    rewards, before = run.rewards(run.held_out, after), run.base[len(run.train) :]
+    own_before, own_after = run.held_out_rewards[..., member], rewards[..., member]
     path = f"member-{member}"
-    save_adapter(adapted, served_name(policy.name), output / path)
-    samples_file = JsonLines(output / SAMPLES_FOLDER / f"{path}.jsonl")
-    samples_file.replace(
+    save_adapter(adapted, served_name(policy.name), run.output / path)
+    JsonLines(run.output / SAMPLES_FOLDER / f"{path}.jsonl").replace(
         {
             "prompt": Prompt(prompt).json,
             **as_columns(after[i]),
@@ -367,17 +338,16 @@ def _tune_member(
             "log_prob": log_prob[i].tolist(),
             "base_log_prob": base_log_prob[i].tolist(),
         }
-        for i, prompt in enumerate(base.held_out)
+        for i, prompt in enumerate(run.held_out)
     )
     policy.model = adapted.unload()
-    gain = clustered_interval(
-        own_after.mean(axis=1) - own_before.mean(axis=1), np.arange(len(base.held_out)), seed=options.seed
-    )
+    difference = own_after.mean(axis=1) - own_before.mean(axis=1)
+    gain = clustered_interval(difference, np.arange(len(run.held_out)), seed=options.seed)
     kl = sampled_kl(log_prob, base_log_prob)
     return TunedPolicy(
         member=member,
         name=name,
-        weight=float(ensemble.weights[member]),
+        weight=float(run.ensemble.weights[member]),
         path=path,
         reward_before=float(own_before.mean()),
         reward_after=float(own_after.mean()),
@@ -390,8 +360,8 @@ def _tune_member(
         seconds=time.perf_counter() - started,
         samples=[
             ExampleAnswer(
-                prompt=Prompt(base.held_out[i]).json,
-                before=base.held_out_samples[i][0].text,
+                prompt=Prompt(run.held_out[i]).json,
+                before=before[i][0].text,
                 after=after[i][0].text,
                 reward_before=float(own_before[i, 0]),
                 reward_after=float(own_after[i, 0]),
@@ -399,15 +369,6 @@ def _tune_member(
             for i in range(min(EXAMPLES, len(after)))
         ],
     )
-
-
-def _check_spread(scale: Scale, members: Collection[int]) -> None:
-    for j in members:
-        if not scale.spread[j] > 0:
-            raise DataError(
-                f"member {j} gives all sampled responses to a prompt the same reward, so nothing can be learned",
-                remedy="sample more or longer responses, or name the other members with --member",
-            )
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[], None]:

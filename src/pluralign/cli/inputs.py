@@ -79,7 +79,7 @@ def evaluate_held_out(ensemble: "RewardEnsemble", held_out: "HeldOutVotes", seed
 def note_left_out(left_out: "LeftOut") -> None:
     """Say on stderr how many pairs were left out because the ensemble was trained on their prompts."""
     if left_out.sentence and is_first_process():
-        note(left_out.sentence + (" Use --all to include them." if left_out.prompts else ""))
+        note(left_out.sentence + (" evaluate --all includes them." if left_out.prompts else ""))
 
 
 def saved_held_out_votes(folder: Path) -> "HeldOutVotes | None":

@@ -73,8 +73,7 @@ def root(
         ),
     ] = None,
     show_completion: Annotated[  # noqa: ARG001
-        Shell | None,
-        typer.Option(metavar="SHELL", callback=show_callback, expose_value=False, hidden=True),
+        Shell | None, typer.Option(metavar="SHELL", callback=show_callback, expose_value=False, hidden=True)
     ] = None,
 ) -> None:
     """Global options."""

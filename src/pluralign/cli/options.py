@@ -5,7 +5,7 @@ import functools
 import inspect as introspection
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 TABLE = "OURS=THEIRS"
 """Placeholder in ``--help`` of options that are tables in a file."""
-SHARED_CANDIDATES = 8
-"""Candidates to sample if ``-n`` is not given."""
 PANELS = {
     LoadOptions: "Reading votes",
     FitOptions: "Fitting",
@@ -60,8 +58,7 @@ OtherVotes = Annotated[
     typer.Argument(metavar="[DATA]", help="Votes not used for training (default: the held-out votes saved in DIR)."),
 ]
 OtherVotesOption = Annotated[
-    str | None,
-    typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR)."),
+    str | None, typer.Option("--data", help="Votes not used for training (default: the held-out votes saved in DIR).")
 ]
 AllPrompts = Annotated[
     bool,
@@ -114,7 +111,7 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        flags = {config: [_as_parameter(config, field) for field in dataclasses.fields(config)] for config in configs}
+        flags = {config: list(_parameters(config)) for config in configs}
         received = {config: config.__name__.replace("Options", "_options").lower() for config in configs}
 
         @functools.wraps(command)
@@ -134,6 +131,13 @@ def with_options(*configs: type) -> Callable[[Callable[..., None]], Callable[...
         return run
 
     return decorate
+
+
+def _parameters(config: type) -> Iterator[introspection.Parameter]:
+    """Yield the parameters for the fields of a dataclass that are options of the command line."""
+    for field in dataclasses.fields(config):
+        if field.metadata.get("command_line", True):
+            yield _as_parameter(config, field)
 
 
 _hints = functools.cache(get_type_hints)

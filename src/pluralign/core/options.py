@@ -17,6 +17,11 @@ Options = TypeVar("Options")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def option(default: Any, description: str) -> Any:
+    """Return a dataclass field with a default and its help."""
+    return field(default=default, metadata={"help": description})
+
+
 def same_option(config: type, name: str) -> Any:
     """Return a dataclass field with the default and the help of another dataclass's field."""
     known = config.__dataclass_fields__[name]  # type: ignore[attr-defined]

@@ -22,9 +22,9 @@ this factor, one strength of regularisation suits both (measured in the log of e
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """Maps raw features to the inputs of linear rewards: scaled, clipped, and optionally projected and extended.
+    """Maps raw features to the inputs of linear rewards: scaled, clipped, and optionally projected.
 
-    inputs(φ) = A' (gain · clip((φ − mean) / spread, ±clip)). A hidden layer appends tanh(inputs(φ) W + b).
+    inputs(φ) = A' (gain · clip((φ − mean) / spread, ±clip)).
     """
 
     mean: Array
@@ -33,34 +33,24 @@ class FeatureMap:
     """``(d,)``."""
     gain: Array
     """``(d,)``."""
-    hidden: Array | None = None
-    """W, ``(d, h)``, or ``(m, h)`` with axes."""
-    bias: Array | None = None
-    """b, ``(h,)``."""
     clip: Array = field(default_factory=lambda: np.array(CLIP, dtype=np.float32))
     """A scalar; infinity disables clipping."""
     axes: Array | None = None
     """A, ``(d, m)``: orthonormal directions that wide features are projected on. None keeps all columns."""
 
     @property
-    def linear_dimension(self) -> int:
-        """Number of inputs that are linear in the scaled features: d, or m with axes."""
-        return len(self.mean) if self.axes is None else int(self.axes.shape[1])
-
-    @property
     def dimension(self) -> int:
-        """D, the number of inputs per text."""
-        return self.linear_dimension + (0 if self.bias is None else len(self.bias))
+        """D, the number of inputs per text: d, or m with axes."""
+        return len(self.mean) if self.axes is None else int(self.axes.shape[1])
 
     def problem(self) -> str | None:
         """Return what is wrong with shapes and values, None if nothing is."""
-        d, m = self.mean.shape[:1], (self.linear_dimension,) if self.axes is None or self.axes.ndim == 2 else ()
-        hidden = None if self.bias is None else (*m, *self.bias.shape[:1])
-        shapes = {"mean": d, "spread": d, "gain": d, "clip": (), "axes": (*d, *m), "hidden": hidden}
+        d, m = self.mean.shape[:1], (self.dimension,) if self.axes is None or self.axes.ndim == 2 else ()
+        shapes = {"mean": d, "spread": d, "gain": d, "clip": (), "axes": (*d, *m)}
         arrays = {name: array for name, array in vars(self).items() if array is not None}
-        if (self.hidden is None) != (self.bias is None) or len(d) != 1:
+        if len(d) != 1:
             return "arrays of features are missing"
-        if wrong := [name for name, array in arrays.items() if name in shapes and array.shape != shapes[name]]:
+        if wrong := [name for name, array in arrays.items() if array.shape != shapes[name]]:
             return f"{wrong[0]} has the wrong shape"
         if bad := [name for name, array in arrays.items() if name != "clip" and not np.isfinite(array).all()]:
             return f"{bad[0]} must be finite"
@@ -76,13 +66,10 @@ class FeatureMap:
             problem = f"texts have {features.shape[1]:,} features, but the ensemble was fitted with {len(self.mean):,}"
             raise DataError(problem, remedy="use the encoder it was fitted with, or fit again")
         out = np.empty((len(features), self.dimension), dtype=np.float32) if out is None else out
-        d = self.linear_dimension
         for rows in blocks(slice(0, len(features))):
             scaled = np.clip((features[rows] - self.mean) / self.spread, -self.clip, self.clip)
             scaled = scaled * self.gain
-            out[rows, :d] = scaled if self.axes is None else scaled @ self.axes
-            if self.hidden is not None and self.bias is not None:
-                out[rows, d:] = np.tanh(out[rows, :d] @ self.hidden + self.bias)
+            out[rows] = scaled if self.axes is None else scaled @ self.axes
         return out
 
 
@@ -171,10 +158,9 @@ class LinearMembers:
     def head(self) -> FloatArray:
         """Return the rewards as linear functions of the raw features, ``(d, k)``, up to a constant.
 
-        Only for inputs without clipping and hidden layer, as those of a fine-tuned backbone are.
+        Only for inputs without clipping, as those of a fine-tuned backbone are.
         """
         inputs = self.inputs
-        assert inputs.hidden is None  # noqa: S101
         assert np.isinf(inputs.clip)  # noqa: S101
         theta = self.theta if inputs.axes is None else inputs.axes @ self.theta
         return np.asarray((inputs.gain / inputs.spread).astype(np.float64)[:, None] * theta)

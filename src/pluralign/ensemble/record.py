@@ -97,7 +97,7 @@ def pairs_to_measure(
         raise DataError(
             f"all {counted(len(preferences.prompts), 'prompt')} were used for training, so scores would be too good",
             file=preferences.name,
-            remedy="give votes on other prompts, or use --all to measure on training prompts",
+            remedy="give votes on other prompts, or measure on training prompts with evaluate --all",
         )
     return ~rows, LeftOut(int(rows.sum()), int(trained.sum()), known=len(known) == len(trained_on))
 

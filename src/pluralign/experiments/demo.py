@@ -10,7 +10,6 @@ from threadpoolctl import threadpool_limits
 
 from pluralign.answering.answer import Answer, answer
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import UsageError
 from pluralign.core.files import atomic_write
 from pluralign.core.json_values import to_json
@@ -19,11 +18,10 @@ from pluralign.core.types import Progress
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes, score_held_out
 from pluralign.learning.fit import fit
-from pluralign.learning.frozen import learn
-from pluralign.learning.measure import baseline_shares
-from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.raters import rater_options
-from pluralign.learning.task import MANY_PAIRS, FitWatcher
+from pluralign.learning.frozen import fit_members, fit_members_to_raters
+from pluralign.learning.measure import read_ensemble
+from pluralign.learning.options import FitOptions
+from pluralign.learning.task import MANY_PAIRS, LearningData
 from pluralign.measuring.camps import CampStudy, camps_of_ensemble
 from pluralign.measuring.pruning import Pruning, prune
 from pluralign.measuring.report_data import ReportData, ReportOptions, collect_report_data
@@ -31,7 +29,7 @@ from pluralign.measuring.tournament import RankingResult, Tournament, rankings
 from pluralign.publishing.tables import Table, number, pruning_table
 from pluralign.text.features import TextFeatures
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet
+from pluralign.votes.preferences import PreferenceSet, texts_of
 from pluralign.votes.raters import RaterVotes, town_hall_votes
 from pluralign.votes.summary import Inspection, Truth, inspect, inspect_truth
 from pluralign.votes.town_hall.town_hall import TownHall, town_hall
@@ -144,7 +142,9 @@ def demo(
     }
     fitted["with rater ids"] = with_ids = fit(town_hall_votes(town), encoder=encoder, **shared)
     informed, informed_votes = fit_features(votes, town.features, **shared)
-    ensemble, shares = fitted[JOINT], baseline_shares(fitted[JOINT], test)
+    ensemble = fitted[JOINT]
+    _, baselines = read_ensemble(ensemble, test, ensemble.features(texts_of(test)))
+    shares = {name: found.share for name, found in baselines.items()}
     methods = [
         *(_measure(name, one, one.prob_hat(test, one.level), truth) for name, one in fitted.items()),
         _measure("joint, true features", informed, informed_votes.prob_hat(informed), truth),
@@ -202,11 +202,12 @@ def fit_features(
     """
     chosen = with_changes(FitOptions(), {**options, "encoder": "none", "surface": False})
     if raters is not None:
-        chosen = rater_options(chosen, FinetuneOptions())
+        chosen = replace(chosen, level="policy")
     rows = preferences.test_mask(chosen.test_fraction, seed=chosen.seed)
     nothing, vectors = TextFeatures(encoder="none", surface=False), np.asarray(features, dtype=np.float32)
+    data = LearningData(preferences, rows, vectors, nothing, chosen)
     with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        return learn(preferences, rows, vectors, nothing, chosen, Checkpoints(None, {}), FitWatcher(), raters)
+        return fit_members(data) if raters is None else fit_members_to_raters(data, raters)
 
 
 def _measure(name: str, ensemble: RewardEnsemble, share: FloatArray, truth: FloatArray) -> MethodResult:

@@ -194,7 +194,8 @@ class Experiment:
     @property
     def steps(self) -> list[Step]:
         """The steps in their order; each is a public function with a command of its own."""
-        k, sampled, reading = self.recipe.fit["k"], self.recipe.generate, as_flags(self.load.changed())
+        k, sampled = self.recipe.fit["k"], self.recipe.generate
+        reading = as_flags({name: getattr(self.load, name) for name in changed_options(self.load)})
         ensemble, candidates = str(self.folder / "ensemble"), str(self.folder / "candidates.jsonl")
         compared = " and compare them with the paper's Table 1" if self.recipe.paper else ""
         steps = [

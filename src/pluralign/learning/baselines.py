@@ -2,11 +2,10 @@
 
 Each baseline is a formula for the share and the arrays it needs, so it is saved with the ensemble and evaluated on
 other votes too. All rewards are linear in the features. Regularisation and damping are chosen on validation prompts.
-Arrays saved before damping existed have none: damping 0 is the plain formula.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +17,7 @@ from scipy.special import ndtr
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.random_streams import BOOTSTRAP, random_stream
 from pluralign.learning.bradley_terry import (
+    FACTORS,
     FEW_DIRECTIONS,
     L2_GRID,
     SEARCH_DIRECTIONS,
@@ -25,101 +25,30 @@ from pluralign.learning.bradley_terry import (
     directions_with,
     fit_bradley_terry,
     fit_em,
-    fit_path,
+    mixture_shares,
+    path_shares,
     principal_directions,
-    scores,
-    search_errors,
 )
-from pluralign.learning.pairs import Differences, Matrix, Pairs, first_columns, row_squares
-from pluralign.learning.stagewise import hard_votes, solve_weights
+from pluralign.learning.pairs import (
+    Differences,
+    Matrix,
+    Pairs,
+    brier_on_folds,
+    errors_on_folds,
+    first_columns,
+    hard_votes,
+    row_squares,
+    scores,
+)
+from pluralign.learning.stagewise import solve_weights
 from pluralign.learning.teacher import damp
-from pluralign.theory.calibration import brier, sigmoid, with_undecided
+from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clearly_lower
-
-# --- Thurstone's model with a mean and a variance per text: the mean–variance baseline.
-
-
-VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
-"""Regularisation strengths to choose from."""
-
-
-def mean_variance_share(arrays: Mapping[str, npt.NDArray[Any]], pairs: Differences) -> FloatArray:
-    """Return Φ((μ_a − μ_b) / √(s²_a + s²_b)) with log s² linear: normal utilities, a variance per text."""
-    variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
-    total = variance[pairs.a] + variance[pairs.b]
-    return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
-
-
-def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
-    """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
-
-    It is fitted in the leading directions. The regularisation strength is chosen on the validation prompts of
-    ``folds``.
-
-    Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
-    """
-    axes = directions_with(pairs.difference, theta)
-    inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
-    guide = axes.T @ theta
-
-    def solve(rows: Mask, l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
-        objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
-        start = np.concatenate([guide, np.zeros(len(guide) + 1)])
-        solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
-        return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
-
-    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
-        return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": np.asarray(offset)}
-
-    errors = np.zeros(len(VARIANCE_L2))
-    for held_out in folds:
-        validation = pairs[held_out]
-        for i, l2 in enumerate(VARIANCE_L2):
-            share = mean_variance_share(arrays(*solve(~held_out, l2, 40)), validation.lazy_difference())
-            errors[i] += brier(share, validation.prob_a)
-    all_rows = np.ones(len(pairs), dtype=bool)
-    return arrays(*solve(all_rows, VARIANCE_L2[int(np.argmin(errors))], 80))
-
-
-def mean_variance_loss(
-    inputs: FloatArray,
-    a: IndexArray,
-    b: IndexArray,
-    prob_a: FloatArray,
-    l2: float,
-    guide: FloatArray,
-) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
-
-    μ are the coefficients of the mean, log s² = λ·φ + c, and μ is regularised towards the Bradley–Terry reward
-    ``guide``.
-    """
-    n, (n_items, d) = len(prob_a), inputs.shape
-
-    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
-        mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
-        variance, utility = np.exp(np.clip(inputs @ spread + offset, -20, 20)), inputs @ mean
-        total = variance[a] + variance[b]
-        z = (utility[a] - utility[b]) / np.sqrt(total)
-        p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
-        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-        slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
-        total_gradient = slope * z * -0.5 / total
-        utility_gradient = slope / np.sqrt(total)
-        mean_gradient = (np.bincount(a, utility_gradient, n_items) - np.bincount(b, utility_gradient, n_items)) @ inputs
-        text_gradient = np.bincount(a, total_gradient, n_items) + np.bincount(b, total_gradient, n_items)
-        spread_gradient = (variance * text_gradient) @ inputs
-        offset_gradient = float(total_gradient @ total)
-        entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
-        value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
-        gradients = mean_gradient + l2 * (mean - guide), spread_gradient + l2 * spread, [offset_gradient]
-        return value, np.concatenate(gradients)
-
-    return value_and_gradient
-
 
 Arrays: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
+VARIANCE_L2 = (10.0, 1.0, 0.1, 0.01)
+"""Regularisation strengths of the mean–variance baseline to choose from."""
 TEMPERATURES = np.geomspace(0.25, 4.0, 33)
 UNDECIDED = np.linspace(0.0, 0.8, 17)
 DAMPINGS = (1.0, 3.0, 10.0)
@@ -174,11 +103,18 @@ def _mixture(arrays: Arrays, pairs: Differences) -> FloatArray:
     return np.asarray(sigmoid(scores(_damped(arrays, pairs), arrays["theta"])) @ arrays["weights"])
 
 
+def _mean_variance(arrays: Arrays, pairs: Differences) -> FloatArray:
+    """Return Φ((μ_a − μ_b) / √(s²_a + s²_b)) with log s² linear: normal utilities, a variance per text."""
+    variance = np.exp(np.clip(pairs.of_texts(arrays["log_variance"]) + arrays["offset"], -20, 20))
+    total = variance[pairs.a] + variance[pairs.b]
+    return np.asarray(ndtr(pairs @ arrays["theta"] / np.sqrt(total)), dtype=np.float64)
+
+
 FORMULAS: Mapping[str, Callable[[Arrays, Differences], FloatArray]] = {
     "bradley-terry": _bradley_terry,
     "votes": _votes,
     "mixture": _mixture,
-    "mean-variance": mean_variance_share,
+    "mean-variance": _mean_variance,
 }
 
 BASELINES = {
@@ -241,28 +177,8 @@ def fit_baselines(
 
 def _fit_single(pairs: Pairs, reduced: Array, target: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
     """Fit one Bradley–Terry reward with the regularisation whose σ(Δr) predicts validation votes best."""
-    errors = _validation_errors(reduced, target, pairs.prob_a, folds, L2_GRID)
-    l2 = L2_GRID[int(np.argmin(_mean_by_fold(errors, folds)))]
+    l2 = L2_GRID[int(np.argmin(brier_on_folds(pairs.prob_a, folds, path_shares(reduced, target))))]
     return {"theta": fit_bradley_terry(pairs.difference, target, l2), "temperature": 1.0, "l2": l2}
-
-
-def _validation_errors(
-    reduced: Array, target: FloatArray, prob_a: FloatArray, folds: Sequence[Mask], l2_grid: Sequence[float]
-) -> FloatArray:
-    """Return (σ(Δr) − p)² of each pair for a reward fitted without its fold, by strength, ``(n, n_strengths)``.
-
-    Pairs of no fold have NaN.
-    """
-    errors = np.full((len(prob_a), len(l2_grid)), np.nan)
-    for held_out in folds:
-        path = fit_path(reduced[~held_out], target[~held_out], l2_grid)
-        errors[held_out] = (sigmoid(scores(reduced[held_out], path.T)) - prob_a[held_out, None]) ** 2
-    return errors
-
-
-def _mean_by_fold(errors: FloatArray, folds: Sequence[Mask]) -> FloatArray:
-    """Return the mean over folds of the mean error in each, ``(n_strengths,)``."""
-    return np.asarray(np.mean([errors[held_out].mean(axis=0) for held_out in folds], axis=0))
 
 
 def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
@@ -281,11 +197,11 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
     mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
     directions = principal_directions(difference, SEARCH_DIRECTIONS)
     damping, l2 = 0.0, float(plain["l2"])
-    error = _validation_errors(difference @ directions, prob_a, prob_a, folds, [l2])[:, 0]
+    error = errors_on_folds(prob_a, folds, path_shares(difference @ directions, prob_a, [l2]))[:, 0]
     for candidate in DAMPINGS:
         reduced = damp(difference, candidate, mean_square) @ directions
-        errors = _validation_errors(reduced, prob_a, prob_a, folds, L2_GRID)
-        best = int(np.argmin(_mean_by_fold(errors, folds)))
+        errors = errors_on_folds(prob_a, folds, path_shares(reduced, prob_a))
+        best = int(np.argmin(np.mean([errors[fold].mean(axis=0) for fold in folds], axis=0)))
         if clearly_lower(errors[:, best] - error, pairs.prompt):
             damping, l2, error = candidate, L2_GRID[best], errors[:, best]
     theta = fit_bradley_terry(damp(difference, damping, mean_square), prob_a, l2) if damping else plain["theta"]
@@ -294,11 +210,12 @@ def fit_damped(pairs: Pairs, plain: Arrays, folds: Sequence[Mask]) -> dict[str, 
 
 def _temperature(reduced: Array, prob_a: FloatArray, folds: Sequence[Mask], l2: float) -> float:
     """Return the T for which σ(Δr/T), fitted without the validation prompts, predicts their votes best."""
-    errors = np.zeros(len(TEMPERATURES))
-    for held_out in folds:
-        z = scores(reduced[held_out], fit_bradley_terry(reduced[~held_out], prob_a[~held_out], l2))
-        errors += [brier(sigmoid(z / temperature), prob_a[held_out]) for temperature in TEMPERATURES]
-    return float(TEMPERATURES[int(np.argmin(errors))])
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        z = scores(reduced[fold], fit_bradley_terry(reduced[~fold], prob_a[~fold], l2))
+        return (sigmoid(z / temperature) for temperature in TEMPERATURES)
+
+    return float(TEMPERATURES[int(np.argmin(brier_on_folds(prob_a, folds, shares_of)))])
 
 
 def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[str, Any]:
@@ -313,14 +230,15 @@ def fit_undecided(pairs: Pairs, damped: Arrays, folds: Sequence[Mask]) -> dict[s
     """
     difference = damp(pairs.difference, float(damped["damping"]), float(damped["mean_square"]))
     reduced = difference @ principal_directions(difference, SEARCH_DIRECTIONS)
-    errors = np.zeros((len(UNDECIDED), len(TEMPERATURES)))
-    for held_out in folds:
-        theta = fit_bradley_terry(reduced[~held_out], pairs.prob_a[~held_out], float(damped["l2"]))
-        shares = sigmoid(scores(reduced[held_out], theta)[:, None] / TEMPERATURES)
-        for row, u in enumerate(UNDECIDED):
-            errors[row] += np.mean((u / 2 + (1 - u) * shares - pairs.prob_a[held_out, None]) ** 2, axis=0)
-    best, column = divmod(int(np.argmin(errors)), len(TEMPERATURES))
-    return {**damped, "undecided": UNDECIDED[best], "temperature": TEMPERATURES[column]}
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        z = scores(reduced[fold], fit_bradley_terry(reduced[~fold], pairs.prob_a[~fold], float(damped["l2"])))
+        shares = [sigmoid(z / temperature) for temperature in TEMPERATURES]
+        return (with_undecided(share, u) for u in UNDECIDED for share in shares)
+
+    best = int(np.argmin(brier_on_folds(pairs.prob_a, folds, shares_of)))
+    row, column = divmod(best, len(TEMPERATURES))
+    return {**damped, "undecided": UNDECIDED[row], "temperature": TEMPERATURES[column]}
 
 
 def fit_pair(pairs: Pairs, theta: FloatArray) -> dict[str, Any]:
@@ -348,12 +266,15 @@ def _fit_bootstrap(pairs: Pairs, reduced: Array, l2: float, folds: Sequence[Mask
         theta = np.column_stack(stacked)
         return theta, solve_weights(x, theta, p)[0]
 
-    strengths, errors, held_out = [l2, l2 / 10, l2 / 100], [], folds[0]
-    rest = pairs[~held_out]
-    for strength in strengths:
-        theta, weights = members(reduced[~held_out], rest.prob_a, rest.prompt, strength)
-        errors.append(brier(hard_votes(reduced[held_out], theta) @ weights, pairs.prob_a[held_out]))
-    l2 = strengths[int(np.argmin(errors))]
+    strengths = [l2, l2 / 10, l2 / 100]
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        rest = pairs[~fold]
+        for strength in strengths:
+            theta, weights = members(reduced[~fold], rest.prob_a, rest.prompt, strength)
+            yield hard_votes(reduced[fold], theta) @ weights
+
+    l2 = strengths[int(np.argmin(brier_on_folds(pairs.prob_a, folds[:1], shares_of)))]
     theta, weights = members(pairs.difference, pairs.prob_a, pairs.prompt, l2)
     return {"theta": theta, "weights": weights, "l2": l2}
 
@@ -378,10 +299,10 @@ def _fit_mixture(
     singles = {0.0: plain, float(damped["damping"]): damped}
     errors: dict[tuple[float, float], float] = {}
     for damping, single in singles.items():
-        difference = damp(pairs.difference, damping, mean_square)
+        difference, l2 = damp(pairs.difference, damping, mean_square), float(single["l2"])
         x = difference @ principal_directions(difference, FEW_DIRECTIONS)
-        found = search_errors(x, prob_a, folds, k, l2=float(single["l2"]), seed=seed)
-        errors |= {(damping, l2): error for l2, error in found.items()}
+        found = brier_on_folds(prob_a, folds[:SEARCH_FOLDS], mixture_shares(x, prob_a, k, l2=l2, seed=seed))
+        errors |= {(damping, factor * l2): error for factor, error in zip(FACTORS, found, strict=True)}
     damping, l2 = min(errors, key=errors.__getitem__)
     theta, difference = singles[damping]["theta"], damp(pairs.difference, damping, mean_square)
     axes = directions_with(difference, theta)
@@ -389,3 +310,72 @@ def _fit_mixture(
         difference @ axes, prob_a, np.asarray(axes.T @ theta, dtype=np.float64), k, l2=l2, seed=seed
     )
     return {"theta": axes @ members, "weights": weights, "l2": l2, "damping": damping, "mean_square": mean_square}
+
+
+# --- Thurstone's model with a mean and a variance per text ------------------------------------------------------------
+
+
+def fit_mean_variance(pairs: Pairs, theta: FloatArray, folds: Sequence[Mask]) -> dict[str, Any]:
+    """Fit Thurstone's model with a variance per text by maximum likelihood; mean and log variance are linear.
+
+    It is fitted in the leading directions. The regularisation strength is chosen on the validation prompts of
+    ``folds``.
+
+    Reference: distributional preference learning (Siththaranjan et al. 2023), the mean-and-variance model.
+    """
+    axes = directions_with(pairs.difference, theta)
+    inputs = np.asarray(pairs.lazy_difference().of_texts(axes), dtype=np.float64)
+    guide = axes.T @ theta
+
+    def solve(rows: Mask, l2: float, steps: int) -> tuple[FloatArray, FloatArray, float]:
+        objective = mean_variance_loss(inputs, pairs.a[rows], pairs.b[rows], pairs.prob_a[rows], l2, guide)
+        start = np.concatenate([guide, np.zeros(len(guide) + 1)])
+        solution = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+        return solution[: len(guide)], solution[len(guide) : -1], float(solution[-1])
+
+    def arrays(mean: FloatArray, log_variance: FloatArray, offset: float) -> dict[str, Any]:
+        return {"theta": axes @ mean, "log_variance": axes @ log_variance, "offset": np.asarray(offset)}
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        for l2 in VARIANCE_L2:
+            yield _mean_variance(arrays(*solve(~fold, l2, 40)), pairs[fold].lazy_difference())
+
+    best = int(np.argmin(brier_on_folds(pairs.prob_a, folds, shares_of)))
+    return arrays(*solve(np.ones(len(pairs), dtype=bool), VARIANCE_L2[best], 80))
+
+
+def mean_variance_loss(
+    inputs: FloatArray,
+    a: IndexArray,
+    b: IndexArray,
+    prob_a: FloatArray,
+    l2: float,
+    guide: FloatArray,
+) -> Callable[[FloatArray], tuple[float, FloatArray]]:
+    """Return (μ, λ, c) ↦ (mean cross-entropy of Φ(Δμ/√(s²_a + s²_b)) to p + l2/2 (|μ − guide|² + |λ|²), its gradient).
+
+    μ are the coefficients of the mean, log s² = λ·φ + c, and μ is regularised towards the Bradley–Terry reward
+    ``guide``.
+    """
+    n, (n_items, d) = len(prob_a), inputs.shape
+
+    def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
+        mean, spread, offset = unknowns[:d], unknowns[d : 2 * d], unknowns[-1]
+        variance, utility = np.exp(np.clip(inputs @ spread + offset, -20, 20)), inputs @ mean
+        total = variance[a] + variance[b]
+        z = (utility[a] - utility[b]) / np.sqrt(total)
+        p = np.clip(ndtr(z), 1e-9, 1 - 1e-9)
+        density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+        slope = -(prob_a / p - (1 - prob_a) / (1 - p)) * density / n
+        total_gradient = slope * z * -0.5 / total
+        utility_gradient = slope / np.sqrt(total)
+        mean_gradient = (np.bincount(a, utility_gradient, n_items) - np.bincount(b, utility_gradient, n_items)) @ inputs
+        text_gradient = np.bincount(a, total_gradient, n_items) + np.bincount(b, total_gradient, n_items)
+        spread_gradient = (variance * text_gradient) @ inputs
+        offset_gradient = float(total_gradient @ total)
+        entropy = -np.mean(prob_a * np.log(p) + (1 - prob_a) * np.log(1 - p))
+        value = float(entropy + 0.5 * l2 * (np.sum((mean - guide) ** 2) + np.sum(spread**2)))
+        gradients = mean_gradient + l2 * (mean - guide), spread_gradient + l2 * spread, [offset_gradient]
+        return value, np.concatenate(gradients)
+
+    return value_and_gradient

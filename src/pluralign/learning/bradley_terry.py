@@ -4,7 +4,7 @@ The target is the share of votes (soft labels) or the majority (hard labels). Th
 ``joint``, and the classifier inside ``stagewise``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,8 @@ from scipy.linalg import eigh
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import MIXTURE, random_stream
-from pluralign.learning.pairs import Matrix, gram
-from pluralign.theory.calibration import brier, sigmoid
+from pluralign.learning.pairs import Matrix, SharesOf, gram, scores
+from pluralign.theory.calibration import sigmoid
 
 L2_GRID = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 """Regularisation strengths to choose from, strongest first. Each fit starts from the previous one."""
@@ -24,18 +24,6 @@ FEW_DIRECTIONS = 64
 NEWTON_STEPS = 30
 NEWTON_TOLERANCE = 1e-7
 """Newton's method stops when a step lowers the loss by less than this fraction."""
-
-
-def scores(difference: Matrix, theta: npt.ArrayLike) -> FloatArray:
-    """Return θ · difference as float64, ``(n,)`` or ``(n, k)``.
-
-    The product is computed in the precision of the differences, so that they need not be copied.
-
-    Example:
-        >>> scores(np.array([[1.0, 2.0]], dtype=np.float32), [1.0, 1.0])
-        array([3.])
-    """
-    return np.asarray(difference @ np.asarray(theta, dtype=difference.dtype), dtype=np.float64)
 
 
 def bradley_terry_loss(
@@ -100,14 +88,17 @@ def fit_bradley_terry(
     return theta
 
 
-def fit_path(
-    difference: Matrix, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID, *, weight: npt.ArrayLike = 1.0
-) -> FloatArray:
+def fit_path(difference: Matrix, target: npt.ArrayLike, l2_grid: Sequence[float] = L2_GRID) -> FloatArray:
     """Fit each regularisation strength in turn, starting from the previous fit; return ``(len(l2_grid), d)``."""
     path: list[FloatArray] = []
     for l2 in l2_grid:
-        path.append(fit_bradley_terry(difference, target, l2, weight=weight, start=path[-1] if path else None))
+        path.append(fit_bradley_terry(difference, target, l2, start=path[-1] if path else None))
     return np.stack(path)
+
+
+def path_shares(x: Array, target: FloatArray, l2_grid: Sequence[float] = L2_GRID) -> SharesOf:
+    """Return the shares σ(θ·x) that a reward of each strength, fitted to the target without a fold, predicts for it."""
+    return lambda fold: sigmoid(scores(x[fold], fit_path(x[~fold], target[~fold], l2_grid).T)).T
 
 
 def principal_directions(difference: Matrix, m: int) -> Array:
@@ -184,24 +175,22 @@ def fit_em(
     return members, weights
 
 
-def search_errors(
-    x: Array, prob_a: FloatArray, folds: Sequence[Mask], k: int, *, l2: float, seed: int = 0
-) -> dict[float, float]:
-    """Return the Brier score on validation prompts, summed over folds, of mixtures of each regularisation strength.
+def mixture_shares(x: Array, prob_a: FloatArray, k: int, *, l2: float, seed: int = 0) -> SharesOf:
+    """Return the shares that a mixture of each regularisation strength, fitted without a fold, predicts for it.
 
     Args:
         x: differences, ``(n, m)``.
         prob_a: share of people preferring a, ``(n,)``.
-        folds: masks of validation pairs, ``(n,)`` each.
         k: number of groups.
-        l2: regularisation of the single reward that groups start from; strengths are multiples of it.
+        l2: regularisation of the single reward that groups start from; strengths are its products with ``FACTORS``.
         seed: of the noise.
     """
-    errors = dict.fromkeys((factor * l2 for factor in FACTORS), 0.0)
-    for held_out in folds[:SEARCH_FOLDS]:
-        rest, p = x[~held_out], prob_a[~held_out]
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        rest, p = x[~fold], prob_a[~fold]
         guide = fit_bradley_terry(rest, p, l2)
-        for strength in errors:
-            members, weights = fit_em(rest, p, guide, k, l2=strength, seed=seed, rounds=SEARCH_ROUNDS)
-            errors[strength] += brier(sigmoid(scores(x[held_out], members)) @ weights, prob_a[held_out])
-    return errors
+        for factor in FACTORS:
+            members, weights = fit_em(rest, p, guide, k, l2=factor * l2, seed=seed, rounds=SEARCH_ROUNDS)
+            yield sigmoid(scores(x[fold], members)) @ weights
+
+    return shares_of

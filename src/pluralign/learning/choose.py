@@ -1,14 +1,18 @@
-"""A joint fit on frozen features: choose the target and the size, fit every size, fit the rivals."""
+"""A fit on the features of texts: choose on validation prompts, fit every size, fit the baselines.
+
+``fit_joint`` and ``fit_stagewise`` are the two methods. How members are trained is in ``joint`` (vote level),
+``policy_level`` and ``stagewise``.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.core.checkpoints import Arrays
+from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.bradley_terry import fit_bradley_terry, principal_directions
 from pluralign.learning.joint import (
     BLENDS,
@@ -18,83 +22,66 @@ from pluralign.learning.joint import (
     FROM_VOTES,
     RESTARTS,
     Blend,
-    fit_joint_ensembles,
+    train_joint,
 )
-from pluralign.learning.pairs import Matrix, Pairs, scale_rows
-from pluralign.learning.policy_level import POLICY_BLENDS, PolicyChoice, choose_policy_options, fit_policy_level
+from pluralign.learning.pairs import Matrix, Members, Pairs, hard_votes, scale_rows
+from pluralign.learning.policy_level import PolicyOptions, choose_policy_options, train_policy_level
 from pluralign.learning.raters import model_from_voices
-from pluralign.learning.stagewise import hard_votes, orientation, stages
-from pluralign.learning.task import (
-    AUTO_SIZES,
-    FitTask,
-    Fitted,
-    Members,
-    choose_size,
-    choose_temperature,
-    fit_rivals,
-    validation_brier,
-)
-from pluralign.learning.teacher import Teacher, fit_teacher, kept_teacher
-from pluralign.theory.posterior import ChoiceModel
+from pluralign.learning.stagewise import orientation, stages
+from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, choose_size, choose_temperature, history_sizes
+from pluralign.learning.teacher import Teacher, fit_teacher
 from pluralign.theory.simplex import weights_and_undecided
 
 NAMED_BLENDS = {"teacher": FROM_TEACHER, "mixture": FROM_MIXTURE, "votes": FROM_VOTES}
-AUTO_TARGET_SIZE = 8
-"""The size at which ``--k auto`` chooses the target."""
 
 
-def fit_joint(task: FitTask, record: Callable[[Members], None]) -> Fitted:
-    """Fit a joint ensemble, with every smaller size for its history.
+Target: TypeAlias = Blend | PolicyOptions
+"""What joint members learn from, at the vote level or at the policy level (with its regularisation)."""
 
-    Args:
-        task: the fit.
-        record: called with the ensemble of each size, the wanted one last.
-    """
-    options, policy = task.options, task.options.level == "policy"
+
+def fit_joint(task: FitTask) -> Fitted:
+    """Fit a joint ensemble, with every smaller size for its history."""
+    options, keep, policy = task.options, task.checkpoints.keep, task.options.level == "policy"
     teacher = _teacher(task)
-    if options.k == "auto":
-        task.watcher.choosing("k")
-    blend = FROM_MIXTURE
-    if policy:
-        _policy_choice(task)  # first, so that no step of the fit starts inside another
-    else:
-        blend = choose_blend(task, teacher)
+    target = choose_target(task, teacher)
     validated: dict[int, Members] = {}
     if options.k == "auto":
-        validated = _without_validation(task, teacher, blend, reversed(AUTO_SIZES))
+        task.watcher.choosing("k")
+        validated = _without_validation(task, teacher, target, reversed(AUTO_SIZES))
         size = choose_size({k: validated[k] for k in AUTO_SIZES}, task.check, options.level)
     else:
         size = int(options.k)
+    sizes, history = history_sizes(size), list[HistoryRow]()
 
-    sizes = sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size})
-    every_size = partial(_fit_sizes, task, teacher, blend, sizes, record if policy else None)
-    fits: list[Callable[[], Any]] = [every_size]
-    if options.max_disagreement < 1:
-        free = partial(members_of_sizes, task, task.train, teacher, [size], blend, bound=1.0)
-        fits.append(lambda: task.keep(f"unbounded-{size}", free)[size])
-    fits.append(lambda: fit_rivals(task))
-    ensembles, *unbounded, baselines = task.in_parallel(fits)
-    if not policy:
+    def every_size() -> dict[int, Members]:
+        fit = partial(_train, task, task.train, teacher, target=target, bound=task.bound, restarts=RESTARTS)
+        if not policy:  # trained side by side
+            return keep("joint", dict[int, Members], partial(fit, sizes))
+        fits: dict[int, Members] = {}
         for k in sizes:
-            record(ensembles[k])
+            fits |= keep(f"joint-{k}", dict[int, Members], partial(fit, [k]))
+            history.append(task.measured(fits[k]))
+        return fits
 
-    temperature = 1.0  # policy-level members are trained at this scale
-    choice_model = ChoiceModel()
-    if not policy:
-        task.watcher.choosing("temperature")
-        validated = validated or _without_validation(task, teacher, blend, [size])
-        unit = validated[size].unit_spread(task.learn)
-        temperature = choose_temperature(unit, task.check)
-        single = teacher.refit(task.learn, options.seed).prob_hat(task.check.difference)
-        choice_model = model_from_voices(unit, temperature, single, task.check)
+    def unbounded() -> Members | None:
+        if options.max_disagreement == 1:
+            return None
+        free = partial(_train, task, task.train, teacher, [size], target, bound=1.0)
+        return keep(f"unbounded-{size}", dict[int, Members], free)[size]
+
+    fits: list[Callable[[], Any]] = [every_size, unbounded, task.baselines]
+    ensembles, free, baselines = task.in_parallel(fits)
+    if isinstance(target, PolicyOptions):  # members are trained at the scale of temperature 1
+        return Fitted(ensembles[size], 1.0, baselines, free, history)
+    history = [task.measured(ensembles[k]) for k in sizes]
+    task.watcher.choosing("temperature")
+    validated = validated or _without_validation(task, teacher, target, [size])
+    unit = validated[size].unit_spread(task.learn)
+    temperature = choose_temperature(unit, task.check)
+    single = teacher.refit(task.learn, options.seed).prob_hat(task.check.difference)
+    model = model_from_voices(unit, temperature, single, task.check)
     return Fitted(
-        members=ensembles[size],
-        temperature=temperature,
-        baselines=baselines,
-        unbounded=unbounded[0] if unbounded else None,
-        target=None if policy else blend.source,
-        vote_share=None if policy else blend.vote_share,
-        choice_model=choice_model,
+        ensembles[size], temperature, baselines, free, history, target.source, target.vote_share, choice_model=model
     )
 
 
@@ -104,60 +91,50 @@ def validated_members(task: FitTask) -> Members:
     Args:
         task: the fit. Its first fold is left out; target and regularisation are chosen on its folds.
     """
-    teacher = _teacher(task)
-    size = AUTO_TARGET_SIZE if task.options.k == "auto" else int(task.options.k)
-    policy = task.options.level == "policy"
-    if policy:
-        _policy_choice(task)
-    blend = FROM_MIXTURE if policy else choose_blend(task, teacher)
-    return _without_validation(task, teacher, blend, [size])[size]
+    teacher, size = _teacher(task), task.usual_size
+    return _without_validation(task, teacher, choose_target(task, teacher), [size])[size]
 
 
-def choose_blend(task: FitTask, teacher: Teacher) -> Blend:
+def choose_target(task: FitTask, teacher: Teacher) -> Target:
     """Choose what joint members learn from: the target whose ensemble predicts the votes of validation prompts best.
 
-    Every fold is held out once; all targets are trained side by side on the rest.
+    Every fold is held out once. At the vote level all targets are trained side by side on the rest; the policy level
+    chooses the regularisation too.
 
     Args:
         task: the fit.
         teacher: the teacher of all training pairs. It is fitted again without each fold.
     """
-    options = task.options
+    options, size = task.options, task.usual_size
+    if options.level == "policy":
+
+        def chosen() -> PolicyOptions:
+            task.watcher.choosing("target")
+            return choose_policy_options(task.train, teacher, size, task.folds, seed=options.seed)
+
+        return task.checkpoints.keep("policy-options", PolicyOptions, chosen)
     if options.target != "auto":
         return NAMED_BLENDS[options.target]
-    size = AUTO_TARGET_SIZE if options.k == "auto" else int(options.k)
     if size == 1:
         return FROM_TEACHER
     task.watcher.choosing("target")
 
-    def errors(fold: int) -> Arrays:
-        learn, check = task.train[~task.folds[fold]], task.train[task.folds[fold]]
-        fits = fit_joint_ensembles(
-            learn,
-            teacher.refit(learn, options.seed),
-            [(size, blend) for blend in BLENDS],
-            seed=options.seed,
-            bound=task.bound,
-            restarts=FEW_RESTARTS,
-            undecided=options.undecided,
-            short=True,
-        )
-        members = (Members(fit.theta, fit.weights, fit.undecided) for fit in fits)
-        return {"errors": np.array([validation_brier(one, check, options.level) for one in members])}
+    def ensembles(fold: Mask) -> list[Members]:
+        learn, plans = task.train[~fold], [(size, blend) for blend in BLENDS]
+        return train_joint(
+            learn, teacher.refit(learn, options.seed), plans, seed=options.seed, bound=task.bound,
+            restarts=FEW_RESTARTS, undecided=options.undecided, short=True,
+        )  # fmt: skip
 
-    def kept(fold: int) -> Arrays:
-        return task.checkpoints.arrays(f"targets-{fold}", partial(errors, fold))
-
-    found = task.in_parallel([partial(kept, fold) for fold in range(len(task.folds))])
-    return BLENDS[int(np.argmin(sum(one["errors"] for one in found)))]
+    return BLENDS[task.best_on_folds("targets", task.folds, ensembles)]
 
 
-def members_of_sizes(
+def _train(
     task: FitTask,
     pairs: Pairs,
     teacher: Teacher,
     sizes: Sequence[int],
-    blend: Blend,
+    target: Target,
     *,
     bound: float,
     restarts: int = FEW_RESTARTS,
@@ -165,73 +142,35 @@ def members_of_sizes(
     """Return an ensemble of each size fitted to ``pairs``. A single member of a vote-level fit is the teacher.
 
     Args:
-        task: the fit, for its options and folds.
+        task: the fit, for its options.
         pairs: the training pairs, or those without the validation prompts.
         teacher: the teacher fitted to ``pairs``.
         sizes: numbers of members.
-        blend: what members learn from.
+        target: what members learn from.
         bound: the largest disagreement of a member on training pairs.
         restarts: random starts of the vote-level fit.
     """
     seed, undecided = task.options.seed, task.options.undecided
-    if task.options.level == "policy":
-        choice = _policy_choice(task)
-        fits = {k: fit_policy_level(pairs, teacher, k, choice, seed=seed, bound=bound) for k in sizes}
-        return {k: Members(fit.theta, fit.weights) for k, fit in fits.items()}
+    if isinstance(target, PolicyOptions):
+        return {k: train_policy_level(pairs, teacher, k, target, seed=seed, bound=bound) for k in sizes}
     members = {}
     if 1 in sizes:
         theta = teacher.theta[:, None]
         votes = hard_votes(pairs.difference, theta)
         members[1] = Members(theta, *weights_and_undecided(votes, pairs.prob_a, undecided=undecided))
-    if several := [k for k in sizes if k > 1]:
-        trained = fit_joint_ensembles(
-            pairs,
-            teacher,
-            [(k, blend) for k in several],
-            seed=seed,
-            bound=bound,
-            restarts=restarts,
-            undecided=undecided,
-        )
-        members |= {k: Members(fit.theta, fit.weights, fit.undecided) for k, fit in zip(several, trained, strict=True)}
+    if plans := [(k, target) for k in sizes if k > 1]:
+        trained = train_joint(pairs, teacher, plans, seed=seed, bound=bound, restarts=restarts, undecided=undecided)
+        members |= {fit.k: fit for fit in trained}
     return members
 
 
-def _fit_sizes(
-    task: FitTask, teacher: Teacher, blend: Blend, sizes: Sequence[int], record: Callable[[Members], None] | None
-) -> dict[int, Members]:
-    """Return an ensemble of each size: trained side by side at the vote level, one after the other at policy level."""
-    fit = partial(members_of_sizes, task, task.train, teacher, blend=blend, bound=task.bound, restarts=RESTARTS)
-    if task.options.level == "vote":
-        return task.keep("joint", partial(fit, sizes))
-    fits: dict[int, Members] = {}
-    for k in sizes:
-        fits |= task.keep(f"joint-{k}", partial(fit, [k]))
-        if record:
-            record(fits[k])
-    return fits
-
-
-def _policy_choice(task: FitTask) -> PolicyChoice:
-    """Return the target and regularisation of a policy-level fit, chosen on the folds for the wanted size."""
-    size = AUTO_TARGET_SIZE if task.options.k == "auto" else int(task.options.k)
-
-    def compute() -> Arrays:
-        task.watcher.choosing("target")
-        choice = choose_policy_options(task.train, _teacher(task), size, task.folds, seed=task.options.seed)
-        return {"blend": np.array(POLICY_BLENDS.index(choice.blend)), "l2": np.array(choice.l2)}
-
-    arrays = task.checkpoints.arrays("policy-options", compute)
-    return PolicyChoice(POLICY_BLENDS[int(arrays["blend"])], float(arrays["l2"]))
-
-
-def _without_validation(task: FitTask, teacher: Teacher, blend: Blend, sizes: Iterable[int]) -> dict[int, Members]:
+def _without_validation(task: FitTask, teacher: Teacher, target: Target, sizes: Iterable[int]) -> dict[int, Members]:
     """Return ensembles of these sizes fitted without the validation prompts."""
     learn_teacher = teacher.refit(task.learn, task.options.seed)
 
     def fit(k: int) -> dict[int, Members]:
-        members = partial(members_of_sizes, task, task.learn, learn_teacher, [k], blend, bound=task.bound)
-        return task.keep(f"validation-{k}", members)
+        members = partial(_train, task, task.learn, learn_teacher, [k], target, bound=task.bound)
+        return task.checkpoints.keep(f"validation-{k}", dict[int, Members], members)
 
     fits = task.in_parallel([partial(fit, k) for k in sizes])
     return {k: members for fit in fits for k, members in fit.items()}
@@ -242,10 +181,10 @@ def _teacher(task: FitTask) -> Teacher:
     if task.teacher is not None:
         return task.teacher
     fit = partial(fit_teacher, task.train, task.folds, seed=task.options.seed)
-    return kept_teacher(task.checkpoints, "teacher", fit)
+    return task.checkpoints.keep("teacher", Teacher, fit)
 
 
-# --- A stagewise fit on frozen features: choose space, regularisation and size, fit stage by stage, fit the rivals.
+# --- A stagewise fit: choose space, regularisation and size, fit stage by stage, fit the baselines.
 
 
 DIRECTIONS = (16, 32, 64, 128)
@@ -272,32 +211,26 @@ class Setting:
         return f"{self.directions or 'all'}-{self.l2:g}"
 
 
-def fit_stagewise(task: FitTask, record: Callable[[Members], None]) -> Fitted:
-    """Fit a stagewise ensemble (§4).
-
-    Args:
-        task: the fit.
-        record: called with the ensemble after each stage.
-    """
+def fit_stagewise(task: FitTask) -> Fitted:
+    """Fit a stagewise ensemble (§4)."""
     options = task.options
     setting = choose_setting(task)
-    without_validation = StagePairs(task, ~task.folds[0])
-    validated = list(without_validation.members(setting, task.largest_size, task.bound, "validation"))
+    validated = list(StagePairs(task, ~task.folds[0]).members(setting, task.largest_size, task.bound, "validation"))
     if options.k == "auto":
         task.watcher.choosing("k")
         size = choose_size(dict(enumerate(validated, 1)), task.check, options.level)
     else:
         size = int(options.k)
-    train, members = StagePairs(task, np.ones(len(task.train), dtype=bool)), validated[0]
+    train, history = StagePairs(task, np.ones(len(task.train), dtype=bool)), []
     for members in train.members(setting, size, task.bound, "stage"):
-        record(members)
-    baselines = fit_rivals(task)
+        history.append(task.measured(members))
+    baselines = task.baselines()
     task.watcher.choosing("temperature")
     temperature = choose_temperature(validated[size - 1].unit_spread(task.learn), task.check)
     unbounded = None
     if options.max_disagreement < 1:
         *_, unbounded = train.members(setting, size, 1.0, "unbounded")
-    return Fitted(members, temperature, baselines, unbounded)
+    return Fitted(members, temperature, baselines, unbounded, history)
 
 
 def settings(dimension: int) -> list[Setting]:
@@ -316,19 +249,11 @@ def choose_setting(task: FitTask) -> Setting:
     task.watcher.choosing("regularisation")
     candidates = settings(task.train.inputs.shape[1])
 
-    def errors_of(held_out: Mask) -> Arrays:
-        """Return the Brier score of each candidate on one fold."""
-        learn, check, errors = StagePairs(task, ~held_out), task.train[held_out], []
-        for setting in candidates:
-            *_, members = learn.members(setting, task.largest_size, task.bound)
-            errors.append(validation_brier(members, check, task.options.level))
-        return {"errors": np.array(errors)}
+    def ensembles(fold: Mask) -> list[Members]:
+        pairs = StagePairs(task, ~fold)
+        return [list(pairs.members(setting, task.largest_size, task.bound))[-1] for setting in candidates]
 
-    def search(fold: int) -> Callable[[], FloatArray]:
-        return lambda: task.checkpoints.arrays(f"search-{fold}", lambda: errors_of(task.folds[fold]))["errors"]
-
-    errors = task.in_parallel([search(fold) for fold in range(min(SEARCH_FOLDS, len(task.folds)))])
-    return candidates[int(np.argmin(np.mean(errors, axis=0)))]
+    return candidates[task.best_on_folds("search", task.folds[:SEARCH_FOLDS], ensembles)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,27 +296,27 @@ class StagePairs:
             bound: the largest disagreement of a member on these pairs.
             name: of the stages in the checkpoint, where finished ones are read from; None keeps none.
         """
-        options, keep = self.task.options, self.task.checkpoints.arrays
-        axes = None if setting.directions is None else self.leading[:, : setting.directions]
+        axes, keep = (
+            None if setting.directions is None else self.leading[:, : setting.directions],
+            self.task.checkpoints,
+        )
         x = self.difference if axes is None else self.difference @ axes
-        fit = partial(
-            stages, x, self.prob_a, l2=setting.l2, variant=options.variant, loss=options.loss, bound=bound
-        )  # fmt: skip
+        fit = partial(stages, x, self.prob_a, l2=setting.l2, variant=self.task.options.variant, bound=bound)
 
-        def in_features(theta: FloatArray, weights: FloatArray) -> Members:
-            return Members(theta if axes is None else np.asarray(axes @ theta, dtype=np.float64), weights)
+        def in_features(members: Members) -> Members:
+            return members if axes is None else replace(members, theta=np.asarray(axes @ members.theta, np.float64))
 
         if name is None:
-            yield from (in_features(stage.theta, stage.weights) for stage in fit(k))
+            yield from map(in_features, fit(k))
             return
-        anchor = keep(f"{name}-{setting.name}-anchor", lambda: {"theta": fit_bradley_terry(x, self.prob_a, setting.l2)})
+        name = f"{name}-{setting.name}"
+        anchor = keep.arrays(f"{name}-anchor", lambda: {"theta": fit_bradley_terry(x, self.prob_a, setting.l2)})
+
+        def stage(j: int, first: FloatArray | None) -> Members:
+            return list(fit(j, first=first, anchor=anchor["theta"]))[-1]
+
         earlier: FloatArray | None = None
         for j in range(1, k + 1):
-
-            def compute(j: int = j, earlier: FloatArray | None = earlier) -> Arrays:
-                *_, stage = fit(j, first=earlier, anchor=anchor["theta"])
-                return {"theta": stage.theta, "weights": stage.weights}
-
-            arrays = keep(f"{name}-{setting.name}-{j}", compute)
-            earlier = arrays["theta"]
-            yield in_features(earlier, arrays["weights"])
+            members = keep.keep(f"{name}-{j}", Members, partial(stage, j, earlier))
+            earlier = members.theta
+            yield in_features(members)

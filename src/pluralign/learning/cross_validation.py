@@ -6,17 +6,16 @@ ensemble that is saved has its own held-out prompts.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray, IntArray, Mask, Vectors
+from pluralign.core.arrays import FloatArray, IntArray
 from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.errors import UsageError
-from pluralign.core.processes import Processes
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.record import Evaluation
-from pluralign.learning.frozen import learn
+from pluralign.learning.frozen import fit_members, fit_members_to_raters
 from pluralign.learning.measure import (
     BaselinePrediction,
     Predictor,
@@ -26,9 +25,7 @@ from pluralign.learning.measure import (
     measure,
     read_ensemble,
 )
-from pluralign.learning.options import FitOptions
-from pluralign.learning.task import FitWatcher
-from pluralign.text.features import TextFeatures
+from pluralign.learning.task import FitWatcher, LearningData
 from pluralign.votes.preferences import PreferenceSet, rows_of_texts
 from pluralign.votes.prompts import Prompt
 from pluralign.votes.raters import RaterVotes
@@ -52,54 +49,44 @@ def fold_of_prompts(preferences: PreferenceSet, folds: int, seed: int = 0) -> In
     return fold
 
 
-@dataclass(frozen=True, eq=False)
-class CrossValidation:
-    """A cross-validation: the votes with their features, and how to learn. Fields as the arguments of ``learn``."""
+def cross_validate(data: LearningData, folds: int, fitted: RewardEnsemble, raters: RaterVotes | None) -> Evaluation:
+    """Return the figures of the method on all prompts. An official split is ignored.
 
-    preferences: PreferenceSet
-    features: Vectors
-    text_features: TextFeatures
-    options: FitOptions
-    raters: RaterVotes | None = None
+    Args:
+        data: the votes with their features, and how to learn. Its checkpoints keep finished folds, so that a killed run
+            continues after the last one.
+        folds: number of parts.
+        fitted: the ensemble that is saved, for the sizes that the figures show.
+        raters: the same votes with their raters, if these are known.
 
-    def run(self, folds: int, fitted: RewardEnsemble, checkpoints: Checkpoints, watcher: FitWatcher) -> Evaluation:
-        """Return the figures of the method on all prompts. An official split is ignored.
+    Returns:
+        The figures, without members, since each fold has its own.
+    """
+    votes, options = data.preferences, data.options
+    fold = fold_of_prompts(votes, folds, options.seed)[votes.prompt_index]
+    pooled: dict[str, FloatArray] = {}
+    for number in range(folds):
+        data.watcher.fold(number + 1, folds)
+        unsaved = Checkpoints(None, {}, data.checkpoints.processes)
+        part = replace(data, test_rows=fold == number, checkpoints=unsaved, watcher=FitWatcher())
+        shares = data.checkpoints.arrays(f"fold-{number}-of-{folds}", functools.partial(_predict, part, raters))
+        for name, share in shares.items():
+            pooled.setdefault(name, np.full(len(votes), np.nan))[part.test_rows] = share
+    readings, baselines = (
+        {name.removeprefix(kind): share for name, share in pooled.items() if name.startswith(kind)}
+        for kind in (READING, BASELINE)
+    )
+    sizes = {name: baseline.k for name, baseline in baselines_of(fitted).items()}
+    predictions = {name: BaselinePrediction(share, sizes[name]) for name, share in baselines.items()}
+    figures = measure(Predictor("ensemble", "ensemble", readings, options.level), predictions, votes)
+    return replace(figures, voices=evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
 
-        Args:
-            folds: number of parts.
-            fitted: the ensemble that is saved, for the sizes that the figures show.
-            checkpoints: keeps finished folds, so that a killed run continues after the last one.
-            watcher: receives the progress.
 
-        Returns:
-            The figures, without members, since each fold has its own.
-        """
-        votes = self.preferences
-        fold = fold_of_prompts(votes, folds, self.options.seed)[votes.prompt_index]
-        pooled: dict[str, FloatArray] = {}
-        for number in range(folds):
-            watcher.fold(number + 1, folds)
-            predict = functools.partial(self._predict, fold == number, checkpoints.processes)
-            for name, share in checkpoints.arrays(f"fold-{number}-of-{folds}", predict).items():
-                pooled.setdefault(name, np.full(len(votes), np.nan))[fold == number] = share
-        readings, baselines = (
-            {name.removeprefix(kind): share for name, share in pooled.items() if name.startswith(kind)}
-            for kind in (READING, BASELINE)
-        )
-        sizes = {name: baseline.k for name, baseline in baselines_of(fitted).items()}
-        predictions = {name: BaselinePrediction(share, sizes[name]) for name, share in baselines.items()}
-        figures = measure(Predictor("ensemble", "ensemble", readings, self.options.level), predictions, votes)
-        return replace(figures, voices=evidence_of_voices(readings, baselines, votes) if fitted.k > 1 else None)
-
-    def _predict(self, test_rows: Mask, processes: Processes) -> Arrays:
-        """Return the shares of one fold's pairs that an ensemble without its prompts predicts, and its baselines."""
-        unsaved = Checkpoints(None, {}, processes)
-        ensemble, _ = learn(
-            self.preferences, test_rows, self.features, self.text_features, self.options, unsaved, FitWatcher(),
-            self.raters,
-        )  # fmt: skip
-        test = self.preferences[test_rows]
-        features = gather_rows(self.features, rows_of_texts(test, self.preferences), processes)
-        own, baselines = read_ensemble(ensemble, test, features)
-        shares = {f"{READING}{name}": share for name, share in own.readings.items()}
-        return shares | {f"{BASELINE}{name}": found.share for name, found in baselines.items()}
+def _predict(data: LearningData, raters: RaterVotes | None) -> Arrays:
+    """Return the shares of the held-out pairs that an ensemble without their prompts predicts, and its baselines."""
+    ensemble, held_out = fit_members(data) if raters is None else fit_members_to_raters(data, raters)
+    test, processes = held_out.preferences, data.checkpoints.processes
+    features = gather_rows(data.features, rows_of_texts(test, data.preferences), processes)
+    own, baselines = read_ensemble(ensemble, test, features)
+    shares = {f"{READING}{name}": share for name, share in own.readings.items()}
+    return shares | {f"{BASELINE}{name}": found.share for name, found in baselines.items()}

@@ -1,8 +1,8 @@
 """``fit``: from votes to an ensemble with its figures on held-out prompts.
 
-The order of the work: hold out test prompts, make features, choose on validation prompts (``selection``), train
-(``joint_fit``, ``stagewise_fit``, or ``rater_fit`` with rater ids), measure (``judging``). Features are frozen
-(``frozen``), or those of a fine-tuned model (``finetuned``).
+The order of the work: hold out test prompts, make features, choose on validation prompts (``choose``), train
+(``joint``, ``policy_level``, ``stagewise``, or ``raters`` with rater ids), measure (``measure``). Features are frozen
+(``frozen``), or trained on the votes (``tuned``).
 """
 
 import logging
@@ -14,20 +14,16 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from pluralign.core.checkpoints import Checkpoints, fingerprint
-from pluralign.core.errors import UsageError
 from pluralign.core.options import show_options, with_changes
 from pluralign.core.processes import this_process
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.learning.cross_validation import CrossValidation
-from pluralign.learning.frozen import encoded_texts, learn
-from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.raters import rater_options
-from pluralign.learning.routes import with_fitting_route
-from pluralign.learning.task import MANY_PAIRS, FitWatcher, decisive_options, refuse_to_replace, save_fit
-from pluralign.learning.trained_pooling import encoder_defaults, fit_tuned_encoder, tunes_encoder
-from pluralign.learning.tuned import decisive_tuning, fit_finetuned
+from pluralign.learning.cross_validation import cross_validate
+from pluralign.learning.frozen import encoded_texts, fit_members, fit_members_to_raters
+from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
+from pluralign.learning.task import MANY_PAIRS, FitWatcher, LearningData, decisive_options, refuse_to_replace, save_fit
+from pluralign.learning.tuned import decisive_tuning, fit_tuned
 from pluralign.text.features import TextFeatures
 from pluralign.text.options import AUTO
 from pluralign.text.store import read_features_file
@@ -63,9 +59,7 @@ def fit(
         overwrite: replace an ensemble of other votes or options in ``folder``.
         progress: called with the texts encoded, or the steps trained, and the total.
         watcher: receives the progress of the fit.
-        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``. If none of ``optimizer``,
-            ``precision`` and ``lora`` is given for a backbone, the first route is used that fits the memory
-            (``learning.routes``).
+        **changes: fields of ``options`` and ``finetuning``, by name, such as ``k=4``.
 
     Returns:
         The ensemble. Its ``record`` holds the history, the held-out figures, the baselines and the members.
@@ -76,7 +70,6 @@ def fit(
         >>> ensemble.k, round(float(ensemble.weights.sum()), 6)
         (2, 1.0)
     """
-    named = tuple(changes)
     of_finetuning = {
         option.name: changes.pop(option.name) for option in fields(FinetuneOptions) if option.name in changes
     }
@@ -84,25 +77,18 @@ def fit(
     options = with_changes(options or FitOptions(), changes)
     watcher = watcher or FitWatcher()
     raters = preferences if isinstance(preferences, RaterVotes) else None
+    check_applies(options, finetuning, raters=raters is not None)
     if raters is not None:
-        options = rater_options(options, finetuning)
+        options = replace(options, level="policy")
     preferences = as_preferences(preferences)
-    encoder = tunes_encoder(options, finetuning)
-    if encoder:
-        finetuning = encoder_defaults(finetuning, named)
-    elif finetuning.backbone is not None:
-        options, finetuning = with_fitting_route(options, finetuning, named)
     settings = {**decisive_options(options), **decisive_tuning(finetuning), "raters": raters is not None}
     refuse_to_replace(folder, preferences, settings, overwrite=overwrite)
-    if finetuning.backbone is not None:
-        tune = fit_tuned_encoder if encoder else fit_finetuned
-        return tune(preferences, options, finetuning, folder, progress, watcher)
+    if finetuning.backbone is not None or options.pooling == "attention":
+        return fit_tuned(preferences, options, finetuning, folder, progress, watcher)
 
     started = time.perf_counter()
     test_rows, processes = preferences.test_mask(options.test_fraction, seed=options.seed), this_process()
     text_features = TextFeatures(options.encoder, options.layers, options.pooling, options.surface, options.precision)
-    if options.features is not None and options.members == "mlp" and processes.count > 1:
-        raise UsageError("--members mlp with --features cannot run in several processes; leave out one of the two.")
     if options.features is not None and options.layers == AUTO:
         text_features = replace(text_features, layers=read_features_file(options.features).layers)
     text_features = text_features.resolved()
@@ -119,15 +105,12 @@ def fit(
         if raters is not None:
             inputs["raters"] = fingerprint([raters.pair, raters.rater, raters.chose_a])
         checkpoints = Checkpoints(folder, inputs, processes)
+        data = LearningData(preferences, test_rows, features, text_features, options, checkpoints, watcher)
         with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-            ensemble, held_out = learn(
-                preferences, test_rows, features, text_features, options, checkpoints, watcher, raters
-            )
+            ensemble, held_out = fit_members(data) if raters is None else fit_members_to_raters(data, raters)
             record = ensemble.record
             if options.folds is not None:
-                validation = CrossValidation(preferences, features, text_features, options, raters)
-                pooled = validation.run(options.folds, ensemble, checkpoints, watcher)
-                record = replace(record, cross_validation=pooled)
+                record = replace(record, cross_validation=cross_validate(data, options.folds, ensemble, raters))
     seconds = time.perf_counter() - started
     record = replace(record, processes=processes.count, seconds=seconds, seconds_encoding=encoding)
     ensemble = replace(ensemble, record=record)

@@ -22,16 +22,14 @@ docs/log.md has the measured effect of each. ``policy_level`` trains members for
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import FloatArray
+from pluralign.core.arrays import Array, FloatArray
 from pluralign.core.random_streams import JOINT, random_stream
-from pluralign.learning.bradley_terry import scores
-from pluralign.learning.pairs import Pairs, cap_disagreement
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import Members, Pairs, cap_disagreement, hard_votes, scores
 from pluralign.learning.teacher import Teacher
 from pluralign.theory.calibration import brier, with_undecided
 from pluralign.theory.simplex import weights_and_undecided
@@ -60,6 +58,69 @@ NO_SPREAD = 1e-6
 """A reward has no spread if its mean square is below this share of that of a random direction."""
 
 
+class ShareLoss:
+    """The loss of ensembles whose weighted votes should match shares, and its gradients. Both levels train with it.
+
+    For votes σ_ij = σ(θ_j·x_i/τ) of k members with weights α and an undecided share u, Σ_j α_j + u = 1, it is
+
+        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),
+        D_j = Σ_i v_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
+
+    the squared error of the weighted share, plus the penalty c on disagreement with people above the bound. Votes are
+    given as V = 2σ − 1 = tanh(z/2) (centred: ½ + ½ Σ_j α_j V_ij holds for every u), or as V = σ if u = 0. Several
+    ensembles are computed in one pass. Large arrays are reused: results are valid until the next call.
+
+    Args:
+        weight: w of each ensemble, ``(n, n_ensembles)``; v is their mean.
+        sizes: number of members of each ensemble.
+        centred: whether votes are given as 2σ − 1.
+        bound: disagreement above which a member is penalised, for centred votes; None for no penalty.
+    """
+
+    def __init__(
+        self, weight: Array, sizes: Sequence[int], *, centred: bool = False, bound: float | None = None
+    ) -> None:
+        n, n_members, n_ensembles, dtype = len(weight), sum(sizes), len(sizes), weight.dtype
+        self.weight, self.common, self.bound = weight, weight.mean(axis=1), bound
+        self.offset, self.scale = (0.5, 0.5) if centred else (0.0, 1.0)
+        self.penalty = np.repeat(dtype.type(DISAGREEMENT_PENALTY) / np.array(sizes, dtype=dtype), sizes)
+        self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
+        self.blocks = np.zeros((n_members, n_ensembles), dtype=dtype)
+        columns = n_ensembles + (bound is not None)
+        self.factors, self.coefficients = np.empty((n, columns), dtype), np.zeros((columns, n_members), dtype)
+        self.error, self.slope = self.factors[:, :n_ensembles], np.empty((n, n_members), dtype)
+
+    def errors(self, votes: Array, weights: Array, target: Array) -> Array:
+        """Return the error of each ensemble's share, u/2 + Σ_j α_j σ_ij − t_i, ``(n, n_ensembles)``.
+
+        Args:
+            votes: V of the members of all ensembles, one ensemble after the other, ``(n, n_members)``.
+            weights: α, ``(n_members,)``.
+            target: t, the share that weighted votes should match, ``(n, n_ensembles)``.
+        """
+        self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
+        np.matmul(votes, self.scale * self.blocks, out=self.error)
+        self.error += self.offset - target
+        return self.error
+
+    def gradients(self, votes: Array, share: Array | None = None) -> tuple[Array, Array]:
+        """Return the gradients in σ, ``(n, n_members)``, and in α up to a constant, ``(n_members,)``.
+
+        Args:
+            votes: V, after the call of ``errors``, whose result this overwrites.
+            share: p, the share of people taken to prefer a, ``(n,)``; only for a penalty.
+        """
+        self.error *= self.weight
+        if share is not None:
+            self.factors[:, -1] = (1 - 2 * share) * self.common
+        moments = self.factors.T @ votes
+        self.coefficients[: self.error.shape[1]] = 2 * self.blocks.T
+        if share is not None:
+            self.coefficients[-1] = self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)
+        np.matmul(self.factors, self.coefficients, out=self.slope)
+        return self.slope, 2 * self.scale * moments[self.ensemble, self.members]
+
+
 Source: TypeAlias = Literal["teacher", "mixture", "votes"]
 """The one reward of the teacher, its mixture of rewards, or nothing but the raw votes."""
 
@@ -80,26 +141,7 @@ BLENDS = (FROM_TEACHER, Blend("mixture", 0.0), FROM_MIXTURE, Blend("mixture", 0.
 """The targets that validation prompts choose from."""
 
 
-@dataclass(frozen=True)
-class JointFit:
-    """Members trained together."""
-
-    theta: FloatArray
-    """``(d, k)``; also valid for undamped differences, since damping changes no vote."""
-    weights: FloatArray
-    """``(k,)``."""
-    undecided: float
-    """u, the share of votes that no member explains."""
-    score: float
-    """Squared error to the target on the training pairs; restarts are compared by it."""
-
-
-def fit_joint(pairs: Pairs, teacher: Teacher, k: int, blend: Blend = FROM_MIXTURE, **options: Any) -> JointFit:
-    """Train k members together for hard votes; options are those of ``fit_joint_ensembles``."""
-    return fit_joint_ensembles(pairs, teacher, [(k, blend)], **options)[0]
-
-
-def fit_joint_ensembles(
+def train_joint(
     pairs: Pairs,
     teacher: Teacher,
     plans: Sequence[tuple[int, Blend]],
@@ -109,7 +151,7 @@ def fit_joint_ensembles(
     restarts: int = RESTARTS,
     undecided: bool = True,
     short: bool = False,
-) -> list[JointFit]:
+) -> list[Members]:
     """Train several ensembles for hard votes. They are independent, but share the batches.
 
     Args:
@@ -125,45 +167,45 @@ def fit_joint_ensembles(
     Returns:
         The best restart of each ensemble.
     """
-    damped, axes = teacher.damp(pairs.difference), teacher.axes
-    x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
-    guide = (axes.T @ teacher.theta).astype(np.float32)
-    blends = list(dict.fromkeys(blend for _, blend in plans))
-    labels = _Labels(teacher, blends, scores(damped, np.column_stack([teacher.theta, teacher.voices])))
-    shares = labels.shares(labels.rewards.copy())
-    targets = labels.blended(shares, pairs.prob_a)
-    problem = _Problem(x, guide, labels, targets, shares[0], bound, undecided)
+    axes, blends = teacher.axes, list(dict.fromkeys(blend for _, blend in plans))
+    problem = _VoteProblem(pairs, teacher, blends)
     repeated = [(k, blends.index(blend)) for k, blend in plans for _ in range(restarts)]
-    trained = _train_ensembles(problem, repeated, seed, short)
-    fits: list[JointFit] = []
+    trained = _train_ensembles(problem, repeated, bound, seed, undecided, short)
+    best: list[Members] = []
     for position, (_, blend) in enumerate(plans):
-        target, of_plan = targets[:, blends.index(blend)], []
+        target, errors, fits = problem.targets[:, blends.index(blend)], [], []
         for candidate in trained[position * restarts : (position + 1) * restarts]:
             # The penalty keeps members near the bound; the cap enforces it.
-            capped = [
-                cap_disagreement(member, guide.astype(np.float64), x, pairs.prob_a, bound) for member in candidate.T
-            ]
-            theta = np.column_stack(capped)
+            anchor, x = problem.guide.astype(np.float64), problem.x
+            theta = np.column_stack([cap_disagreement(one, anchor, x, pairs.prob_a, bound) for one in candidate.T])
             votes = hard_votes(x, theta)
             weights, rest = weights_and_undecided(votes, target, undecided=undecided)
-            error = brier(with_undecided(votes @ weights, rest), target)
-            of_plan.append(JointFit(np.asarray(axes @ theta, dtype=np.float64), weights, rest, error))
-        fits.append(min(of_plan, key=lambda fit: fit.score))
-    return fits
+            errors.append(brier(with_undecided(votes @ weights, rest), target))
+            # Also valid for undamped differences: damping changes no vote.
+            fits.append(Members(np.asarray(axes @ theta, dtype=np.float64), weights, rest))
+        best.append(fits[int(np.argmin(errors))])
+    return best
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-class _Labels:
-    """The targets of pairs and of rotated pairs, in single precision."""
+class _VoteProblem:
+    """What all ensembles are trained on, in single precision: pairs, and the targets of pairs and of rotated pairs."""
 
-    def __init__(self, teacher: Teacher, blends: Sequence[Blend], rewards: FloatArray) -> None:
+    def __init__(self, pairs: Pairs, teacher: Teacher, blends: Sequence[Blend]) -> None:
+        damped, axes = teacher.damp(pairs.difference), teacher.axes
+        self.x = np.ascontiguousarray(damped @ axes, dtype=np.float32)
+        """Damped differences in the leading directions, ``(n, m)``."""
+        self.guide = (axes.T @ teacher.theta).astype(np.float32)
+        """The one reward of the teacher, ``(m,)``."""
         self.blends, self.weights = blends, teacher.voice_weights.astype(np.float32)
         self.with_mixture = any(blend.source == "mixture" for blend in blends)
-        columns = slice(None) if self.with_mixture else slice(1)
-        self.rewards = np.ascontiguousarray(rewards[:, columns], dtype=np.float32)
+        rewards = scores(damped, np.column_stack([teacher.theta, teacher.voices]))
+        self.rewards = np.ascontiguousarray(rewards if self.with_mixture else rewards[:, :1], dtype=np.float32)
         """Reward differences of the one reward, then of the mixture where it is needed, ``(n, 1 or 1 + n_voices)``."""
+        shares = self.shares(self.rewards.copy())
+        self.targets, self.share = self.blended(shares, pairs.prob_a), shares[0]
 
     def shares(self, rewards: SingleArray) -> tuple[SingleArray, SingleArray]:
         """Return the shares that the one reward and the mixture predict, ``(n,)`` each. Overwrites ``rewards``."""
@@ -183,40 +225,23 @@ class _Labels:
         return np.column_stack(columns).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What all ensembles are trained on, in the leading directions."""
-
-    x: SingleArray
-    """Damped differences, ``(n, m)``."""
-    teacher: SingleArray
-    """The one reward of the teacher, ``(m,)``."""
-    labels: _Labels
-    targets: SingleArray
-    """Shares that weighted votes should match, one column per blend, ``(n, n_blends)``."""
-    share: SingleArray
-    """Share that the teacher's one reward predicts, ``(n,)``."""
-    bound: float
-    """Disagreement above which a member is penalised; 1 sets no bound."""
-    undecided: bool
-    """Whether an undecided share is learned."""
-
-
-def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: int, short: bool) -> list[FloatArray]:
+def _train_ensembles(
+    problem: _VoteProblem, plans: Sequence[tuple[int, int]], bound: float, seed: int, undecided: bool, short: bool
+) -> list[FloatArray]:
     """Train one ensemble per plan (its size and its blend), all in one pass; return the members of each, ``(m, k)``."""
     rng = random_stream(seed, JOINT)
     sizes = [k for k, _ in plans]
     steps, size = (int(STEPS * SHORT_STEPS), int(BATCH * SHORT_BATCH)) if short else (STEPS, BATCH)
     space = _UnitSpread(problem.x)
-    teacher = space.scaled(problem.teacher[:, None])
+    teacher = space.scaled(problem.guide[:, None])
     theta = _random_start(space, teacher, sizes, seed, rng)
     # The logits of the members' weights, then that of the undecided share of each ensemble: a quarter at the start.
     logits = np.zeros(theta.shape[1] + len(sizes), dtype=np.float32)
-    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if problem.undecided else -np.inf
+    logits[theta.shape[1] :] = np.log(np.array(sizes) / 3) if undecided else -np.inf
     theta_adam, logit_adam = Adam(theta), Adam(logits)
     l2 = np.repeat(np.float32(2 * SPREAD_L2) / np.array(sizes, dtype=np.float32), sizes)
     batches = _Batches(problem, [blend for _, blend in plans], size, rng)
-    gradients = VoteGradients(batches.weight, sizes, problem.bound)
+    gradients = VoteGradients(batches.weight, sizes, bound)
     for step in range(steps):
         done = step / max(steps - 1, 1)
         tau = np.float32(TEMPERATURES[0] * (TEMPERATURES[1] / TEMPERATURES[0]) ** done)
@@ -226,7 +251,7 @@ def _train_ensembles(problem: _Problem, plans: Sequence[tuple[int, int]], seed: 
         tangent = space.tangent(theta_gradient, theta, l2)
         theta = space.scaled(theta - theta_adam.step(tangent, rate))
         logits = logits - logit_adam.step(logit_gradient, rate)
-        if problem.bound < 1:
+        if bound < 1:
             theta = space.correlated(theta, teacher, np.float32(TEACHER_CORRELATION))
     return np.split(theta.astype(np.float64), np.cumsum(sizes)[:-1], axis=1)
 
@@ -288,10 +313,10 @@ class _Batches:
         rng: draws pairs and angles.
     """
 
-    def __init__(self, problem: _Problem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
+    def __init__(self, problem: _VoteProblem, blends: Sequence[int], size: int, rng: np.random.Generator) -> None:
         self.problem, self.blends, self.rng = problem, list(blends), rng
         n, m = problem.x.shape
-        raw = np.array([problem.labels.blends[blend].vote_share == 1 for blend in self.blends])
+        raw = np.array([problem.blends[blend].vote_share == 1 for blend in self.blends])
         self.n_rotated = 0 if raw.all() else int(size * ROTATED_SHARE)
         n_drawn = size - self.n_rotated
         self.resample = n > n_drawn  # else each pair is in every batch once, with more weight
@@ -322,40 +347,25 @@ class _Batches:
         cosine, sine = np.cos(angle), np.sin(angle)
         self.rotated *= cosine
         self.rotated += np.multiply(self.other, sine, out=self.other)
-        labels, rewards = problem.labels, problem.labels.rewards
-        mixed = labels.shares(rewards[first] * cosine + rewards[second] * sine)
-        target = np.concatenate([problem.targets[self.rows], labels.blended(mixed)])
+        mixed = problem.shares(problem.rewards[first] * cosine + problem.rewards[second] * sine)
+        target = np.concatenate([problem.targets[self.rows], problem.blended(mixed)])
         share = np.concatenate([problem.share[self.rows], mixed[0]])
         return self.batch, target[:, self.blends], share
 
 
 class VoteGradients:
-    """Gradients of the loss of several ensembles on a batch, computed in one pass.
-
-    With votes σ_ij = σ(θ_j·x_i/τ) and shares p_i of people preferring a, the loss of an ensemble of k members is
-
-        Σ_i w_i (u/2 + Σ_j α_j σ_ij − t_i)² + c/k Σ_j max(0, D_j − bound),
-        D_j = Σ_i v_i (p_i (1 − σ_ij) + (1 − p_i) σ_ij),
-
-    the squared error plus the penalty c on disagreement above the bound. Weights and undecided share are positive,
-    Σ_j α_j + u = 1. Large arrays are reused.
+    """Gradients of ``ShareLoss`` for soft votes σ(θ_j·x_i/τ) in θ and in the logits of the weights, in one pass.
 
     Args:
-        weight: w of each ensemble, ``(n, n_ensembles)``; v is their mean.
+        weight: w of each ensemble, ``(n, n_ensembles)``.
         sizes: number of members of each ensemble.
         bound: disagreement above which a member is penalised.
     """
 
     def __init__(self, weight: SingleArray, sizes: Sequence[int], bound: float) -> None:
-        n_members, n_ensembles = sum(sizes), len(sizes)
-        self.weight, self.common, self.bound = weight, weight.mean(axis=1), bound
-        self.penalty = np.repeat(np.float32(DISAGREEMENT_PENALTY) / np.array(sizes, dtype=np.float32), sizes)
-        self.members, self.ensemble = np.arange(n_members), np.repeat(np.arange(n_ensembles), sizes)
-        self.blocks = np.zeros((n_members, n_ensembles), dtype=np.float32)
+        self.loss = ShareLoss(weight, sizes, centred=True, bound=bound)
         self.firsts = np.cumsum([0, *sizes[:-1]])
-        self.lean, self.slope = (np.empty((len(weight), n_members), dtype=np.float32) for _ in range(2))
-        self.factors = np.empty((len(weight), n_ensembles + 1), dtype=np.float32)
-        self.coefficients = np.zeros((n_ensembles + 1, n_members), dtype=np.float32)
+        self.lean = np.empty((len(weight), sum(sizes)), dtype=np.float32)
 
     def __call__(
         self,
@@ -377,28 +387,19 @@ class VoteGradients:
                 sets u = 0.
             tau: the temperature τ.
         """
-        # With lean = tanh(z/2τ) = 2σ − 1 in place of σ: D = ½ + ½ Σ_i w_i (1 − 2p_i) lean_i, slope (1 − lean²)/2τ.
-        lean, factors, coefficients = self.lean, self.factors, self.coefficients
+        lean, ensemble = self.lean, self.loss.ensemble
         np.tanh(np.matmul(x, theta / (2 * tau), out=lean), out=lean)
-        own, rest = logits[: len(self.members)], logits[len(self.members) :]
+        own, rest = logits[: len(ensemble)], logits[len(ensemble) :]
         largest = np.maximum(np.maximum.reduceat(own, self.firsts), rest)
-        weights, undecided = np.exp(own - largest[self.ensemble]), np.exp(rest - largest)
+        weights, undecided = np.exp(own - largest[ensemble]), np.exp(rest - largest)
         total = np.add.reduceat(weights, self.firsts) + undecided
-        weights, undecided = weights / total[self.ensemble], undecided / total
-        self.blocks[self.members, self.ensemble] = weights  # makes a sum over members one matrix product
-        np.matmul(lean, 0.5 * self.blocks, out=factors[:, :-1])
-        factors[:, :-1] += 0.5 - target
-        factors[:, :-1] *= self.weight
-        factors[:, -1] = (1 - 2 * share) * self.common
-        moments = factors.T @ lean
-        coefficients[:-1] = 0.5 * self.blocks.T
-        coefficients[-1] = 0.25 * self.penalty * (0.5 + 0.5 * moments[-1] > self.bound)
-        np.matmul(factors, coefficients, out=self.slope)
-        self.slope *= np.subtract(1, np.square(lean, out=lean), out=lean)
-        weight_gradient = moments[self.ensemble, self.members]  # that of the undecided share is 0
+        weights, undecided = weights / total[ensemble], undecided / total
+        self.loss.errors(lean, weights, target)
+        slope, weight_gradient = self.loss.gradients(lean, share)
+        slope *= np.subtract(1, np.square(lean, out=lean), out=lean)  # dσ(z)/dz = (1 − lean²)/4
         mean = np.add.reduceat(weights * weight_gradient, self.firsts)
-        logit_gradient = np.append(weights * (weight_gradient - mean[self.ensemble]), -undecided * mean)
-        return np.asarray(x.T @ self.slope / tau), np.asarray(logit_gradient, dtype=np.float32)
+        logit_gradient = np.append(weights * (weight_gradient - mean[ensemble]), -undecided * mean)
+        return np.asarray(x.T @ slope / (4 * tau)), np.asarray(logit_gradient, dtype=np.float32)
 
 
 class Adam:

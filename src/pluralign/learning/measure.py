@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pluralign.core.arrays import Array, FloatArray, Mask, Vectors
-from pluralign.core.processes import ALONE, Processes
+from pluralign.core.arrays import Array, FloatArray, Vectors
+from pluralign.core.processes import Processes
 from pluralign.core.random_streams import EVALUATION_FOLDS, random_stream
 from pluralign.core.types import Level
 from pluralign.core.version import __version__
@@ -31,18 +31,13 @@ from pluralign.ensemble.record import (
     hash_prompts,
 )
 from pluralign.learning.baselines import Baseline
-from pluralign.learning.options import FitOptions
-from pluralign.learning.pairs import Differences, Pairs
-from pluralign.learning.stagewise import hard_votes
-from pluralign.learning.task import Members
+from pluralign.learning.pairs import Differences, Members, Pairs, hard_votes
+from pluralign.learning.task import LearningData
 from pluralign.text.judge import JudgeUsage
 from pluralign.theory import calibration
 from pluralign.theory.calibration import brier, by_stratum, expected_calibration_error, reliability, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, Interval, clustered_interval, paired_difference
-from pluralign.votes.preferences import PreferenceSet, rows_of_texts, texts_of
-
-# --- Predictors of vote shares: an ensemble, or rewards that were trained elsewhere, with their predictions for pairs.
-
+from pluralign.votes.preferences import PreferenceSet, rows_of_texts
 
 Kind: TypeAlias = Literal["ensemble", "reward model", "scores", "probabilities", "personas"]
 
@@ -99,16 +94,11 @@ def ensemble_predictor(
 ) -> Predictor:
     """Return an ensemble as a predictor, from the rewards of both responses of each pair, ``(n_pairs, k)``."""
     difference = reward_a - reward_b
+    readings = {str(level): share for level, share in ensemble.readings(difference).items()}
     return Predictor(
-        name=name,
-        kind="ensemble",
-        readings={str(level): share for level, share in ensemble.readings(difference).items()},
-        level=ensemble.level,
-        difference=difference,
-        weights=ensemble.weights,
-        undecided=ensemble.undecided,
-        temperature=ensemble.temperature,
-    )
+        name, "ensemble", readings, ensemble.level, difference, ensemble.weights, ensemble.undecided,
+        ensemble.temperature,
+    )  # fmt: skip
 
 
 def reward_predictor(
@@ -177,7 +167,7 @@ def cross_fitted(
         return calibration.with_undecided(calibration.policy_prob(rows, weights, temperature), undecided)
 
     for row, temperature in enumerate(temperatures):
-        error = calibration.squared_error(share(difference, temperature), prob_a)
+        error = squared_error(share(difference, temperature), prob_a)
         sums[row] = [error[mask].sum() for mask in held_out]
     chosen = temperatures[np.argmin(sums.sum(axis=1, keepdims=True) - sums, axis=0)]
     shares = np.empty(len(prob_a))
@@ -186,10 +176,7 @@ def cross_fitted(
     return shares, float(np.median(chosen))
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-# --- Evidence of distinct voices: do several rewards predict the votes better than the best single reward?
+# --- evidence of distinct voices: do several rewards predict the votes better than the best single reward? ------------
 
 
 ERROR_RATE = 0.05
@@ -250,14 +237,6 @@ def baselines_of(ensemble: RewardEnsemble) -> dict[str, Baseline]:
     return {name: Baseline(formula, ensemble.baselines[name]) for name, formula in formulas.items()}
 
 
-def baseline_shares(ensemble: RewardEnsemble, preferences: PreferenceSet) -> dict[str, FloatArray]:
-    """Return the shares that each fitted baseline predicts, each ``(n_pairs,)``."""
-    items = preferences.items()
-    inputs = ensemble.members.inputs(ensemble.features(texts_of(preferences)))
-    pairs = Differences(inputs, items.a, items.b)
-    return {name: baseline.prob_hat(pairs) for name, baseline in baselines_of(ensemble).items()}
-
-
 def evaluate_features(ensemble: RewardEnsemble, preferences: PreferenceSet, features: Array) -> Evaluation:
     """Measure an ensemble on votes, given the features of ``texts_of(preferences)`` in that order."""
     subject, baselines = read_ensemble(ensemble, preferences, features)
@@ -302,14 +281,12 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
     (``calibration.floor_is_measurable``). With fewer than 20 prompts nothing has an interval.
     """
     p, prediction, votes = preferences.prob_a, subject.prob_hat, subject.votes
-    rivals = {
+    others = {
         "floor": BaselinePrediction((p > 0.5).astype(float)),
         "constant_half": BaselinePrediction(np.full(len(p), 0.5)),
         **baselines,
     }
-    compared = {
-        name: compare(rival.share, prediction, preferences, rival.k, rival.worst) for name, rival in rivals.items()
-    }
+    compared = {name: compare(one.share, prediction, preferences, one.k, one.worst) for name, one in others.items()}
     if not calibration.floor_is_measurable(preferences.n_votes):
         compared["floor"] = without_verdict(compared["floor"])
     members = []
@@ -321,6 +298,7 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         ]
     several = subject.kind == "ensemble" and sum(member.weight > NEGLIGIBLE_WEIGHT for member in members) > 1
     shares = {name: baseline.share for name, baseline in baselines.items()}
+    voices = evidence_of_voices(subject.readings, shares, preferences) if several else None
     return Evaluation(
         level=subject.level,
         test=_figures(prediction, preferences),
@@ -329,31 +307,37 @@ def measure(subject: Predictor, baselines: Mapping[str, BaselinePrediction], pre
         members=members,
         undecided=subject.undecided,
         reliability=reliability(prediction, p),
-        strata=by_stratum(calibration.squared_error(prediction, p), p),
+        strata=by_stratum(squared_error(prediction, p), p),
         pairs=len(preferences),
         prompts=len(preferences.prompts),
-        voices=evidence_of_voices(subject.readings, shares, preferences) if several else None,
+        voices=voices,
     )
 
 
-def without_verdict(rival: Compared) -> Compared:
+def without_verdict(found: Compared) -> Compared:
     """Return a baseline whose score on these votes allows no comparison: without corrected score and interval."""
-    return replace(
-        rival, brier_corrected=math.nan, difference=Interval(rival.difference.mean, math.nan, math.nan, math.nan)
-    )
+    unknown = Interval(found.difference.mean, math.nan, math.nan, math.nan)
+    return replace(found, brier_corrected=math.nan, difference=unknown)
+
+
+def _errors(share: FloatArray, preferences: PreferenceSet) -> dict[str, float]:
+    p = preferences.prob_a
+    return {
+        "brier": brier(share, p),
+        "brier_corrected": calibration.brier_corrected(share, p, preferences.n_votes, preferences.counted_ties),
+        "log_loss": calibration.log_loss(share, p),
+        "absolute_error": calibration.absolute_error(share, p),
+    }
 
 
 def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
     p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-    error = calibration.squared_error(prediction, p)
+    error = squared_error(prediction, p)
     corrected = error - calibration.sampling_noise(p, n, ties)
     values = corrected if not np.isnan(corrected).all() else error
     return Figures(
-        brier=calibration.brier(prediction, p),
-        brier_corrected=calibration.brier_corrected(prediction, p, n, ties),
+        **_errors(prediction, preferences),
         noise=calibration.noise(p, n, ties),
-        log_loss=calibration.log_loss(prediction, p),
-        absolute_error=calibration.absolute_error(prediction, p),
         calibration_error=expected_calibration_error(prediction, p),
         interval=clustered_interval(values, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
     )
@@ -362,75 +346,34 @@ def _figures(prediction: FloatArray, preferences: PreferenceSet) -> Figures:
 def compare(
     share: FloatArray, prediction: FloatArray, preferences: PreferenceSet, k: int = 1, worst: float | None = None
 ) -> Compared:
-    """Compare a rival's predicted shares with ``prediction``, the shares of the predictor that is measured."""
-    p, n, ties = preferences.prob_a, preferences.n_votes, preferences.counted_ties
-    ours, theirs = calibration.squared_error(prediction, p), calibration.squared_error(share, p)
-    return Compared(
-        brier=calibration.brier(share, p),
-        brier_corrected=calibration.brier_corrected(share, p, n, ties),
-        log_loss=calibration.log_loss(share, p),
-        absolute_error=calibration.absolute_error(share, p),
-        k=k,
-        difference=paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS),
-        worst_disagreement=worst,
-    )
+    """Compare a baseline's predicted shares with ``prediction``, the shares of the predictor that is measured."""
+    ours, theirs = (squared_error(one, preferences.prob_a) for one in (prediction, share))
+    difference = paired_difference(ours, theirs, preferences.prompt_index, min_clusters=ENOUGH_CLUSTERS)
+    return Compared(**_errors(share, preferences), k=k, difference=difference, worst_disagreement=worst)
 
 
-# --- The figures of a fitted ensemble on its test pairs, and the record of the fit.
+# --- a fitted ensemble on its held-out pairs, and the record of the fit -----------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class TestPairs:
-    """The pairs that measure a fit."""
-
-    __test__ = False  # for pytest
-
-    votes: PreferenceSet
-    """All votes of the fit."""
-    rows: Mask
-    """Which of its pairs are held out, ``(n_pairs,)``."""
-    pairs: Pairs
-    """The held-out pairs with their inputs."""
-
-    def history_row(self, members: Members, train: Pairs, level: Level) -> HistoryRow:
-        """Measure the ensemble of one size on training and test pairs."""
-        share, prob_a = members.prob_hat(self.pairs, level), self.pairs.prob_a
-        n_votes, ties = self.votes.n_votes[self.rows], self.votes.counted_ties[self.rows]
-        return HistoryRow(
-            k=members.k,
-            train_brier=calibration.brier(members.prob_hat(train, level), train.prob_a),
-            test_brier=calibration.brier(share, prob_a),
-            test_brier_corrected=calibration.brier_corrected(share, prob_a, n_votes, ties),
-            weights=members.weights.tolist(),
-            undecided=members.undecided,
-        )
-
-
-def judge(
+def measure_fit(
     ensemble: RewardEnsemble,
-    test: TestPairs,
-    features: Vectors,
-    options: FitOptions,
+    data: LearningData,
     baselines: Mapping[str, Baseline],
     history: Sequence[HistoryRow],
-    processes: Processes = ALONE,
 ) -> tuple[RewardEnsemble, HeldOutVotes]:
-    """Measure a fitted ensemble on the test pairs.
+    """Measure a fitted ensemble on the held-out pairs.
 
     Args:
         ensemble: the ensemble, without a record.
-        test: the pairs to measure it on.
-        features: features of all texts of the fit, in the order of ``texts_of(test.votes)``.
-        options: how it was fitted.
+        data: the votes, which of them are held out, and the features of their texts.
         baselines: the baselines fitted beside it.
         history: the ensembles of each size.
-        processes: the processes that share the features.
 
     Returns:
         The ensemble with its baselines and its record, and the held-out votes with its rewards.
     """
-    votes, test_votes = test.votes, test.votes[test.rows]
-    learned_from = votes.prompt_index[~test.rows]
+    votes, options, test_votes = data.preferences, data.options, data.preferences[data.test_rows]
+    learned_from = votes.prompt_index[~data.test_rows]
     record = FitRecord(
         method=options.method,
         level=options.level,
@@ -445,7 +388,7 @@ def judge(
             train_pairs=len(learned_from),
             train_prompts=len(np.unique(learned_from)),
             test_pairs=len(test_votes),
-            test_prompts=len(np.unique(votes.prompt_index[test.rows])),
+            test_prompts=len(np.unique(votes.prompt_index[data.test_rows])),
             loaded=votes.loaded,
         ),
         versions={"pluralign": __version__, "python": platform.python_version(), "numpy": np.__version__},
@@ -453,10 +396,10 @@ def judge(
     arrays = {name: baseline.arrays for name, baseline in baselines.items()}
     trained_on = hash_prompts(votes.prompts[np.unique(learned_from)])
     ensemble = replace(ensemble, record=record, baselines=arrays, trained_on=trained_on)
-    test_features = gather_rows(features, rows_of_texts(test_votes, votes), processes)
-    evaluation = evaluate_features(ensemble, test_votes, test_features)
+    features = gather_rows(data.features, rows_of_texts(test_votes, votes), data.checkpoints.processes)
+    evaluation = evaluate_features(ensemble, test_votes, features)
     ensemble = replace(ensemble, record=replace(record, evaluation=evaluation))
-    return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(test_features))
+    return ensemble, HeldOutVotes(test_votes, ensemble.members.rewards(features))
 
 
 def gather_rows(features: Vectors, rows: npt.NDArray[np.int64], processes: Processes) -> Vectors:
@@ -484,10 +427,5 @@ def bound_cost(
     counted = unbounded.weights > NEGLIGIBLE_WEIGHT
     worst = evaluation.worst_disagreement()
     assert worst is not None  # noqa: S101 - an ensemble has members
-    return BoundCost(
-        max_disagreement=max_disagreement,
-        brier=evaluation.test.brier,
-        brier_without=calibration.brier(unbounded.prob_hat(test, level), test.prob_a),
-        worst=worst,
-        worst_without=float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max()),
-    )
+    worst_without = float(np.asarray(calibration.disagreement(votes, test.prob_a))[counted].max())
+    return BoundCost(max_disagreement, evaluation.test.brier, unbounded.brier(test, level), worst, worst_without)

@@ -1,20 +1,24 @@
-"""Options of ``fit``: the method, and how a backbone is fine-tuned."""
+"""Options of ``fit``: the method, how a backbone is fine-tuned, and the one table of which option applies when.
+
+The classes check values. ``check_applies`` checks combinations: an option that was changed and has no effect is an
+error. An option with its default value is never one, so stating a default equals leaving it out.
+"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from pluralign.core.errors import UsageError, did_you_mean
-from pluralign.core.options import changed_options, check_choices, check_seed, same_option
+from pluralign.core.options import changed_options, check_choices, check_seed, option, same_option
 from pluralign.core.text import shortened
 from pluralign.core.types import Level, Method
-from pluralign.text.options import EncodeOptions, Pooling, Precision
+from pluralign.text.options import EncodeOptions, Precision
 
-Variant: TypeAlias = Literal["printed", "symmetric", "weighted"]
-Loss: TypeAlias = Literal["mse", "bce"]
+Variant: TypeAlias = Literal["printed", "symmetric"]
 Orient: TypeAlias = Literal["random", "given", "majority"]
 Target: TypeAlias = Literal["auto", "teacher", "mixture", "votes"]
-MemberKind: TypeAlias = Literal["linear", "mlp"]
+FitPooling: TypeAlias = Literal["mean", "last", "attention"]
 Optimizer: TypeAlias = Literal["soap", "soap-one-sided", "adamw"]
 Tracker: TypeAlias = Literal["trackio", "wandb", "tensorboard"]
 MAX_MEMBERS = 256
@@ -34,7 +38,6 @@ class FitOptions:
     variant: Variant = field(
         default="symmetric", metadata={"help": "Stagewise: loss of each stage; printed is the paper's."}
     )
-    loss: Loss = field(default="mse", metadata={"help": "Stagewise: squared error or cross-entropy."})
     orient: Orient = field(
         default="random",
         metadata={
@@ -54,15 +57,18 @@ class FitOptions:
         default=True,
         metadata={"help": "Joint: learn the share of votes that no member explains. Without it: the paper's form."},
     )
-    members: MemberKind = field(
-        default="linear", metadata={"help": "Rewards that are linear in the features, or a small network."}
-    )
     max_disagreement: float = field(
         default=0.5, metadata={"help": "Maximum disagreement of a member with people; 1 sets no bound."}
     )
     encoder: str = same_option(EncodeOptions, "encoder")
     layers: str = same_option(EncodeOptions, "layers")
-    pooling: Pooling = same_option(EncodeOptions, "pooling")  # noqa: RUF009
+    pooling: FitPooling = field(
+        default="mean",
+        metadata={
+            "help": "Pooling of layers: mean over tokens, last token, or attention: also train on the votes which "
+            "tokens of a sentence encoder count. The encoder stays frozen."
+        },
+    )
     precision: Precision = field(
         default="float32",
         metadata={
@@ -107,18 +113,11 @@ class FitOptions:
             raise UsageError(f"max_disagreement must be above 0 and at most 1, not {self.max_disagreement}.")
         if self.folds is not None and self.folds < 2:
             raise UsageError(f"folds must be at least 2, not {self.folds}.")
-        if self.method == "stagewise" and self.level == "policy":
-            raise UsageError(
-                "stagewise members are trained for votes; use --method joint for --level policy "
-                "(the policy-level figures of a stagewise ensemble are reported in any case)."
-            )
-        if self.method == "joint" and self.orient in ("given", "majority"):
-            raise UsageError("--orient requires --method stagewise; joint members do not depend on the order.")
         check_choices(
             self,
             {
-                "method": Method, "variant": Variant, "loss": Loss, "orient": Orient, "level": Level, "target": Target,
-                "members": MemberKind, "pooling": Pooling, "precision": Precision,
+                "method": Method, "variant": Variant, "orient": Orient, "level": Level, "target": Target,
+                "pooling": FitPooling, "precision": Precision,
             },
         )  # fmt: skip
 
@@ -127,66 +126,31 @@ class FitOptions:
 class FinetuneOptions:
     """Options of fine-tuning a language model. The defaults are the paper's recipe (App. Training Pipeline)."""
 
-    backbone: str | None = field(
-        default=None,
-        metadata={"help": "Fine-tune this model instead: a model folder, a hub id, smollm2 or minilm."},
+    backbone: str | None = option(None, "Fine-tune this model: a model folder, a hub id, smollm2 or minilm.")
+    lora: bool = option(False, "Backbone: train LoRA adapters and the head instead of all weights.")
+    lora_rank: int = option(16, "Backbone: rank of the LoRA adapters.")
+    optimizer: Optimizer = option(  # noqa: RUF009
+        "soap", "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."
     )
-    lora: bool = field(
-        default=False, metadata={"help": "Backbone: train LoRA adapters and the head instead of all weights."}
+    learning_rate: float | None = option(
+        None, "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value."
     )
-    lora_rank: int = field(default=16, metadata={"help": "Backbone: rank of the LoRA adapters."})
-    optimizer: Optimizer = field(
-        default="soap",
-        metadata={"help": "Backbone: soap (the paper), soap-one-sided (less memory) or adamw (least memory)."},
+    fresh_head: bool = option(False, "Backbone: start with a random head (the paper) instead of a fitted one.")
+    compare_frozen: bool = option(
+        True,
+        "Backbone or --pooling attention, joint: also fit the ensemble without training the features, and keep it if "
+        "it predicts validation prompts better.",
     )
-    learning_rate: float | None = field(
-        default=None,
-        metadata={
-            "help": "Backbone: 2e-5 by default, 2e-4 with --lora; the head uses ten times the value. "
-            "Sentence encoder: 3e-3."
-        },
+    epochs: float = option(1.0, "Backbone: passes over the training pairs.")
+    batch_size: int | None = option(
+        None, "Backbone: pairs per step, all devices together; by default 512, less for few pairs."
     )
-    fresh_head: bool = field(
-        default=False,
-        metadata={"help": "Backbone: start with a random head (the paper) instead of a fitted one."},
-    )
-    compare_frozen: bool = field(
-        default=True,
-        metadata={
-            "help": "Backbone, joint: also fit the ensemble on the model without tuning, and keep it if it predicts "
-            "validation prompts better."
-        },
-    )
-    epochs: float = field(
-        default=1.0, metadata={"help": "Backbone: passes over the training pairs. Sentence encoder: 8."}
-    )
-    batch_size: int | None = field(
-        default=None,
-        metadata={
-            "help": "Backbone: pairs per step, all devices together; by default 512, less for few pairs. "
-            "Sentence encoder: 128."
-        },
-    )
-    micro_batch: int = field(
-        default=8, metadata={"help": "Backbone: a device reads at most twice as many texts in one forward pass."}
-    )
-    max_length: int = field(
-        default=1024,
-        metadata={"help": "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt."},
-    )
-    gradient_checkpointing: bool = field(
-        default=False, metadata={"help": "Backbone: recompute activations to save memory."}
-    )
-    report_to: str = field(
-        default="none",
-        metadata={
-            "help": "Backbone: send loss and learning rate to experiment trackers: trackio, wandb, tensorboard, or "
-            "several with commas between them."
-        },
-    )
-    run_name: str | None = field(
-        default=None,
-        metadata={"help": "Backbone: name of the run in the trackers (default: the name of the output folder)."},
+    max_length: int = option(1024, "Backbone: maximum tokens per text; longer texts lose the beginning of the prompt.")
+    gradient_checkpointing: bool = option(False, "Backbone: recompute activations to save memory.")
+    report_to: str = option(
+        "none",
+        "Backbone: send loss and learning rate to experiment trackers: trackio, wandb, tensorboard, or several with "
+        "commas between them.",
     )
 
     @property
@@ -197,13 +161,80 @@ class FinetuneOptions:
 
     def __post_init__(self) -> None:
         check_choices(self, {"optimizer": Optimizer})
-        numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "micro_batch", "max_length")
+        numbers = ("lora_rank", "learning_rate", "epochs", "batch_size", "max_length")
         for name in numbers:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
         if unknown := [name for name in self.trackers if name not in get_args(Tracker)]:
             raise UsageError(f"there is no tracker {unknown[0]!r}; {did_you_mean(unknown[0], get_args(Tracker))}.")
-        if self.run_name is not None and not self.trackers:
-            raise UsageError("--run-name requires --report-to.")
-        if self.backbone is None and (changed := changed_options(self)):
-            raise UsageError(f"--{changed[0].replace('_', '-')} requires --backbone.")
+
+
+# --- Which option applies when.
+
+
+@dataclass(frozen=True)
+class Applies:
+    """The settings in which an option has an effect: every one that is not excluded here."""
+
+    method: tuple[Method, ...] = ("joint", "stagewise")
+    features: tuple[Literal["frozen", "attention", "backbone"], ...] = ("frozen", "attention", "backbone")
+    level: tuple[Level, ...] = ("vote", "policy")
+    raters: tuple[bool, ...] = (False, True)
+
+
+APPLIES: Mapping[str, Applies] = {
+    **dict.fromkeys(("variant", "orient"), Applies(method=("stagewise",))),
+    **dict.fromkeys(("level", "undecided", "raters"), Applies(method=("joint",))),
+    "target": Applies(method=("joint",), level=("vote",), raters=(False,)),
+    **dict.fromkeys(("features", "folds"), Applies(features=("frozen",))),
+    **dict.fromkeys(("encoder", "layers", "pooling", "surface"), Applies(features=("frozen", "attention"))),
+    "pooling attention": Applies(method=("joint",), raters=(False,)),
+    "backbone": Applies(raters=(False,)),
+    "compare_frozen": Applies(method=("joint",), features=("attention", "backbone")),
+    **dict.fromkeys(
+        ("lora", "lora_rank", "optimizer", "learning_rate", "fresh_head", "epochs", "batch_size", "max_length",
+         "gradient_checkpointing", "report_to"),
+        Applies(features=("backbone",)),
+    ),
+}  # fmt: skip
+"""Options that are not listed apply always. ``raters`` are those of the votes."""
+SETTINGS = {
+    "frozen": "without --backbone",
+    "attention": "with --pooling attention, which keeps the encoder frozen (--backbone fine-tunes it)",
+    "backbone": "with --backbone",
+    True: "with --raters",
+}
+
+
+def check_applies(options: FitOptions, tuning: FinetuneOptions, *, raters: bool) -> None:
+    """Raise UsageError if an option was changed that has no effect beside the others.
+
+    Args:
+        options: how to learn.
+        tuning: how to fine-tune.
+        raters: whether the votes have rater ids.
+
+    Example:
+        >>> check_applies(FitOptions(folds=5), FinetuneOptions(backbone="minilm"), raters=False)
+        Traceback (most recent call last):
+        pluralign.core.errors.UsageError: --folds has no effect with --backbone; leave it out.
+    """
+    attention = options.pooling == "attention"
+    setting = {
+        "method": options.method,
+        "features": "backbone" if tuning.backbone is not None else "attention" if attention else "frozen",
+        "level": options.level,
+        "raters": raters,
+    }
+    names = [*changed_options(options), *changed_options(tuning)]
+    names += ["pooling attention"] * attention + ["raters"] * raters
+    for name in names:
+        applies = APPLIES.get(name, Applies())
+        for part, value in setting.items():
+            if value not in getattr(applies, part):
+                where = SETTINGS.get(value, f"with --{part} {value}")
+                remedy = "leave it out"
+                if value == "backbone" and "attention" in applies.features:
+                    remedy += ", or replace --backbone by --encoder with --pooling attention"
+                negated = "no-" if getattr(options, name, None) is False or getattr(tuning, name, None) is False else ""
+                raise UsageError(f"--{negated}{name.replace('_', '-')} has no effect {where}; {remedy}.")

@@ -1,4 +1,4 @@
-"""Training pairs: which texts are compared, the matrix of their feature differences, and validation folds.
+"""Training pairs: the matrix of their feature differences, linear members on them, and validation folds.
 
 Every linear reward is fitted to the matrix with rows x_a − x_b. This module decides whether that matrix is held in
 memory (``numpy`` array) or computed in blocks from the features of the distinct texts (``Differences``). For a million
@@ -7,7 +7,7 @@ the texts' features, which may be memory-mapped. Fits use only the products belo
 several processes, each process computes the products for its own texts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
@@ -19,6 +19,8 @@ from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask
 from pluralign.core.errors import DataError
 from pluralign.core.processes import ALONE, PARTS, Processes, blocks
 from pluralign.core.random_streams import FOLDS, random_stream
+from pluralign.core.types import Level
+from pluralign.theory.calibration import brier, sigmoid, votes_from_rewards, with_undecided
 
 DENSE_ELEMENTS = 64_000_000
 """Largest matrix that is held in memory: 256 MB in single precision."""
@@ -125,11 +127,6 @@ def first_columns(matrix: AnyMatrix, n: int) -> AnyMatrix:
     return replace(matrix, inputs=matrix.inputs[:, :n]) if isinstance(matrix, Differences) else matrix[:, :n]
 
 
-def as_array(matrix: Matrix) -> Array:
-    """Return the whole matrix as an array."""
-    return matrix.rows(slice(None)) if isinstance(matrix, Differences) else matrix
-
-
 def _sum_of(matrix: Matrix, shape: tuple[int, ...], value: Callable[[Any, Array], Array]) -> FloatArray:
     """Return Σ value(row indices, rows) over the blocks of the matrix."""
     if not isinstance(matrix, Differences):
@@ -190,7 +187,25 @@ def scale_rows(matrix: Matrix, factor: Array) -> Matrix:
     return replace(matrix, scale=factor if matrix.scale is None else matrix.scale * factor)
 
 
-# --- pairs and folds --------------------------------------------------------------------------------------------------
+def scores(difference: Matrix, theta: npt.ArrayLike) -> FloatArray:
+    """Return θ · difference as float64, ``(n,)`` or ``(n, k)``.
+
+    The product is computed in the precision of the differences, so that they need not be copied.
+
+    Example:
+        >>> scores(np.array([[1.0, 2.0]], dtype=np.float32), [1.0, 1.0])
+        array([3.])
+    """
+    return np.asarray(difference @ np.asarray(theta, dtype=difference.dtype), dtype=np.float64)
+
+
+def hard_votes(difference: Matrix, theta: FloatArray) -> FloatArray:
+    """Return 1[θ_j · difference > 0], and ½ for a tie, ``(n, k)``."""
+    reward = difference @ theta.astype(difference.dtype)
+    return votes_from_rewards(reward, np.zeros_like(reward))
+
+
+# --- pairs, members and folds -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -227,6 +242,40 @@ class Pairs:
         return replace(self, a=self.a[rows], b=self.b[rows], prob_a=self.prob_a[rows], prompt=self.prompt[rows])
 
 
+@dataclass(frozen=True, eq=False)
+class Members:
+    """Linear rewards and their weights: what every fit of an ensemble returns."""
+
+    theta: FloatArray
+    """One column per member, ``(d, k)``."""
+    weights: FloatArray
+    """``(k,)``, on the simplex."""
+    undecided: float = 0.0
+    """u, the share of votes that no member explains."""
+
+    @property
+    def k(self) -> int:
+        """Number of members."""
+        return len(self.weights)
+
+    def prob_hat(self, pairs: Pairs, level: Level) -> FloatArray:
+        """Return the predicted share preferring response a, ``(n,)``: of hard votes, or of policies at β = 1."""
+        if level == "policy":
+            votes = sigmoid(scores(pairs.difference, self.theta))
+        else:
+            votes = hard_votes(pairs.difference, self.theta)
+        return with_undecided(np.clip(votes @ self.weights, 0.0, 1.0), self.undecided)
+
+    def brier(self, pairs: Pairs, level: Level) -> float:
+        """Return the mean squared error of the predicted shares."""
+        return brier(self.prob_hat(pairs, level), pairs.prob_a)
+
+    def unit_spread(self, pairs: Pairs) -> "Members":
+        """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread."""
+        spread = np.std(scores(pairs.difference, self.theta), axis=0)
+        return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
+
+
 def validation_units(prompt: IndexArray) -> IndexArray:
     """Return the unit that goes to one side of a validation split, for each training pair, ``(n,)``.
 
@@ -259,6 +308,28 @@ def validation_folds(prompt: IndexArray, seed: int) -> list[Mask]:
     n_folds = 3 if len(names) >= 200 else 5
     parts = np.array_split(order, 5)[: min(n_folds, len(names))]
     return [np.isin(units, part) for part in parts if len(part)]
+
+
+SharesOf: TypeAlias = Callable[[Mask], Iterable[FloatArray]]
+"""Returns the shares that each candidate, fitted without a fold, predicts for it, ``(n_held_out,)`` each."""
+
+
+def errors_on_folds(prob_a: FloatArray, folds: Sequence[Mask], shares_of: SharesOf) -> FloatArray:
+    """Return (p̂ − p)² of each pair for each candidate, ``(n, n_candidates)``. Pairs of no fold have NaN."""
+    errors = [np.stack([(share - prob_a[fold]) ** 2 for share in shares_of(fold)], axis=1) for fold in folds]
+    found = np.full((len(prob_a), errors[0].shape[1]), np.nan)
+    for fold, error in zip(folds, errors, strict=True):
+        found[fold] = error
+    return found
+
+
+def brier_on_folds(prob_a: FloatArray, folds: Sequence[Mask], shares_of: SharesOf) -> FloatArray:
+    """Return the Brier score of each candidate on validation prompts, averaged over folds, ``(n_candidates,)``.
+
+    Every choice of regularisation, damping or temperature takes the candidate with the lowest one.
+    """
+    scored = [[brier(share, prob_a[fold]) for share in shares_of(fold)] for fold in folds]
+    return np.asarray(np.mean(scored, axis=0))
 
 
 # --- Bounds on the disagreement of members with people, during training. ``measuring.pruning`` prunes fitted ensembles.

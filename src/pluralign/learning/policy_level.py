@@ -6,7 +6,7 @@ that the teacher's mixture predicts: on damped differences, so that members lear
 is no undecided share: σ(Δr) near ½ already says that a member is undecided.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,17 +15,17 @@ from scipy.special import softmax
 
 from pluralign.core.arrays import Array, FloatArray, Mask
 from pluralign.core.random_streams import POLICY_LEVEL, random_stream
-from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry, fit_em, scores
-from pluralign.learning.joint import FROM_MIXTURE, FROM_VOTES, Blend, JointFit
-from pluralign.learning.pairs import Pairs, cap_disagreement
+from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry, fit_em
+from pluralign.learning.joint import ShareLoss
+from pluralign.learning.pairs import Members, Pairs, cap_disagreement, errors_on_folds, scores
 from pluralign.learning.teacher import Teacher, TrainedTeacher, damping_factor
-from pluralign.theory.calibration import brier, sigmoid
+from pluralign.theory.calibration import sigmoid
 from pluralign.theory.intervals import clearly_lower
 from pluralign.theory.simplex import simplex_least_squares
 
 POLICY_L2_GRID = (0.003, 0.01, 0.03, 0.1, 0.3)
-POLICY_BLENDS = (FROM_MIXTURE, FROM_VOTES)
-"""The targets that validation prompts choose from."""
+POLICY_VOTE_SHARES = (0.3, 1.0)
+"""Shares of the raw votes in the targets that validation prompts choose from: taught, and votes alone."""
 ROTATED = 8192
 """Number of rotated pairs beside the pairs, with half of the total weight."""
 VALIDATION_STEPS, STEPS = 50, 100
@@ -33,16 +33,17 @@ VALIDATION_STEPS, STEPS = 50, 100
 
 
 @dataclass(frozen=True)
-class PolicyChoice:
+class PolicyOptions:
     """Target and regularisation of a policy-level fit."""
 
-    blend: Blend
+    vote_share: float
+    """Share of the raw votes in the target; the rest is the share that the teacher's mixture predicts."""
     l2: float
 
 
 def choose_policy_options(
     pairs: Pairs, teacher: Teacher, k: int, folds: Sequence[Mask], *, seed: int = 0
-) -> PolicyChoice:
+) -> PolicyOptions:
     """Return the target and the regularisation whose ensemble predicts the votes of validation prompts best.
 
     The votes alone are the target only if a paired test over prompts finds them better: where votes are few, members
@@ -55,50 +56,48 @@ def choose_policy_options(
         folds: masks of validation pairs, ``(n,)`` each.
         seed: of the start and of rotated pairs.
     """
-    choices = [PolicyChoice(blend, l2) for blend in POLICY_BLENDS for l2 in POLICY_L2_GRID]
-    errors = np.full((len(pairs), len(choices)), np.nan)
-    for held_out in folds:
-        rest, check = pairs[~held_out], pairs[held_out]
-        task = _Task.of(rest, teacher.refit(rest, seed), k, seed)
-        for position, choice in enumerate(choices):
-            theta, weights = task.minimise(choice, VALIDATION_STEPS)
-            share = sigmoid(scores(check.difference, theta)) @ weights
-            errors[held_out, position] = (share - check.prob_a) ** 2
+    candidates = [PolicyOptions(vote_share, l2) for vote_share in POLICY_VOTE_SHARES for l2 in POLICY_L2_GRID]
+
+    def shares_of(fold: Mask) -> Iterator[FloatArray]:
+        rest, check = pairs[~fold], pairs[fold]
+        problem = _PolicyProblem.of(rest, teacher.refit(rest, seed), k, seed)
+        for candidate in candidates:
+            theta, weights = problem.minimise(candidate, VALIDATION_STEPS)
+            yield sigmoid(scores(check.difference, theta)) @ weights
+
+    errors = errors_on_folds(pairs.prob_a, folds, shares_of)
     mean = np.nanmean(errors, axis=0)
-    taught, votes = (
-        min((i for i, choice in enumerate(choices) if choice.blend == blend), key=lambda i: mean[i])
-        for blend in POLICY_BLENDS
-    )
+    half = len(POLICY_L2_GRID)
+    taught, votes = int(np.argmin(mean[:half])), half + int(np.argmin(mean[half:]))
     clear = clearly_lower(errors[:, votes] - errors[:, taught], pairs.prompt)
-    return choices[votes if clear else taught]
+    return candidates[votes if clear else taught]
 
 
-def fit_policy_level(
-    pairs: Pairs, teacher: Teacher, k: int, choice: PolicyChoice, *, seed: int = 0, bound: float = 1.0
-) -> JointFit:
+def train_policy_level(
+    pairs: Pairs, teacher: Teacher, k: int, chosen: PolicyOptions, *, seed: int = 0, bound: float = 1.0
+) -> Members:
     """Train k members together so that Σ_j α_j σ(Δr_j) matches the votes.
 
     Args:
         pairs: the training pairs.
         teacher: fitted to these pairs; it predicts part of the target.
         k: number of members.
-        choice: target and regularisation.
+        chosen: target and regularisation.
         seed: of the start and of rotated pairs.
         bound: maximum training disagreement of a member; 1 sets no bound.
     """
-    task = _Task.of(pairs, teacher, k, seed)
-    members, weights = task.minimise(choice, STEPS)
+    problem = _PolicyProblem.of(pairs, teacher, k, seed)
+    theta, weights = problem.minimise(chosen, STEPS)
     capped = np.column_stack(
-        [cap_disagreement(member, task.reward, pairs.difference, pairs.prob_a, bound) for member in members.T]
+        [cap_disagreement(member, problem.reward, pairs.difference, pairs.prob_a, bound) for member in theta.T]
     )
-    soft = sigmoid(scores(pairs.difference, capped))
-    if not np.array_equal(capped, members):  # the shares are linear in the weights: solve these again
-        weights = simplex_least_squares(soft, pairs.prob_a)
-    return JointFit(capped, weights, 0.0, brier(soft @ weights, pairs.prob_a))
+    if not np.array_equal(capped, theta):  # the shares are linear in the weights: solve these again
+        weights = simplex_least_squares(sigmoid(scores(pairs.difference, capped)), pairs.prob_a)
+    return Members(capped, weights)
 
 
 @dataclass(frozen=True)
-class _Task:
+class _PolicyProblem:
     """Pairs and rotated pairs in the leading directions, with the members that a fit starts from."""
 
     axes: Array
@@ -115,8 +114,8 @@ class _Task:
     """``(m, k)``."""
 
     @classmethod
-    def of(cls, pairs: Pairs, teacher: Teacher, k: int, seed: int) -> "_Task":
-        """Return the task of some pairs."""
+    def of(cls, pairs: Pairs, teacher: Teacher, k: int, seed: int) -> "_PolicyProblem":
+        """Return the problem of some pairs."""
         difference, prob_a = pairs.difference, pairs.prob_a
         if isinstance(teacher, TrainedTeacher):  # its rewards were trained on these pairs
             reward, axes = teacher.theta, teacher.axes
@@ -141,9 +140,9 @@ class _Task:
         rotated = (cosine * x[first] + sine * x[second]).astype(x.dtype)
         return cls(axes, np.vstack([x, rotated]), prob_a, np.asarray(taught), reward, start)
 
-    def minimise(self, choice: PolicyChoice, steps: int) -> tuple[FloatArray, FloatArray]:
+    def minimise(self, chosen: PolicyOptions, steps: int) -> tuple[FloatArray, FloatArray]:
         """Return the members ``(d, k)`` and weights that minimise ``policy_loss``."""
-        n, share = len(self.prob_a), choice.blend.vote_share
+        n, share = len(self.prob_a), chosen.vote_share
         if share == 1:
             x, target, weight = self.x[:n], self.prob_a, np.full(n, 1 / n)
         else:
@@ -151,7 +150,7 @@ class _Task:
             weight = np.append(np.full(n, 0.5 / n), np.full(ROTATED, 0.5 / ROTATED))
         k = self.start.shape[1]
         unknowns = np.append(self.start.ravel(), np.zeros(k))
-        objective = policy_loss(x, target, choice.l2, k, weight)
+        objective = policy_loss(x, target, chosen.l2, k, weight)
         solution = minimize(objective, unknowns, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
         theta, logits = solution[: self.start.size].reshape(self.start.shape), solution[self.start.size :]
         return np.asarray(self.axes @ theta, dtype=np.float64), softmax(logits)
@@ -160,19 +159,22 @@ class _Task:
 def policy_loss(
     x: Array, target: FloatArray, l2: float, k: int, weight: FloatArray
 ) -> Callable[[FloatArray], tuple[float, FloatArray]]:
-    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j|², its gradient)."""
-    m = x.shape[1]
+    """Return (θ, logits of α) ↦ (Σ_i w_i (Σ_j α_j σ(θ_j·d_i) − t_i)² + l2/k Σ_j |θ_j|², its gradient).
+
+    This is ``ShareLoss`` with τ = 1, without undecided share and penalty, plus the regularisation.
+    """
+    m, loss = x.shape[1], ShareLoss(weight[:, None], [k])
 
     def value_and_gradient(unknowns: FloatArray) -> tuple[float, FloatArray]:
         theta, weights = unknowns[: m * k].reshape(m, k), softmax(unknowns[m * k :])
         soft = sigmoid(scores(x, theta))
-        error = soft @ weights - target
-        weighted = 2 * weight * error
-        slope = weighted[:, None] * weights * soft * (1 - soft)
+        error = loss.errors(soft, weights, target[:, None])
+        value = float(weight @ error[:, 0] ** 2 + l2 / k * np.sum(theta**2))
+        slope, weight_gradient = loss.gradients(soft)
+        slope *= soft
+        slope *= 1 - soft
         theta_gradient = x.T @ slope.astype(x.dtype) + (2 * l2 / k) * theta
-        weight_gradient = weighted @ soft
         logit_gradient = weights * (weight_gradient - weights @ weight_gradient)
-        value = float(weight @ error**2 + l2 / k * np.sum(theta**2))
         return value, np.append(theta_gradient.ravel(), logit_gradient)
 
     return value_and_gradient

@@ -14,10 +14,9 @@ Most raters cast few votes, so the groups' rewards are shrunk towards one reward
 EM solves it. Integers stand for raters here; ids are removed where votes are read (``votes.raters``).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +24,11 @@ from scipy import sparse
 from scipy.special import log_expit, logsumexp, softmax
 
 from pluralign.core.arrays import Array, FloatArray, IndexArray, IntArray, Mask
-from pluralign.core.checkpoints import Arrays
-from pluralign.core.errors import UsageError
 from pluralign.core.random_streams import CHOICE_MODEL, RATER_MIXTURE, random_stream
 from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
-from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry, scores
-from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.pairs import Pairs, cap_disagreement, gram
-from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, Members, fit_rivals
+from pluralign.learning.bradley_terry import directions_with, fit_bradley_terry
+from pluralign.learning.pairs import Members, Pairs, cap_disagreement, gram, scores
+from pluralign.learning.task import AUTO_SIZES, FitTask, Fitted, history_sizes
 from pluralign.learning.teacher import fit_teacher
 from pluralign.theory.calibration import policy_prob, sigmoid, squared_error, with_undecided
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, paired_difference
@@ -40,9 +36,17 @@ from pluralign.theory.posterior import SAFE_SHARE, SMALLEST_SLIP, SPREAD, Choice
 from pluralign.theory.simplex import weights_and_undecided
 from pluralign.votes.raters import RaterVotes
 
-ROUNDS = 40
+STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""Strengths of shrinkage to choose from, strongest first."""
+PATIENCE = 2
+"""The search ends when this many strengths in turn are no better than the best one before them."""
+RESTARTS = 4
+ROUNDS, VALIDATION_ROUNDS = 40, 20
+"""Maximum number of EM rounds of a final fit, and of a fit that serves a choice."""
 TOLERANCE = 1e-5
 """EM stops when a round gains less than this, in nats per vote."""
+MAX_FOLDS = 3
+"""Validation folds that choose the strength."""
 START_NOISE = 0.5
 """Spread of the random part of a member's reward differences at the start."""
 SMALLEST_SHARE = 1e-12
@@ -102,16 +106,167 @@ class VotesByRater:
         return np.asarray((self.for_a + self.for_b).sum(axis=1), dtype=np.float64).ravel()
 
 
-@dataclass(frozen=True, eq=False)
-class RaterMixture:
-    """Rewards of groups of raters."""
+# --- the fit: choose how far members may differ, fit the mixture of raters, fit the baselines
 
-    theta: FloatArray
-    """``(d, k)``."""
-    shares: FloatArray
-    """π, the share of raters in each group, ``(k,)``."""
-    objective: float
-    """Penalised log likelihood per vote; the start with the highest value is kept."""
+
+def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
+    """Return the votes on the training pairs, counted by rater.
+
+    Args:
+        votes: all votes.
+        train: which pairs are trained on, ``(n_pairs,)``.
+    """
+    row = np.cumsum(train) - 1
+    chosen = train[votes.pair]
+    return VotesByRater.count(
+        votes.rater[chosen], row[votes.pair[chosen]], votes.chose_a[chosen], votes.n_raters, int(train.sum())
+    )
+
+
+def fit_raters(task: FitTask, votes: VotesByRater) -> Fitted:
+    """Fit an ensemble to the votes of known raters on the training pairs, with every smaller size for its history."""
+    options, value = task.options, task.checkpoints.value
+    l2 = float(value("raters-l2", lambda: fit_teacher(task.train, task.folds, (0.0,)).l2))
+    search, size = RaterSearch(task, votes, l2), task.usual_size
+    task.watcher.choosing("shrinkage")
+    strength = float(value("raters-strength", lambda: search.choose_strength(size)))
+    if options.k == "auto":
+        task.watcher.choosing("k")
+        size = int(value("raters-size", lambda: search.choose_size(strength)))
+    task.watcher.choosing("steering")
+    choices = value("raters-choices", lambda: asdict(search.choice_model(size, strength)))
+    problem, history = RaterProblem.of(task.train, votes, l2), []
+    for k in history_sizes(size):
+        fit = partial(problem.fit, k, strength, options.seed, RESTARTS, ROUNDS)
+        mixture = task.checkpoints.keep(f"raters-{k}", Members, fit)
+        shares = np.where(mixture.weights > NEGLIGIBLE_WEIGHT, mixture.weights, 0.0)
+        free = replace(mixture, weights=shares / shares.sum())
+        capped = [cap_disagreement(t, problem.center, problem.x, task.train.prob_a, task.bound) for t in free.theta.T]
+        members = problem.in_features(replace(free, theta=np.column_stack(capped)), undecided=options.undecided)
+        history.append(task.measured(members))
+    unbounded = problem.in_features(free, undecided=options.undecided) if options.max_disagreement < 1 else None
+    model = ChoiceModel(**choices)
+    return Fitted(members, 1.0, task.baselines(), unbounded, history, target="raters", choice_model=model)
+
+
+@dataclass(frozen=True, eq=False)
+class RaterProblem:
+    """Training pairs in the leading directions, with the votes of raters."""
+
+    pairs: Pairs
+    votes: VotesByRater
+    axes: Array
+    """``(d, m)``."""
+    x: Array
+    """``(n_pairs, m)``."""
+    center: FloatArray
+    """The soft-label Bradley–Terry reward of all votes, ``(m,)``."""
+
+    @classmethod
+    def of(cls, pairs: Pairs, votes: VotesByRater, l2: float) -> "RaterProblem":
+        """Fit the shared reward and find the directions."""
+        reward = fit_bradley_terry(pairs.difference, pairs.prob_a, l2)
+        axes = directions_with(pairs.difference, reward)
+        x = np.ascontiguousarray(pairs.difference @ axes)
+        return cls(pairs, votes, axes, x, np.asarray(axes.T @ reward, dtype=np.float64))
+
+    def fit(self, k: int, strength: float, seed: int, restarts: int = 1, rounds: int = VALIDATION_ROUNDS) -> Members:
+        """Fit a mixture of k groups, in the leading directions."""
+        options = {"seed": seed, "restarts": restarts, "rounds": rounds}
+        return fit_rater_mixture(self.x, self.votes, self.center, k, strength, **options)
+
+    def new_loss(self, fit: Members, pairs: Pairs, votes: VotesByRater) -> FloatArray:
+        """Return the log loss of votes on other pairs, given those on these, summed per rater, ``(n_raters,)``."""
+        new = scores(pairs.difference @ self.axes, fit.theta)
+        return predictive_log_loss(self.votes, scores(self.x, fit.theta), votes, new, fit.weights)
+
+    def in_features(self, fit: Members, *, undecided: bool) -> Members:
+        """Return the members as rewards of all features, with the undecided share solved exactly.
+
+        u minimises mean (u/2 + (1 − u) Σ_j π_j σ(Δr_j) − p)² over the training pairs; it is 0 without ``undecided``.
+        """
+        share = sigmoid(scores(self.x, fit.theta)) @ fit.weights
+        _, u = weights_and_undecided(share[:, None], self.pairs.prob_a, undecided=undecided)
+        return Members(np.asarray(self.axes @ fit.theta, dtype=np.float64), fit.weights, u)
+
+
+@dataclass(frozen=True, eq=False)
+class RaterSearch:
+    """The choices of a fit with rater ids, made on validation prompts."""
+
+    task: FitTask
+    votes: VotesByRater
+    """The raters' votes on the training pairs."""
+    l2: float
+    """Regularisation of the reward that members are shrunk to."""
+
+    def _without(self, fold: Mask, raters: Mask | None = None) -> RaterProblem:
+        """Return the problem of the other pairs, with the votes of some raters (default: all)."""
+        votes = self.votes[~fold]
+        return RaterProblem.of(self.task.train[~fold], votes if raters is None else votes.of_raters(raters), self.l2)
+
+    def _losses(self, problem: RaterProblem, fold: Mask, k: int, strength: float) -> FloatArray:
+        fit = problem.fit(k, strength, self.task.options.seed)
+        return problem.new_loss(fit, self.task.train[fold], self.votes[fold])
+
+    def choose_strength(self, k: int) -> float:
+        """Return the strength of shrinkage with the lowest log loss on validation prompts."""
+        problems = [(self._without(fold), fold) for fold in self.task.folds[:MAX_FOLDS]]
+        losses: list[float] = []
+        for strength in STRENGTHS:
+            losses.append(sum(float(self._losses(problem, fold, k, strength).sum()) for problem, fold in problems))
+            if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
+                break
+        return STRENGTHS[int(np.argmin(losses))]
+
+    def choose_size(self, strength: float) -> int:
+        """Return the smallest k whose log loss on validation prompts is within one standard error of the best.
+
+        The standard error is that of the difference to the best, over raters.
+        """
+        fold = self.task.folds[0]
+        problem = self._without(fold)
+        losses = {k: self._losses(problem, fold, k, strength) for k in AUTO_SIZES}
+        return smallest_as_good(losses, self.votes[fold].per_rater)
+
+    def choice_model(self, k: int, strength: float) -> ChoiceModel:
+        """Fit the choice model to raters and prompts that the members of each validation fold were not learned from."""
+        seed, folds, parts = self.task.options.seed, self.task.folds[:MAX_FOLDS], []
+        for fold, held_out in zip(folds, rater_groups(self.votes.n_raters, len(folds) + 1, seed), strict=False):
+            problem = self._without(fold, ~held_out)
+            fit = problem.fit(k, strength, seed)
+            theta = np.column_stack([fit.theta, problem.center])
+            known, new = (self.votes[rows].of_raters(held_out) for rows in (~fold, fold))
+            new_scores = scores(self.task.train[fold].difference @ problem.axes, theta)
+            parts.append(NewPeople(known, scores(problem.x, theta), new, new_scores, fit.weights))
+        return fit_choice_model(parts, seed)
+
+
+def smallest_as_good(losses: Mapping[int, FloatArray], n_votes: FloatArray) -> int:
+    """Return the smallest k whose total loss is within one standard error of the lowest.
+
+    With d_i the difference of rater i's loss to that of the best k, n_i the number of their votes and d̄ = Σd / Σn, the
+    standard error of Σd is √Σ(d_i − n_i d̄)².
+
+    Args:
+        losses: summed log loss of each rater by k, ``(n_raters,)`` each.
+        n_votes: votes of each rater, ``(n_raters,)``.
+
+    Example:
+        >>> smallest_as_good({1: np.array([2.0, 2.0]), 2: np.array([1.0, 1.1])}, np.ones(2))
+        2
+    """
+    best = min(losses, key=lambda k: float(losses[k].sum()))
+
+    def as_good(k: int) -> bool:
+        difference = losses[k] - losses[best]
+        residual = difference - n_votes * difference.sum() / max(float(n_votes.sum()), 1.0)
+        return float(difference.sum()) <= float(np.sqrt(np.sum(residual**2)))
+
+    return min(k for k in losses if as_good(k))
+
+
+# --- the mixture of raters by EM
 
 
 def log_likelihoods(votes: VotesByRater, difference: npt.ArrayLike) -> FloatArray:
@@ -169,7 +324,7 @@ def fit_rater_mixture(
     seed: int = 0,
     restarts: int = 1,
     rounds: int = ROUNDS,
-) -> RaterMixture:
+) -> Members:
     """Fit k rewards by EM. Of several random starts, the one with the highest objective is kept.
 
     Args:
@@ -187,16 +342,19 @@ def fit_rater_mixture(
         noise = random_stream(seed, RATER_MIXTURE, k, number).standard_normal((len(center), k))
         scale = START_NOISE / np.maximum(np.std(scores(x, noise), axis=0), 1e-12)
         fits.append(_expectation_maximisation(x, votes, center, center[:, None] + scale * noise, strength, rounds))
-    return max(fits, key=lambda fit: fit.objective)
+    return max(fits, key=lambda fit: fit[1])[0]
 
 
 def _expectation_maximisation(
     x: Array, votes: VotesByRater, center: FloatArray, theta: FloatArray, strength: float, rounds: int
-) -> RaterMixture:
+) -> tuple[Members, float]:
     """Alternate E and M steps until a round gains less than ``TOLERANCE``.
 
     E: the posterior of rater i over members, from all votes of i.
     M: π_j is the mean posterior; each member's reward takes a Newton step on the votes that the posterior gives it.
+
+    Returns:
+        The rewards with π as weights, and the objective: the penalised log likelihood per vote.
     """
     n_votes, voters = votes.total, votes.per_rater > 0
     shares, objective = np.full(theta.shape[1], 1 / theta.shape[1]), -np.inf
@@ -216,7 +374,7 @@ def _expectation_maximisation(
                 for j in range(len(shares))
             ]
         )
-    return RaterMixture(theta, shares, objective)
+    return Members(theta, shares), objective
 
 
 def member_loss(
@@ -244,7 +402,7 @@ def _newton_step(
     return np.asarray(theta - step)
 
 
-# --- Fit what a person's choices say about the person: the parameters of ``theory.posterior.ChoiceModel``.
+# --- what a person's choices say about the person: the parameters of ``theory.posterior.ChoiceModel``
 
 
 VOICES_SHARE = 0.5
@@ -303,51 +461,19 @@ def fit_choice_model(parts: Sequence[NewPeople], seed: int = 0) -> ChoiceModel:
         seed: of the choices.
     """
     samples = [sample for part in parts for sample in _samples(part, seed)]
-    if sum(sample.n_raters for sample in samples) < MIN_RATERS * len(CHOICES):
+    if sum(len(np.unique(sample.rater)) for sample in samples) < MIN_RATERS * len(CHOICES):
         return ChoiceModel()
-    start = ChoiceModel(people=VOICES_SHARE, source="raters")
     losses: dict[ChoiceModel, float] = {}
+
+    def try_all(slip: float, shares: Sequence[float]) -> None:
+        models = [ChoiceModel(people, slip, spread, "raters") for people in shares for spread in SPREADS]
+        found = np.mean([sample.log_losses(models, slip) for sample in samples], axis=0)
+        losses.update(zip(models, found.tolist(), strict=True))
+
     for slip in SLIPS:
-        scored = [sample.score(slip) for sample in samples]
-        for spread in SPREADS:
-            model = replace(start, slip=slip, spread=spread)
-            losses[model] = _mean_loss(scored, model)
-    slip = min(losses, key=losses.__getitem__).slip
-    scored = [sample.score(slip) for sample in samples]
-    for people in PEOPLE:
-        for spread in SPREADS:
-            model = replace(start, people=people, slip=slip, spread=spread)
-            losses[model] = _mean_loss(scored, model)
+        try_all(slip, [VOICES_SHARE])
+    try_all(min(losses, key=losses.__getitem__).slip, PEOPLE)
     return min(losses, key=losses.__getitem__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """Log likelihoods of choices and probabilities of votes under every hypothesis, for one slip."""
-
-    choices: FloatArray
-    """Summed over the choices of each rater, ``(n_raters, n_hypotheses)``."""
-    votes: FloatArray
-    """Probability of each vote to predict, ``(n_votes, n_hypotheses)``."""
-    rater: IntArray
-    """``(n_votes,)``."""
-    count: FloatArray
-    """1, or 1/2 for either side of a tie, ``(n_votes,)``."""
-    weights: FloatArray
-
-    def log_loss(self, model: ChoiceModel) -> float:
-        """Return the mean over raters of the mean log loss of their votes."""
-        with np.errstate(divide="ignore"):
-            log_prior = np.log(model.prior(self.weights)).ravel()
-        posterior = softmax(log_prior + self.choices, axis=1)
-        loss = -self.count * np.log(np.einsum("nh,nh->n", posterior[self.rater], self.votes))
-        counts = np.bincount(self.rater, self.count, minlength=len(posterior))
-        total = np.bincount(self.rater, loss, minlength=len(posterior))
-        return float((total[counts > 0] / counts[counts > 0]).mean())
-
-
-def _mean_loss(scored: Sequence[_Scored], model: ChoiceModel) -> float:
-    return sum(one.log_loss(model) for one in scored) / len(scored)
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,25 +483,34 @@ class _Sample:
     part: NewPeople
     chosen: VotesByRater
     rater: IntArray
+    """Of each vote, ``(n_votes,)``; the other fields likewise."""
     pair: IntArray
     for_a: Mask
     count: FloatArray
+    """1, or 1/2 for either side of a tie."""
 
-    @property
-    def n_raters(self) -> int:
-        return len(np.unique(self.rater))
+    def log_losses(self, models: Sequence[ChoiceModel], slip: float) -> FloatArray:
+        """Return the mean over raters of the mean log loss of their votes under each model with this slip."""
+        part = self.part
 
-    def score(self, slip: float) -> _Scored:
-        """Score choices and votes under every hypothesis."""
-        part, model = self.part, ChoiceModel(slip=slip)
-
-        def chances(z: FloatArray) -> FloatArray:
+        def chances(z: FloatArray) -> FloatArray:  # of a vote for a, under every hypothesis
+            model = ChoiceModel(slip=slip)
             return person_chances(z[:, :-1], z[:, -1], part.weights, 1.0, 0.0, model).reshape(len(z), -1)
 
         known, new = chances(part.known_scores), chances(part.new_scores)[self.pair]
-        choices = self.chosen.for_a @ np.log(known) + self.chosen.for_b @ np.log1p(-known)
+        choices = np.asarray(self.chosen.for_a @ np.log(known) + self.chosen.for_b @ np.log1p(-known))
         votes = np.where(self.for_a[:, None], new, 1 - new)
-        return _Scored(np.asarray(choices), votes, self.rater, self.count, part.weights)
+        counts = np.bincount(self.rater, self.count, minlength=len(choices))
+
+        def log_loss(model: ChoiceModel) -> float:
+            with np.errstate(divide="ignore"):
+                log_prior = np.log(model.prior(part.weights)).ravel()
+            posterior = softmax(log_prior + choices, axis=1)
+            loss = -self.count * np.log(np.einsum("nh,nh->n", posterior[self.rater], votes))
+            total = np.bincount(self.rater, loss, minlength=len(choices))
+            return float((total[counts > 0] / counts[counts > 0]).mean())
+
+        return np.array([log_loss(model) for model in models])
 
 
 def _samples(part: NewPeople, seed: int) -> Iterator[_Sample]:
@@ -407,226 +542,7 @@ def rater_groups(n_raters: int, n_groups: int, seed: int) -> list[Mask]:
     return [group == number for number in range(n_groups)]
 
 
-# --- A fit with rater ids: choose how far members may differ, fit the mixture of raters, fit the rivals.
-
-
-STRENGTHS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""Strengths of shrinkage to choose from, strongest first."""
-PATIENCE = 2
-"""The search ends when this many strengths in turn are no better than the best one before them."""
-RESTARTS = 4
-VALIDATION_ROUNDS = 20
-"""EM rounds of a fit that serves a choice."""
-MAX_FOLDS = 3
-"""Validation folds that choose the strength."""
-AUTO_STRENGTH_SIZE = 8
-"""The size at which ``--k auto`` chooses the strength."""
-
-
-def rater_options(options: FitOptions, finetuning: FinetuneOptions) -> FitOptions:
-    """Return the options of a fit with rater ids, which is for the policy level.
-
-    Raises:
-        UsageError: an option has no meaning with rater ids.
-    """
-    if finetuning.backbone is not None:
-        raise UsageError("--raters cannot be used with --backbone; leave one of the two out.")
-    if options.method != "joint":
-        raise UsageError(f"--raters requires --method joint, not {options.method}.")
-    if options.target != "auto":
-        raise UsageError("--target has no effect with --raters; leave it out.")
-    return replace(options, level="policy")
-
-
-def training_votes(votes: RaterVotes, train: Mask) -> VotesByRater:
-    """Return the votes on the training pairs, counted by rater.
-
-    Args:
-        votes: all votes.
-        train: which pairs are trained on, ``(n_pairs,)``.
-    """
-    row = np.cumsum(train) - 1
-    chosen = train[votes.pair]
-    return VotesByRater.count(
-        votes.rater[chosen], row[votes.pair[chosen]], votes.chose_a[chosen], votes.n_raters, int(train.sum())
-    )
-
-
-def fit_raters(task: FitTask, votes: VotesByRater, record: Callable[[Members], None]) -> Fitted:
-    """Fit an ensemble to the votes of known raters, with every smaller size for its history.
-
-    Args:
-        task: the fit.
-        votes: the raters' votes on the training pairs.
-        record: called with the ensemble of each size, the wanted one last.
-    """
-    options = task.options
-    l2 = float(task.checkpoints.value("raters-l2", lambda: fit_teacher(task.train, task.folds, (0.0,)).l2))
-    task.watcher.choosing("shrinkage")
-    size = AUTO_STRENGTH_SIZE if options.k == "auto" else int(options.k)
-    strength = float(task.checkpoints.value("raters-strength", partial(choose_strength, task, votes, size, l2)))
-    if options.k == "auto":
-        task.watcher.choosing("k")
-        size = int(task.checkpoints.value("raters-size", partial(_choose_size, task, votes, strength, l2)))
-    task.watcher.choosing("steering")
-    choices = task.checkpoints.value("raters-choices", partial(_choice_values, task, votes, size, strength, l2))
-    problem = _Problem.of(task.train, votes, l2)
-    fits: dict[int, dict[str, Members]] = {}
-    for k in sorted({2**i for i in range(size.bit_length()) if 2**i < size} | {size}):
-        fits[k] = _bounded_and_free(task, problem, k, strength)
-        record(fits[k]["bounded"])
-    return Fitted(
-        members=fits[size]["bounded"],
-        temperature=1.0,
-        baselines=fit_rivals(task),
-        unbounded=fits[size]["free"] if options.max_disagreement < 1 else None,
-        target="raters",
-        choice_model=ChoiceModel(**choices),
-    )
-
-
-def choose_strength(task: FitTask, votes: VotesByRater, k: int, l2: float) -> float:
-    """Return the strength of shrinkage with the lowest log loss on validation prompts.
-
-    Args:
-        task: the fit.
-        votes: the raters' votes on the training pairs.
-        k: number of members.
-        l2: regularisation of the reward that members are shrunk to.
-    """
-    problems = [
-        (_Problem.of(task.train[~fold], votes[~fold], l2), task.train[fold], votes[fold])
-        for fold in task.folds[:MAX_FOLDS]
-    ]
-    losses: list[float] = []
-    for strength in STRENGTHS:
-        loss = 0.0
-        for problem, pairs, new_votes in problems:
-            fit = problem.fit(k, strength, task.options.seed)
-            loss += float(problem.new_loss(fit.theta, fit.shares, pairs, new_votes).sum())
-        losses.append(loss)
-        if len(losses) - 1 - int(np.argmin(losses)) == PATIENCE:
-            break
-    return STRENGTHS[int(np.argmin(losses))]
-
-
-def _choose_size(task: FitTask, votes: VotesByRater, strength: float, l2: float) -> int:
-    """Return the smallest k whose log loss on validation prompts is within one standard error of the best.
-
-    The standard error is that of the difference to the best, over raters.
-    """
-    held_out = task.folds[0]
-    problem, new_votes = _Problem.of(task.train[~held_out], votes[~held_out], l2), votes[held_out]
-    losses: dict[int, FloatArray] = {}
-    for k in AUTO_SIZES:
-        fit = problem.fit(k, strength, task.options.seed)
-        losses[k] = problem.new_loss(fit.theta, fit.shares, task.train[held_out], new_votes)
-    return smallest_as_good(losses, new_votes.per_rater)
-
-
-def _choice_values(task: FitTask, votes: VotesByRater, k: int, strength: float, l2: float) -> dict[str, Any]:
-    """Fit the choice model to raters and prompts that the members of each validation fold were not learned from."""
-    seed, folds, parts = task.options.seed, task.folds[:MAX_FOLDS], []
-    for fold, held_out in zip(folds, rater_groups(votes.n_raters, len(folds) + 1, seed), strict=False):
-        known, new = task.train[~fold], task.train[fold]
-        problem = _Problem.of(known, votes[~fold].of_raters(~held_out), l2)
-        fit = problem.fit(k, strength, seed)
-        theta = np.column_stack([fit.theta, problem.center])
-        parts.append(
-            NewPeople(
-                votes[~fold].of_raters(held_out),
-                scores(problem.x, theta),
-                votes[fold].of_raters(held_out),
-                scores(new.difference @ problem.axes, theta),
-                fit.shares,
-            )
-        )
-    return asdict(fit_choice_model(parts, seed))
-
-
-def smallest_as_good(losses: Mapping[int, FloatArray], n_votes: FloatArray) -> int:
-    """Return the smallest k whose total loss is within one standard error of the lowest.
-
-    With d_i the difference of rater i's loss to that of the best k, n_i the number of their votes and d̄ = Σd / Σn, the
-    standard error of Σd is √Σ(d_i − n_i d̄)².
-
-    Args:
-        losses: summed log loss of each rater by k, ``(n_raters,)`` each.
-        n_votes: votes of each rater, ``(n_raters,)``.
-
-    Example:
-        >>> smallest_as_good({1: np.array([2.0, 2.0]), 2: np.array([1.0, 1.1])}, np.ones(2))
-        2
-    """
-    best = min(losses, key=lambda k: float(losses[k].sum()))
-
-    def as_good(k: int) -> bool:
-        difference = losses[k] - losses[best]
-        residual = difference - n_votes * difference.sum() / max(float(n_votes.sum()), 1.0)
-        return float(difference.sum()) <= float(np.sqrt(np.sum(residual**2)))
-
-    return min(k for k in losses if as_good(k))
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """Training pairs in the leading directions, with the votes of raters."""
-
-    pairs: Pairs
-    votes: VotesByRater
-    axes: Array
-    """``(d, m)``."""
-    x: Array
-    """``(n_pairs, m)``."""
-    center: FloatArray
-    """The soft-label Bradley–Terry reward of all votes, ``(m,)``."""
-
-    @classmethod
-    def of(cls, pairs: Pairs, votes: VotesByRater, l2: float) -> "_Problem":
-        """Fit the shared reward and find the directions."""
-        reward = fit_bradley_terry(pairs.difference, pairs.prob_a, l2)
-        axes = directions_with(pairs.difference, reward)
-        x = np.ascontiguousarray(pairs.difference @ axes)
-        return cls(pairs, votes, axes, x, np.asarray(axes.T @ reward, dtype=np.float64))
-
-    def fit(self, k: int, strength: float, seed: int) -> RaterMixture:
-        """Fit a mixture that serves a choice on validation prompts."""
-        return fit_rater_mixture(self.x, self.votes, self.center, k, strength, seed=seed, rounds=VALIDATION_ROUNDS)
-
-    def new_loss(self, theta: FloatArray, shares: FloatArray, pairs: Pairs, votes: VotesByRater) -> FloatArray:
-        """Return the log loss of votes on other pairs, given those on these, summed per rater, ``(n_raters,)``."""
-        new = scores(pairs.difference @ self.axes, theta)
-        return predictive_log_loss(self.votes, scores(self.x, theta), votes, new, shares)
-
-    def members(self, theta: FloatArray, shares: FloatArray, *, undecided: bool) -> Members:
-        """Return the members with the raters' shares as weights, and the undecided share solved exactly.
-
-        u minimises mean (u/2 + (1 − u) Σ_j π_j σ(Δr_j) − p)² over the training pairs; it is 0 without ``undecided``.
-        """
-        share = sigmoid(scores(self.x, theta)) @ shares
-        _, u = weights_and_undecided(share[:, None], self.pairs.prob_a, undecided=undecided)
-        return Members(np.asarray(self.axes @ theta, dtype=np.float64), shares, u)
-
-
-def _bounded_and_free(task: FitTask, problem: _Problem, k: int, strength: float) -> dict[str, Members]:
-    """Return the ensemble of one size, with the bound on disagreement and without."""
-
-    def fit() -> Arrays:
-        mixture = fit_rater_mixture(
-            problem.x, problem.votes, problem.center, k, strength, seed=task.options.seed, restarts=RESTARTS
-        )
-        return {"theta": mixture.theta, "shares": mixture.shares}
-
-    arrays = task.checkpoints.arrays(f"raters-{k}", fit)
-    theta, shares = arrays["theta"], np.where(arrays["shares"] > NEGLIGIBLE_WEIGHT, arrays["shares"], 0.0)
-    shares /= shares.sum()
-    prob_a = task.train.prob_a
-    capped = np.column_stack([cap_disagreement(t, problem.center, problem.x, prob_a, task.bound) for t in theta.T])
-    found = {"bounded": capped, "free": theta}
-    return {name: problem.members(one, shares, undecided=task.options.undecided) for name, one in found.items()}
-
-
-# --- A Bradley–Terry reward fitted to the few choices of one rater, in the space of the choices (the dual).
+# --- a Bradley–Terry reward fitted to the few choices of one rater, in the space of the choices (the dual)
 
 
 NEWTON_STEPS = 50

@@ -1,17 +1,21 @@
-"""The values that every step of a fit reads, and the members that a step returns."""
+"""What every step of a fit reads, the choices it makes on validation prompts, and how a fit is saved.
+
+``LearningData`` holds the votes with the features of their texts. ``FitTask`` holds the training pairs that come from
+them, with validation folds. ``Fitted`` is the result of every way to learn.
+"""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pluralign.core.arrays import FloatArray, Mask
-from pluralign.core.checkpoints import Arrays, Checkpoints
+from pluralign.core.arrays import Mask, Vectors
+from pluralign.core.checkpoints import Checkpoints
 from pluralign.core.errors import DataError, UsageError
 from pluralign.core.types import Level
 from pluralign.ensemble.ensemble import RewardEnsemble
@@ -19,13 +23,12 @@ from pluralign.ensemble.folder import ENSEMBLE_FILE
 from pluralign.ensemble.held_out import HeldOutVotes, held_out_files
 from pluralign.ensemble.record import HistoryRow
 from pluralign.learning.baselines import BASELINES, Baseline, fit_baselines
-from pluralign.learning.bradley_terry import scores
 from pluralign.learning.options import FitOptions
-from pluralign.learning.pairs import Pairs, training_bound, validation_folds
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import Members, Pairs, scores, training_bound, validation_folds
 from pluralign.learning.teacher import TrainedTeacher
+from pluralign.text.features import TextFeatures
+from pluralign.text.finetuned import FinetunedFeatures
 from pluralign.theory import calibration
-from pluralign.theory.calibration import sigmoid, with_undecided
 from pluralign.theory.intervals import clustered_interval
 from pluralign.theory.posterior import ChoiceModel
 from pluralign.votes.preferences import PreferenceSet
@@ -35,6 +38,8 @@ MANY_PAIRS = 100_000
 machine, and change the last digits of results with the number of cores."""
 AUTO_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """The numbers of members that ``--k auto`` tries."""
+AUTO_USUAL_SIZE = 8
+"""The size at which ``--k auto`` makes the choices that come before that of k."""
 
 Result = TypeVar("Result")
 
@@ -64,39 +69,30 @@ class FitWatcher:
         """An ensemble of one size has been fitted and measured."""
 
 
+# --- the data and the training pairs ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
-class Members:
-    """Linear rewards and their weights."""
+class LearningData:
+    """Votes with the features of their texts, and how to learn from those that are not held out."""
 
-    theta: FloatArray
-    """One column per member, ``(d, k)``."""
-    weights: FloatArray
-    """``(k,)``, on the simplex."""
-    undecided: float = 0.0
-    """u, the share of votes that no member explains."""
-
-    @property
-    def k(self) -> int:
-        """Number of members."""
-        return len(self.weights)
-
-    def prob_hat(self, pairs: Pairs, level: Level) -> FloatArray:
-        """Return the predicted share preferring response a, ``(n,)``: of hard votes, or of policies at β = 1."""
-        if level == "policy":
-            votes = sigmoid(scores(pairs.difference, self.theta))
-        else:
-            votes = hard_votes(pairs.difference, self.theta)
-        return with_undecided(np.clip(votes @ self.weights, 0.0, 1.0), self.undecided)
-
-    def unit_spread(self, pairs: Pairs) -> "Members":
-        """Return the members with rewards scaled so that their differences over ``pairs`` have unit spread."""
-        spread = np.std(scores(pairs.difference, self.theta), axis=0)
-        return replace(self, theta=self.theta / np.maximum(spread, 1e-12))
+    preferences: PreferenceSet
+    """All votes."""
+    test_rows: Mask
+    """Pairs that are held out to measure the fit, ``(n_pairs,)``."""
+    features: Vectors
+    """Of ``texts_of(preferences)``, ``(n_texts, d)``."""
+    text_features: TextFeatures | FinetunedFeatures
+    """How the features were made."""
+    options: FitOptions
+    checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None, {}))
+    """Finished steps, and the processes that learn together."""
+    watcher: FitWatcher = field(default_factory=FitWatcher)
 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """What a fit on frozen features learned from its training pairs."""
+    """What a fit learned from its training pairs."""
 
     members: Members
     temperature: float
@@ -104,6 +100,8 @@ class Fitted:
     baselines: Mapping[str, Baseline]
     unbounded: Members | None
     """The same ensemble without the bound on disagreement. None where no bound was set."""
+    history: Sequence[HistoryRow]
+    """Figures of every size that was fitted."""
     target: str | None = None
     """What joint members learned from: ``teacher``, ``mixture`` or ``votes`` at the vote level, or ``raters``."""
     vote_share: float | None = None
@@ -114,50 +112,27 @@ class Fitted:
 
 @dataclass(frozen=True, eq=False)
 class FitTask:
-    """One fit on frozen features: its pairs, options, checkpoints and watcher."""
+    """The training pairs of one fit, with its options, checkpoints and watcher."""
 
     train: Pairs
-    folds: list[Mask]
-    """Validation folds of the training pairs. The first one serves the choices made here."""
     options: FitOptions
     checkpoints: Checkpoints
     watcher: FitWatcher
+    test: Pairs | None = None
+    """The held-out pairs, which measure the ensembles of the history. Nothing is chosen on them."""
+    test_votes: PreferenceSet | None = None
+    """Their votes."""
+    validation: Mask | None = None
+    """The training pairs that form the only validation fold. None for several folds of all prompts."""
     teacher: TrainedTeacher | None = None
     """Rewards that were trained with the features; None to fit a teacher."""
 
-    @classmethod
-    def start(
-        cls,
-        train: Pairs,
-        options: FitOptions,
-        checkpoints: Checkpoints,
-        watcher: FitWatcher,
-        validation: Mask | None = None,
-        teacher: TrainedTeacher | None = None,
-    ) -> "FitTask":
-        """Return the task with its validation folds.
-
-        Args:
-            train: the training pairs.
-            options: how to learn.
-            checkpoints: finished steps.
-            watcher: receives the progress.
-            validation: the training pairs that form the only fold (default: several folds of all prompts).
-            teacher: rewards that were trained with the features.
-        """
-        folds = validation_folds(train.prompt, options.seed) if validation is None else [validation]
-        return cls(train, folds, options, checkpoints, watcher, teacher)
-
-    def on_frozen_inputs(self) -> "FitTask":
-        """Return the task of predictors that use none of the trained inputs, with folds of all prompts.
-
-        A baseline on trained inputs would be weaker: they fit the votes of the training pairs too well.
-        """
-        if self.teacher is None:
-            return self
-        inputs = np.ascontiguousarray(self.train.inputs[:, : self.teacher.n_frozen])
-        folds = validation_folds(self.train.prompt, self.options.seed)
-        return replace(self, train=replace(self.train, inputs=inputs), folds=folds)
+    @cached_property
+    def folds(self) -> list[Mask]:
+        """Validation folds of the training pairs. The first one serves the choices made here."""
+        if self.validation is not None:
+            return [self.validation]
+        return validation_folds(self.train.prompt, self.options.seed)
 
     @cached_property
     def learn(self) -> Pairs:
@@ -179,18 +154,45 @@ class FitTask:
         """The number of members asked for, or the largest that ``auto`` tries."""
         return AUTO_SIZES[-1] if self.options.k == "auto" else int(self.options.k)
 
-    def keep(self, name: str, fit: Callable[[], Mapping[int, Members]]) -> dict[int, Members]:
-        """Return the ensembles that ``fit`` returns by size, read from the checkpoint if it was finished before."""
+    @property
+    def usual_size(self) -> int:
+        """The number of members asked for, or the one at which ``auto`` makes the choices before that of k."""
+        return AUTO_USUAL_SIZE if self.options.k == "auto" else int(self.options.k)
 
-        def compute() -> Arrays:
-            fitted = fit().items()
-            return {f"{k}/{part}": np.asarray(value) for k, members in fitted for part, value in vars(members).items()}
+    def measured(self, members: Members) -> HistoryRow:
+        """Measure the ensemble of one size on training and held-out pairs, and show its row."""
+        assert self.test is not None  # noqa: S101
+        assert self.test_votes is not None  # noqa: S101
+        level, prob_a, votes = self.options.level, self.test.prob_a, self.test_votes
+        share = members.prob_hat(self.test, level)
+        row = HistoryRow(
+            k=members.k,
+            train_brier=members.brier(self.train, level),
+            test_brier=calibration.brier(share, prob_a),
+            test_brier_corrected=calibration.brier_corrected(share, prob_a, votes.n_votes, votes.counted_ties),
+            weights=members.weights.tolist(),
+            undecided=members.undecided,
+        )
+        self.watcher.record(row)
+        return row
 
-        arrays = self.checkpoints.arrays(name, compute)
-        sizes = sorted({int(key.partition("/")[0]) for key in arrays})
-        return {
-            k: Members(arrays[f"{k}/theta"], arrays[f"{k}/weights"], float(arrays[f"{k}/undecided"])) for k in sizes
-        }
+    def baselines(self) -> dict[str, Baseline]:
+        """Return every baseline, fitted to the training pairs with the same folds as the ensemble.
+
+        If features were trained with a teacher, baselines use the frozen ones, with folds of all prompts: on trained
+        inputs, which fit the votes of the training pairs too well, they would be weaker.
+        """
+        train, folds = self.train, self.folds
+        if self.teacher is not None:
+            train = replace(train, inputs=np.ascontiguousarray(train.inputs[:, : self.teacher.n_frozen]))
+            folds = validation_folds(train.prompt, self.options.seed)
+
+        def fit() -> dict[str, Baseline]:
+            seed, report = self.options.seed, self.watcher.fitting_baseline
+            return fit_baselines(train, folds, self.largest_size, seed=seed, report=report)
+
+        kept = self.checkpoints.keep("baselines", dict[str, Baseline], fit)
+        return {name: kept[name] for name in BASELINES}
 
     def in_parallel(self, fits: Sequence[Callable[[], Result]]) -> list[Result]:
         """Return the results of independent fits, run on one core each.
@@ -203,17 +205,41 @@ class FitTask:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(lambda fit: fit(), fits))
 
+    def best_on_folds(self, name: str, folds: Sequence[Mask], ensembles: Callable[[Mask], Sequence[Members]]) -> int:
+        """Return the number of the candidate with the lowest Brier score on folds, each kept and fitted in parallel.
 
-# --- Choices made on validation prompts: the target, the number of members, the temperature.
+        Args:
+            name: of the steps in the checkpoint.
+            folds: masks of validation pairs, ``(n_train,)`` each.
+            ensembles: returns the ensemble of every candidate, fitted without a fold.
+        """
+
+        def kept(number: int, fold: Mask) -> list[float]:
+            def errors() -> list[float]:
+                check = self.train[fold]
+                return [members.brier(check, self.options.level) for members in ensembles(fold)]
+
+            return self.checkpoints.keep(f"{name}-{number}", list[float], errors)
+
+        found = self.in_parallel([partial(kept, number, fold) for number, fold in enumerate(folds)])
+        return int(np.argmin(np.mean(found, axis=0)))
+
+
+def history_sizes(size: int) -> list[int]:
+    """Return the sizes that are fitted for the history of an ensemble: the powers of two below its size, and its size.
+
+    Example:
+        >>> history_sizes(6)
+        [1, 2, 4, 6]
+    """
+    return [2**i for i in range(size.bit_length()) if 2**i < size] + [size]
+
+
+# --- choices made on validation prompts: the number of members, the temperature ---------------------------------------
 
 
 BETAS = np.geomspace(0.02, 4.0, 48)
 """Temperatures to try for the policy-level reading, for rewards whose differences have unit spread."""
-
-
-def validation_brier(members: Members, check: Pairs, level: Level) -> float:
-    """Return the Brier score of an ensemble on the validation pairs."""
-    return calibration.brier(members.prob_hat(check, level), check.prob_a)
 
 
 def choose_size(fits: Mapping[int, Members], check: Pairs, level: Level) -> int:
@@ -228,41 +254,12 @@ def choose_size(fits: Mapping[int, Members], check: Pairs, level: Level) -> int:
 def choose_temperature(members: Members, check: Pairs) -> float:
     """Return the temperature at which the policy-level reading predicts the validation votes best."""
     difference = scores(check.difference, members.theta)
-    errors = []
-    for beta in BETAS:
+
+    def error(beta: float) -> float:
         share = calibration.policy_prob(difference, members.weights, beta)
-        errors.append(calibration.brier(calibration.with_undecided(share, members.undecided), check.prob_a))
-    return float(BETAS[int(np.argmin(errors))])
+        return calibration.brier(calibration.with_undecided(share, members.undecided), check.prob_a)
 
-
-# --- The baselines of a fit, kept in its checkpoint.
-
-
-def fit_rivals(task: FitTask) -> dict[str, Baseline]:
-    """Return every baseline, fitted to the training pairs with the same folds as the ensemble.
-
-    If features were trained with a teacher, baselines use the frozen ones.
-    """
-    task = task.on_frozen_inputs()
-
-    def compute() -> Arrays:
-        fitted = fit_baselines(
-            task.train,
-            task.folds,
-            task.largest_size,
-            seed=task.options.seed,
-            report=task.watcher.fitting_baseline,
-        )
-        flat = {f"{name}/{part}": array for name, base in fitted.items() for part, array in base.arrays.items()}
-        return flat | {f"{name}/seconds": np.array(base.seconds) for name, base in fitted.items()}
-
-    arrays = task.checkpoints.arrays("baselines", compute)
-    kept = {}
-    for name, formula in BASELINES.items():
-        parts = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
-        seconds = float(parts.pop("seconds"))
-        kept[name] = Baseline(formula, parts, seconds)
-    return kept
+    return float(min(BETAS, key=error))
 
 
 # --- Shared by frozen and fine-tuned fits: which options decide a fit, what may be replaced, how a fit is saved.

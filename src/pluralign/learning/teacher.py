@@ -5,26 +5,26 @@ feature differences. Damping shortens long differences: votes on very different 
 extreme than a logistic model predicts. Damping and regularisation are chosen on validation prompts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pluralign.core.arrays import Array, FloatArray, Mask
-from pluralign.core.checkpoints import Checkpoints
 from pluralign.learning.bradley_terry import (
+    FACTORS,
     FEW_DIRECTIONS,
     SEARCH_DIRECTIONS,
+    SEARCH_FOLDS,
     directions_with,
     fit_bradley_terry,
     fit_em,
-    fit_path,
+    mixture_shares,
+    path_shares,
     principal_directions,
-    scores,
-    search_errors,
 )
-from pluralign.learning.pairs import Matrix, Pairs, first_columns, row_squares, scale_rows
-from pluralign.theory.calibration import brier, sigmoid
+from pluralign.learning.pairs import Matrix, Pairs, brier_on_folds, first_columns, row_squares, scale_rows, scores
+from pluralign.theory.calibration import sigmoid
 
 DAMPING_GRID = (0.0, 1.0, 3.0, 10.0)
 TEACHER_L2_GRID = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
@@ -118,12 +118,6 @@ def trained_teacher(
     return replace(teacher, axes=np.ascontiguousarray(left[:, size > 1e-4 * size[0]], dtype=difference.dtype))
 
 
-def kept_teacher(checkpoints: Checkpoints, name: str, fit: Callable[[], Teacher]) -> Teacher:
-    """Return a teacher as a step of a run: as stored if the step was finished, else fitted and stored."""
-    arrays = checkpoints.arrays(name, lambda: {key: np.asarray(value) for key, value in vars(fit()).items()})
-    return Teacher(**{key: array if array.ndim else float(array) for key, array in arrays.items()})  # type: ignore[arg-type]
-
-
 def damp(difference: Matrix, damping: float, mean_square: float) -> Matrix:
     """Shorten long differences: d·√((1+c)/(1+c|d|²/mean|d|²)).
 
@@ -162,19 +156,16 @@ def fit_teacher(
     difference, prob_a = pairs.difference, pairs.prob_a
     mean_square = float(np.mean(row_squares(difference), dtype=np.float64)) or 1.0
     directions = principal_directions(difference, SEARCH_DIRECTIONS)
-    errors: dict[tuple[float, float], float] = {}
+    errors = []
     for damping in dampings:
         reduced = damp(difference, damping, mean_square) @ directions
-        for held_out in folds:
-            path = fit_path(reduced[~held_out], prob_a[~held_out], TEACHER_L2_GRID)
-            for l2, theta in zip(TEACHER_L2_GRID, path, strict=True):
-                error = brier(sigmoid(scores(reduced[held_out], theta)), prob_a[held_out])
-                errors[damping, l2] = errors.get((damping, l2), 0.0) + error
-    damping, l2 = min(errors, key=errors.__getitem__)
+        errors.append(brier_on_folds(prob_a, folds, path_shares(reduced, prob_a, TEACHER_L2_GRID)))
+    row, column = divmod(int(np.argmin(errors)), len(TEACHER_L2_GRID))
+    damping, l2 = dampings[row], TEACHER_L2_GRID[column]
     damped = damp(difference, damping, mean_square)
     leading = damped @ principal_directions(damped, FEW_DIRECTIONS)
-    found = search_errors(leading, prob_a, folds, VOICES, l2=l2, seed=seed)
-    return _fit(pairs, damping, mean_square, l2, min(found, key=found.__getitem__), seed)
+    found = brier_on_folds(prob_a, folds[:SEARCH_FOLDS], mixture_shares(leading, prob_a, VOICES, l2=l2, seed=seed))
+    return _fit(pairs, damping, mean_square, l2, FACTORS[int(np.argmin(found))] * l2, seed)
 
 
 def _fit(pairs: Pairs, damping: float, mean_square: float, l2: float, voices_l2: float, seed: int) -> Teacher:

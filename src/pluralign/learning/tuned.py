@@ -1,17 +1,21 @@
-"""A fit that fine-tunes a language model: train, read every text with it, fit the members, judge.
+"""Fits on features that are trained on the votes: a fine-tuned backbone, or a pooling trained on a frozen encoder.
 
-Training itself is in ``training.finetune``, joint members are in ``tuned_model``. The members of a stagewise ensemble
-are the models' outputs: only their weights are solved here. Every process of a launch runs this; the first one writes.
+``fit_tuned`` holds out validation prompts, trains on the other training prompts, fits the members, and saves. Joint
+members are fitted on the trained and on the frozen features: validation prompts choose, test prompts measure both
+(``compare``). The members of a stagewise ensemble are the models' outputs: only their weights are solved here, and with
+``--k auto`` validation prompts stop the training. ``backbone.train`` trains models, ``trained_pooling`` a pooling.
+Every process of a launch runs this; the first one writes.
 """
 
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,34 +24,31 @@ from threadpoolctl import threadpool_limits
 from pluralign.core.arrays import Array, FloatArray, IndexArray, Mask, Vectors
 from pluralign.core.checkpoints import Arrays, Checkpoints
 from pluralign.core.errors import MissingExtraError, PluralignError, UsageError
-from pluralign.core.options import changed_options
+from pluralign.core.processes import join_launch
 from pluralign.core.random_streams import VALIDATION_PROMPTS, random_stream
 from pluralign.core.types import Progress
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.members import LinearMembers, identity_map
+from pluralign.ensemble.members import FeatureMap, LinearMembers, identity_map
 from pluralign.ensemble.record import EncoderChoice, TunedFit
 from pluralign.learning.baselines import BASELINES, TEMPERATURES, Baseline, fit_pair
-from pluralign.learning.bradley_terry import scores
 from pluralign.learning.choose import validated_members
-from pluralign.learning.frozen import TrainedInputs, encoded_texts, feature_map, learn
-from pluralign.learning.measure import TestPairs, judge
+from pluralign.learning.frozen import encoded_texts, feature_map, fit_members, fit_tuned_members, task_of
+from pluralign.learning.measure import measure_fit
 from pluralign.learning.options import FinetuneOptions, FitOptions
-from pluralign.learning.pairs import Pairs, training_bound, validation_units
+from pluralign.learning.pairs import Members, Pairs, scores, validation_units
 from pluralign.learning.stagewise import orientation, solve_weights
 from pluralign.learning.task import (
-    AUTO_SIZES,
     MANY_PAIRS,
-    FitTask,
     FitWatcher,
-    Members,
+    LearningData,
     choose_size,
     choose_temperature,
     decisive_options,
     save_fit,
-    validation_brier,
 )
+from pluralign.learning.teacher import TrainedTeacher
 from pluralign.text.features import TextFeatures
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, head_weights
 from pluralign.theory import calibration
@@ -55,62 +56,268 @@ from pluralign.theory.calibration import brier_corrected, sigmoid, squared_error
 from pluralign.theory.intervals import ENOUGH_CLUSTERS, clearly_lower, paired_difference
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
-# --- Fits on a fine-tuned model next to one on the frozen model: validation prompts choose, test prompts measure.
+logger = logging.getLogger("pluralign")
+Judged: TypeAlias = tuple[RewardEnsemble, HeldOutVotes]
+"""An ensemble with its record, and the held-out votes with their rewards."""
+SAME_RESULT_OPTIONS = ("gradient_checkpointing", "report_to")
+"""Options that change no result: a killed run resumes with other values of them."""
+AFTER_TRAINING = ("compare_frozen",)
+"""Options that do not change the training: a run that was killed after it resumes with other values of them."""
 
 
-Fits = Mapping[str, tuple[RewardEnsemble, HeldOutVotes]]
-"""Ensembles by name, with the held-out votes and their rewards."""
+@dataclass(frozen=True, eq=False)
+class TunedTask:
+    """One fit on features that are trained on the votes."""
+
+    preferences: PreferenceSet
+    options: FitOptions
+    tuning: FinetuneOptions
+    checkpoints: Checkpoints
+    watcher: FitWatcher
+    progress: Progress | None = None
+
+    @cached_property
+    def test_rows(self) -> Mask:
+        """Pairs that are held out, ``(n_pairs,)``."""
+        return self.preferences.test_mask(self.options.test_fraction, seed=self.options.seed)
+
+    @cached_property
+    def validation(self) -> Mask:
+        """Training pairs that no features are trained on, ``(n_pairs,)``."""
+        return validation_rows(self.preferences.prompt_index, self.test_rows, self.options.seed)
+
+    @property
+    def learned(self) -> Mask:
+        """Pairs that features are trained on, ``(n_pairs,)``."""
+        return ~self.test_rows & ~self.validation
+
+    def pairs(self, inputs: Array) -> Pairs:
+        """Return all pairs, with the inputs of all texts."""
+        items, votes = self.preferences.items(), self.preferences
+        return Pairs(inputs, items.a, items.b, votes.prob_a, votes.prompt_index)
+
+    def data(self, features: TextFeatures | FinetunedFeatures, vectors: Vectors, fit: str = "") -> LearningData:
+        """Return the votes with features of all texts, to learn from. Without the name of a fit nothing is kept."""
+        steps = self.steps_of(fit) if fit else Checkpoints(None, {})
+        return LearningData(self.preferences, self.test_rows, vectors, features, self.options, steps, self.watcher)
+
+    def vectors(self, features: TextFeatures) -> Vectors:
+        """Return frozen features of all texts."""
+        processes = self.checkpoints.processes
+        with encoded_texts(self.preferences, features, self.options, None, processes, self.progress) as vectors:
+            return vectors
+
+    def one_thread(self) -> threadpool_limits:
+        """Return a context in which numpy uses one thread for few pairs: see ``MANY_PAIRS``."""
+        return threadpool_limits(1 if len(self.preferences) < MANY_PAIRS else None, user_api="blas")
+
+    def steps_of(self, fit: str) -> Checkpoints:
+        """Return the checkpoints of a part of this fit."""
+        own = self.checkpoints
+        return Checkpoints(own.root, {**own.inputs, "fit": fit}, own.processes)
+
+
+def fit_tuned(
+    preferences: PreferenceSet,
+    options: FitOptions,
+    tuning: FinetuneOptions,
+    folder: str | os.PathLike[str] | None,
+    progress: Progress | None,
+    watcher: FitWatcher,
+) -> RewardEnsemble:
+    """Learn an ensemble whose features are trained on the votes.
+
+    Args:
+        preferences: all votes.
+        options: how to learn.
+        tuning: which model to fine-tune, and how. Without a backbone, a pooling is trained on ``options.encoder``.
+        folder: where unfinished work, the models and the ensemble are kept.
+        progress: called with the texts encoded or the optimiser steps done, and the total.
+        watcher: receives the progress of the fit.
+    """
+    if folder is None:
+        raise UsageError("features that are trained on the votes need a folder for their models.")
+    started = time.perf_counter()
+    with finetuning_packages():
+        import torch
+
+        from pluralign.learning import trained_pooling
+        from pluralign.learning.backbone.recipe import check_trackers, choose_precision
+    check_trackers(tuning)
+    processes = join_launch(cpu=not torch.cuda.is_available())
+    encoder = None if tuning.backbone is not None else trained_pooling.frozen_encoder(options)
+    options = replace(options, precision=encoder.precision if encoder else choose_precision(options.precision))
+    inputs = {
+        "data": preferences.fingerprint,
+        "options": decisive_options(options),
+        "tuning": {name: value for name, value in decisive_tuning(tuning).items() if name not in AFTER_TRAINING},
+        "encoder": encoder.identity if encoder else None,
+        "version": __version__,
+    }
+    task = TunedTask(preferences, options, tuning, Checkpoints(folder, inputs, processes), watcher, progress)
+    ensemble, held_out = trained_pooling.fit_pooling(task, encoder) if encoder else _fit_backbone(task)
+    record = replace(ensemble.record, processes=processes.count, seconds=time.perf_counter() - started)
+    ensemble = replace(ensemble, record=record)
+    if processes.first:
+        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
+        task.checkpoints.finish()
+    processes.wait()
+    return replace(ensemble, features=RewardEnsemble.load(folder).features)
+
+
+@contextmanager
+def finetuning_packages() -> Iterator[None]:
+    """Import the packages of fine-tuning inside this block. Raises MissingExtraError if one is not installed."""
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
+            yield
+    except ImportError as error:
+        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
+
+
+def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
+    """Return the options of fine-tuning that change what is learned."""
+    return {name: value for name, value in asdict(tuning).items() if name not in SAME_RESULT_OPTIONS}
+
+
+def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
+    """Return the pairs of a tenth of the training prompts. Features are not trained on them."""
+    units = validation_units(prompt[~test_rows])
+    names = np.unique(units)
+    order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
+    rows = np.zeros(len(prompt), dtype=bool)
+    rows[~test_rows] = np.isin(units, order[: max(1, len(names) // 10)])
+    return rows
+
+
+def _fit_backbone(task: TunedTask) -> Judged:
+    """Fine-tune models, and fit an ensemble on them."""
+    from pluralign.learning.backbone.batches import TextPairs
+    from pluralign.learning.backbone.train import fine_tune
+
+    preferences, options, learned = task.preferences, task.options, task.learned
+    items = preferences.items()
+    a, b, prob_a = items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
+    if options.method == "stagewise" and options.variant == "printed":  # the only loss that depends on the order
+        kept = orientation(prob_a, options.orient, options.seed) > 0
+        a, b, prob_a = np.where(kept, a, b), np.where(kept, b, a), np.where(kept, prob_a, 1 - prob_a)
+    pairs = TextPairs(texts_of(preferences), a, b, prob_a, preferences.prompt_index[learned])
+
+    def enough(outputs: Array) -> bool:
+        return stopped_improving(sizes_on_validation(task, outputs).errors)
+
+    tuned = fine_tune(
+        pairs, options, task.tuning, task.checkpoints, enough if options.k == "auto" else None, task.progress,
+        task.watcher,
+    )  # fmt: skip
+    reading = time.perf_counter()
+    settings = {
+        **asdict(task.tuning),
+        "steps": tuned.plan.steps,
+        "batch_size": tuned.plan.batch,
+        "learning_rate": tuned.plan.learning_rate,
+        "max_length": tuned.features.max_length,
+        "scoring_precision": tuned.features.precision,
+        "validation_pairs": int(task.validation.sum()),
+    }
+    if options.method == "joint":
+        candidates, notes = _candidates(task, tuned.features)
+        ensemble, held_out = compare(task, candidates)
+        notes = [*(ensemble.record.notes or []), *tuned.notes, *notes]
+    else:
+        ensemble, held_out, chosen = _fit_stages(task, tuned.features)
+        settings |= chosen
+        notes = tuned.notes
+    record = replace(
+        ensemble.record,
+        tuning=settings,
+        notes=notes,
+        seconds_members=tuned.seconds,
+        seconds_encoding=time.perf_counter() - reading,
+    )
+    return replace(ensemble, record=record), held_out
+
+
+# --- Joint members on trained and on frozen features: validation prompts choose, test prompts measure.
 
 
 ONE_STANDARD_ERROR = 0.84
 """Confidence of a one-sided test that asks for about one standard error."""
 
 
-def validation_errors(
-    preferences: PreferenceSet,
-    test_rows: Mask,
-    validation: Mask,
-    features: TextFeatures | FinetunedFeatures,
-    vectors: Vectors,
-    options: FitOptions,
-    checkpoints: Checkpoints,
-    directions: FloatArray | None = None,
-    trained: TrainedInputs | None = None,
-) -> FloatArray:
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Features that a joint ensemble can be fitted on."""
+
+    features: TextFeatures | FinetunedFeatures
+    vectors: Vectors
+    """Of all texts."""
+    directions: FloatArray | None = None
+    """Linear functions of the features that members are combinations of, ``(d, m)``; None for all."""
+    trained: tuple[FeatureMap, TrainedTeacher] | None = None
+    """The inputs of members and their teacher, if some of the features were trained with it."""
+
+    def inputs(self, data: LearningData) -> tuple[FeatureMap, TrainedTeacher | None]:
+        """Return the inputs of members, and their teacher."""
+        return self.trained or (feature_map(data, self.directions), None)
+
+
+def _candidates(task: TunedTask, model: FinetunedFeatures) -> tuple[dict[str, Candidate], list[str]]:
+    """Return the states of a fine-tuned model, its outputs, and the frozen model, with notes for the user."""
+    states = model(texts_of(task.preferences), task.progress)
+    forget_models()
+    candidates = {"tuned": Candidate(model, states), "outputs": Candidate(model, states, head_weights(model).T)}
+    if not task.tuning.compare_frozen:
+        return candidates, []
+    try:
+        frozen = TextFeatures(str(task.tuning.backbone), precision=model.precision).resolved()
+        return {**candidates, "frozen": Candidate(frozen, task.vectors(frozen))}, []
+    except PluralignError as error:  # hours of training are not lost to a package that is missing
+        note = f"the frozen model was not compared: {str(error).rstrip('.')}"
+        if task.checkpoints.processes.first:
+            logger.warning("%s.", note)
+        return candidates, [note]
+
+
+def compare(task: TunedTask, candidates: Mapping[str, Candidate]) -> Judged:
+    """Fit a joint ensemble on each candidate, and return the best on validation prompts with the figures of all.
+
+    Args:
+        task: the fit.
+        candidates: ``tuned``, and ``outputs`` and ``frozen`` if they are compared.
+    """
+    with task.one_thread():
+        errors = {name: _validation_errors(task, name, one) for name, one in candidates.items()}
+        prompt = task.preferences.prompt_index[task.validation]
+        used = task.checkpoints.processes.agreed(lambda: choose_encoder(errors, prompt))
+        fits = {}
+        for name, one in candidates.items():
+            data = task.data(one.features, one.vectors, name)
+            data = data if name == used else replace(data, watcher=FitWatcher())
+            if name == "frozen":
+                fits[name] = fit_members(data)
+            else:
+                fits[name] = fit_tuned_members(data, task.validation, *one.inputs(data))
+    ensemble, held_out = fits[used]
+    return replace(ensemble, record=replace(ensemble.record, encoders=encoder_choice(used, errors, fits))), held_out
+
+
+def _validation_errors(task: TunedTask, name: str, one: Candidate) -> FloatArray:
     """Return the squared errors on the validation pairs of members that are fitted without them, ``(n,)``.
 
     Members are compared, not the rewards that a model was tuned with: features on which one soft reward predicts well
     may still be poor ones for hard votes. Target and regularisation are chosen on the same prompts, for all features
     alike: elsewhere a tuned model fits the votes too well to choose there.
-
-    Args:
-        preferences: all votes.
-        test_rows: pairs that are held out, ``(n_pairs,)``.
-        validation: training pairs that no model was tuned on, ``(n_pairs,)``.
-        features: how the vectors were made.
-        vectors: of all texts.
-        options: how to learn.
-        checkpoints: of this fit, which differ from those of the fit to all training pairs.
-        directions: linear functions of the features that members are combinations of, ``(d, m)`` (default: all).
-        trained: the inputs of members and their teacher, if some of the features were trained with it.
     """
+    data = replace(task.data(one.features, one.vectors, f"{name}, without validation prompts"), watcher=FitWatcher())
 
     def compute() -> Arrays:
-        items = preferences.items()
-        if trained is None:
-            inputs = feature_map(preferences, ~test_rows, vectors, features, checkpoints, directions)
-        else:
-            inputs = trained.inputs
-        pairs = Pairs(
-            inputs(vectors), items.a, items.b, preferences.prob_a, preferences.prompt_index, checkpoints.processes
-        )
-        train, only_fold = pairs[~test_rows], validation[~test_rows]
-        teacher = trained.teacher if trained else None
-        task = FitTask.start(train, options, checkpoints, FitWatcher(), only_fold, teacher)
-        share = validated_members(task).prob_hat(task.check, options.level)
-        return {"errors": squared_error(share, task.check.prob_a)}
+        inputs, teacher = one.inputs(data)
+        fit = task_of(data, inputs, task.validation, teacher)
+        share = validated_members(fit).prob_hat(fit.check, task.options.level)
+        return {"errors": squared_error(share, fit.check.prob_a)}
 
-    return np.asarray(checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
+    return np.asarray(data.checkpoints.arrays("validation", compute)["errors"], dtype=np.float64)
 
 
 def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
@@ -137,218 +344,67 @@ def choose_encoder(errors: Mapping[str, FloatArray], prompt: IndexArray) -> str:
     return best if better else "frozen"
 
 
-def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Fits) -> EncoderChoice:
+def encoder_choice(used: str, errors: Mapping[str, FloatArray], fits: Mapping[str, Judged]) -> EncoderChoice:
     """Return the choice with the held-out figures of all fits.
 
     Args:
         used: name of the fit that validation prompts chose.
         errors: squared errors of each fit on the validation pairs.
-        fits: ``tuned``, and ``outputs`` and ``frozen`` where they were fitted.
+        fits: the fit of each candidate.
     """
-    validation = {name: float(values.mean()) for name, values in errors.items()}
-    tuned, outputs = (_compared(name, validation, fits) if name in fits else None for name in ("tuned", "outputs"))
-    assert tuned is not None  # noqa: S101
+    squared, figures = {}, {}
+    for name, (ensemble, held_out) in fits.items():
+        votes, share = held_out.preferences, held_out.prob_hat(ensemble)
+        squared[name] = squared_error(share, votes.prob_a)
+        corrected = brier_corrected(share, votes.prob_a, votes.n_votes, votes.counted_ties)
+        figures[name] = TunedFit(float(errors[name].mean()), corrected)
+    prompt = fits[used][1].preferences.prompt_index
+    for name in figures.keys() - {"frozen"} if "frozen" in fits else ():
+        found = paired_difference(squared[name], squared["frozen"], prompt, min_clusters=ENOUGH_CLUSTERS)
+        low, high = (None, None) if np.isnan(found.low) else (found.low, found.high)
+        figures[name] = replace(figures[name], difference=found.mean, low=low, high=high)
+    tuned, frozen = figures["tuned"], figures.get("frozen")
     return EncoderChoice(
         used=used,
         validation_tuned=tuned.validation,
-        validation_frozen=validation.get("frozen"),
+        validation_frozen=frozen.validation if frozen else None,
         test_tuned=tuned.test,
-        test_frozen=_corrected(*fits["frozen"]) if "frozen" in fits else None,
+        test_frozen=frozen.test if frozen else None,
         difference=tuned.difference,
         low=tuned.low,
         high=tuned.high,
-        outputs=outputs,
+        outputs=figures.get("outputs"),
     )
 
 
-def _compared(name: str, validation: Mapping[str, float], fits: Fits) -> TunedFit:
-    """Return the figures of a fit, and its difference from the frozen one if there is one."""
-    own = TunedFit(validation[name], _corrected(*fits[name]))
-    if "frozen" not in fits:
-        return own
-    votes = fits[name][1].preferences
-    found = paired_difference(
-        _errors(*fits[name]), _errors(*fits["frozen"]), votes.prompt_index, min_clusters=ENOUGH_CLUSTERS
-    )
-    known = not np.isnan(found.low)
-    low, high = (found.low, found.high) if known else (None, None)
-    return TunedFit(own.validation, own.test, found.mean, low, high)
+# --- A stagewise ensemble: its weights, and early stopping on the validation prompts (§4). No test vote is read for it.
 
 
-def _errors(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> FloatArray:
-    return np.asarray((held_out.prob_hat(ensemble) - held_out.preferences.prob_a) ** 2)
-
-
-def _corrected(ensemble: RewardEnsemble, held_out: HeldOutVotes) -> float:
-    votes = held_out.preferences
-    return brier_corrected(held_out.prob_hat(ensemble), votes.prob_a, votes.n_votes, votes.counted_ties)
-
-
-# --- A joint ensemble on a fine-tuned language model: refit the head, and compare with the frozen model.
-
-
-@dataclass(frozen=True, eq=False)
-class ModelFit:
-    """The ensemble that is used, and how it was chosen."""
-
-    ensemble: RewardEnsemble
-    held_out: HeldOutVotes
-    choice: EncoderChoice
-    notes: list[str]
-    """What the user should know, as sentences without a full stop."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Candidate:
-    """Features that an ensemble can be fitted on."""
-
-    features: TextFeatures | FinetunedFeatures
-    vectors: Vectors
-    """Of all texts."""
-    steps: Checkpoints
-    """Of the fit to all training pairs."""
-    checking: Checkpoints
-    """Of the fit without the validation prompts."""
-    directions: FloatArray | None = None
-    """Linear functions of the features that members are combinations of, ``(d, m)``; None for all."""
-
-
-def fit_tuned_model(
-    preferences: PreferenceSet,
-    test_rows: Mask,
-    validation: Mask,
-    model: FinetunedFeatures,
-    options: FitOptions,
-    frozen: TextFeatures | None,
-    steps_of: Callable[[str], Checkpoints],
-    progress: Progress | None,
-    watcher: FitWatcher,
-) -> ModelFit:
-    """Fit joint ensembles on a fine-tuned and on the frozen model, and use the best on validation prompts.
-
-    Args:
-        preferences: all votes.
-        test_rows: pairs that are held out, ``(n_pairs,)``.
-        validation: training pairs that the model was not tuned on, ``(n_pairs,)``.
-        model: the fine-tuned model, whose features are its states.
-        options: how to learn.
-        frozen: the same model before tuning; None to use the fine-tuned one in any case.
-        steps_of: returns the checkpoints of a fit by its name.
-        progress: called with the texts encoded and the total.
-        watcher: receives the progress of the fit that is used.
-    """
-    states, notes = model(texts_of(preferences), progress), []
-    forget_models()
-
-    def both(name: str) -> tuple[Checkpoints, Checkpoints]:
-        return steps_of(name), steps_of(f"{name}, without validation prompts")
-
-    candidates = {
-        "tuned": _Candidate(model, states, *both("tuned")),
-        "outputs": _Candidate(model, states, *both("outputs"), head_weights(model).T),
-    }
-    if frozen is not None:
-        try:
-            candidates["frozen"] = _frozen(preferences, frozen, options, *both("frozen"), progress)
-        except PluralignError as error:  # hours of training are not lost to a package that is missing
-            notes.append(f"the frozen model was not compared: {str(error).rstrip('.')}")
-    with threadpool_limits(1 if len(preferences) < MANY_PAIRS else None, user_api="blas"):
-        errors = {
-            name: validation_errors(
-                preferences, test_rows, validation, one.features, one.vectors, options, one.checking, one.directions
-            )
-            for name, one in candidates.items()
-        }
-        prompt = preferences.prompt_index[validation]
-        used = candidates["tuned"].steps.processes.agreed(lambda: choose_encoder(errors, prompt))
-        fits = {
-            name: learn(
-                preferences, test_rows, one.vectors, one.features, options, one.steps,
-                watcher if name == used else FitWatcher(), directions=one.directions,
-                validation=None if name == "frozen" else validation,
-            )
-            for name, one in candidates.items()
-        }  # fmt: skip
-    return ModelFit(*fits[used], encoder_choice(used, errors, fits), notes)
-
-
-def _frozen(
-    preferences: PreferenceSet,
-    frozen: TextFeatures,
-    options: FitOptions,
-    steps: Checkpoints,
-    checking: Checkpoints,
-    progress: Progress | None,
-) -> _Candidate:
-    """Return the frozen model, and its features of all texts."""
-    chosen = frozen.resolved()
-    with encoded_texts(preferences, chosen, options, None, steps.processes, progress) as vectors:
-        return _Candidate(chosen, vectors, steps, checking)
-
-
-# --- Early stopping over the stages of a fine-tuned ensemble, on the validation prompts (§4).
-
-
-MOST_STAGES = AUTO_SIZES[-1]
-"""Number of stages after which training stops in any case."""
 PATIENCE = 2
 """Stages without a lower validation error after which training stops. A member can help only together with the next
 one, because all weights are solved again after each stage: one stage without a gain is no reason to stop."""
 
 
-@dataclass(frozen=True)
-class ChosenSize:
-    """The number of members kept, and why training stopped."""
-
-    k: int
-    stages: int
-    """Number of trained members."""
-    stopped: str
-    """Why no further stage was trained, with the validation Brier score of each size."""
-
-
 @dataclass(frozen=True, eq=False)
-class StageValidation:
-    """The votes that decide how many stages are trained. No test vote is read."""
+class SizesOnValidation:
+    """The ensembles after each stage, weighted without the validation pairs, and their errors on these pairs."""
 
-    votes: PreferenceSet
-    a: IndexArray
-    """Index of response a among the texts, ``(n_pairs,)``."""
-    b: IndexArray
-    """Index of response b among the texts, ``(n_pairs,)``."""
-    learned: Mask
-    """Pairs that the members are trained on."""
-    validation: Mask
-    """Pairs of the validation prompts."""
+    check: Pairs
+    """The validation pairs."""
+    sizes: list[Members]
+    errors: list[float]
 
-    def enough(self, outputs: Array) -> bool:
-        """Return whether the last ``PATIENCE`` stages brought no lower validation error.
 
-        Args:
-            outputs: rewards of the members so far for every text, ``(n_texts, stages)``.
-        """
-        return stopped_improving(self._errors(outputs))
+def sizes_on_validation(task: TunedTask, outputs: Array) -> SizesOnValidation:
+    """Return how the stages so far predict the validation votes.
 
-    def choose(self, outputs: Array) -> ChosenSize:
-        """Return the smallest size whose validation error is within one standard error of the best."""
-        sizes, check = self._sizes(outputs)
-        errors, stages = self._errors(outputs), len(sizes)
-        reason = (
-            f"the validation Brier score has not improved for {PATIENCE} stages"
-            if stopped_improving(errors)
-            else f"{stages} stages are the most that --k auto trains"
-        )
-        scores = ", ".join(f"{error:.4f}" for error in errors)
-        return ChosenSize(choose_size(dict(enumerate(sizes, 1)), check, "vote"), stages, f"{reason}: {scores}")
-
-    def _errors(self, outputs: Array) -> list[float]:
-        sizes, check = self._sizes(outputs)
-        return [validation_brier(members, check, "vote") for members in sizes]
-
-    def _sizes(self, outputs: Array) -> tuple[list[Members], Pairs]:
-        """Return the ensemble of every size, weighted without the validation pairs, and the validation pairs."""
-        pairs = Pairs(outputs, self.a, self.b, self.votes.prob_a, self.votes.prompt_index)
-        return stage_members(pairs[self.learned]), pairs[self.validation]
+    Args:
+        task: the fit.
+        outputs: rewards of the members so far for every text, ``(n_texts, stages)``.
+    """
+    pairs = task.pairs(outputs)
+    check, sizes = pairs[task.validation], stage_members(pairs[task.learned])
+    return SizesOnValidation(check, sizes, [members.brier(check, "vote") for members in sizes])
 
 
 def stage_members(pairs: Pairs) -> list[Members]:
@@ -368,151 +424,41 @@ def stopped_improving(errors: Sequence[float]) -> bool:
     return len(errors) - 1 - int(np.argmin(errors)) >= PATIENCE
 
 
-logger = logging.getLogger("pluralign")
-FROZEN_OPTIONS = ("encoder", "layers", "pooling", "surface", "members", "features")
-SAME_RESULT_OPTIONS = ("micro_batch", "gradient_checkpointing", "report_to", "run_name")
-"""Options that change no result, such as how much is read at once: a killed run resumes with other values of them."""
-AFTER_TRAINING = ("compare_frozen",)
-"""Options that do not change the training: a run that was killed after it resumes with other values of them."""
-
-
-@contextmanager
-def finetuning_packages() -> Iterator[None]:
-    """Import the packages of fine-tuning inside this block. Raises MissingExtraError if one is not installed."""
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for results, and transformers prints with WANDB_MODE=offline
-            yield
-    except ImportError as error:
-        raise MissingExtraError(str(error.name), "finetune", "--backbone") from None
-
-
-def decisive_tuning(tuning: FinetuneOptions) -> dict[str, Any]:
-    """Return the options of fine-tuning that change what is learned."""
-    return {name: value for name, value in asdict(tuning).items() if name not in SAME_RESULT_OPTIONS}
-
-
-def fit_finetuned(
-    preferences: PreferenceSet,
-    options: FitOptions,
-    tuning: FinetuneOptions,
-    folder: str | os.PathLike[str] | None,
-    progress: Progress | None,
-    watcher: FitWatcher,
-) -> RewardEnsemble:
-    """Learn an ensemble whose features are fine-tuned on the votes.
+def choose_stages(task: TunedTask, outputs: Array) -> tuple[int, str]:
+    """Return the smallest size whose validation error is within one standard error of the best, and why training ended.
 
     Args:
-        preferences: all votes.
-        options: how to learn; options of frozen features raise UsageError.
-        tuning: which model to fine-tune, and how.
-        folder: where unfinished work, the models and the ensemble are kept.
-        progress: called with the optimiser steps done and the total.
-        watcher: receives the progress of the fit.
+        task: the fit.
+        outputs: rewards of all trained members for every text, ``(n_texts, stages)``.
     """
-    size = _check_options(options)
-    if folder is None:
-        raise UsageError("a fine-tuned ensemble needs a folder for its models.")
-    with finetuning_packages():
-        from pluralign.learning.backbone import train as finetune
-        from pluralign.learning.backbone.batches import TextPairs
-        from pluralign.learning.backbone.recipe import check_trackers, choose_precision
-    check_trackers(tuning)
-    options = replace(options, precision=choose_precision(options.precision))
-    started = time.perf_counter()
-    test_rows = preferences.test_mask(options.test_fraction, seed=options.seed)
-    texts, items = texts_of(preferences), preferences.items()
-    validation = validation_rows(preferences.prompt_index, test_rows, options.seed)
-    learned = ~test_rows & ~validation
-    a, b, prob_a = items.a[learned], items.b[learned], np.asarray(preferences.prob_a[learned], dtype=np.float64)
-    if options.method == "stagewise" and options.variant == "printed":  # the only loss that depends on the order
-        kept = orientation(prob_a, options.orient, options.seed) > 0
-        a, b, prob_a = np.where(kept, a, b), np.where(kept, b, a), np.where(kept, prob_a, 1 - prob_a)
-    text_pairs = TextPairs(texts, a, b, prob_a, preferences.prompt_index[learned])
-    inputs = {
-        "data": preferences.fingerprint,
-        "options": decisive_options(options),
-        "tuning": {name: value for name, value in decisive_tuning(tuning).items() if name not in AFTER_TRAINING},
-        "version": __version__,
-    }
-    checkpoints = Checkpoints(folder, inputs, finetune.finetune_processes())
-    bound = training_bound(options.max_disagreement, len(np.unique(preferences.prompt_index[learned])))
-    stages = StageValidation(preferences, items.a, items.b, learned, validation)
-    tuned = finetune.fine_tune(
-        text_pairs, size, options, tuning, checkpoints, bound=bound,
-        enough=stages.enough if options.k == "auto" else None, progress=progress, report=watcher.training,
-    )  # fmt: skip
-
-    reading = time.perf_counter()
-    models = tuned.features
-    if options.method == "joint":
-        frozen = TextFeatures(str(tuning.backbone), precision=models.precision) if tuning.compare_frozen else None
-
-        def steps_of(fit: str) -> Checkpoints:
-            return Checkpoints(folder, {**inputs, "fit": fit}, checkpoints.processes)
-
-        fitted = fit_tuned_model(
-            preferences, test_rows, validation, models, options, frozen, steps_of, progress, watcher
-        )
-        ensemble, held_out, choice, chosen = fitted.ensemble, fitted.held_out, fitted.choice, None
-        notes = [*(ensemble.record.notes or []), *tuned.notes, *fitted.notes]
-        for note in fitted.notes if checkpoints.processes.first else []:
-            logger.warning("%s.", note)
-    else:
-        ensemble, held_out, chosen = _fit_stages(preferences, test_rows, models, options, stages, watcher)
-        choice, notes = None, tuned.notes
-    now = time.perf_counter()
-    record = replace(
-        ensemble.record,
-        tuning={
-            **asdict(tuning),
-            "steps": tuned.steps,
-            "batch_size": tuned.batch_size,
-            "learning_rate": tuned.learning_rate,
-            "max_length": models.max_length,
-            "scoring_precision": models.precision,
-            "validation_pairs": int(validation.sum()),
-            **({"stages": chosen.stages, "stopped": chosen.stopped} if chosen else {}),
-        },
-        encoders=choice,
-        notes=notes,
-        processes=tuned.processes,
-        seconds_members=tuned.seconds,
-        seconds=now - started,
-        seconds_encoding=now - reading,
+    found = sizes_on_validation(task, outputs)
+    reason = (
+        f"the validation Brier score has not improved for {PATIENCE} stages"
+        if stopped_improving(found.errors)
+        else f"{len(found.sizes)} stages are the most that --k auto trains"
     )
-    ensemble = replace(ensemble, record=record)
-    if checkpoints.processes.first:
-        save_fit(ensemble, held_out, folder, keep_held_out=options.keep_held_out)
-        checkpoints.finish()
-    checkpoints.processes.wait()
-    return replace(ensemble, features=RewardEnsemble.load(folder).features)
+    listed = ", ".join(f"{error:.4f}" for error in found.errors)
+    return choose_size(dict(enumerate(found.sizes, 1)), found.check, "vote"), f"{reason}: {listed}"
 
 
 def _fit_stages(
-    preferences: PreferenceSet,
-    test_rows: Mask,
-    models: FinetunedFeatures,
-    options: FitOptions,
-    stages: StageValidation,
-    watcher: FitWatcher,
-) -> tuple[RewardEnsemble, HeldOutVotes, ChosenSize | None]:
-    """Solve the weights of stagewise members, and judge the ensemble. With ``--k auto``, return the chosen size too."""
-    items, features = preferences.items(), models(texts_of(preferences))
-    pairs = Pairs(features, items.a, items.b, preferences.prob_a, preferences.prompt_index)
-    train, test = pairs[~test_rows], TestPairs(preferences, test_rows, pairs[test_rows])
-    watcher.floor(calibration.floor(test.pairs.prob_a))
-    sizes = stage_members(train)
-    history = [test.history_row(members, train, "vote") for members in sizes]
-    for row in history:
-        watcher.record(row)
+    task: TunedTask, models: FinetunedFeatures
+) -> tuple[RewardEnsemble, HeldOutVotes, dict[str, int | str]]:
+    """Solve the weights of stagewise members, and judge the ensemble. With ``--k auto``, say why training stopped."""
+    data = task.data(models, models(texts_of(task.preferences)))
+    told: dict[str, int | str] = {}
+    fit = task_of(data, identity_map(models.outputs))
+    sizes = stage_members(fit.train)
+    history = [fit.measured(members) for members in sizes]
     members = sizes[-1]
-    chosen = stages.choose(features) if options.k == "auto" else None
-    if chosen:  # the models of later stages are left behind
-        models, features = models.first(chosen.k), features[:, : chosen.k]
-        pairs = replace(pairs, inputs=features)
-        train = pairs[~test_rows]
-        members = stage_members(train)[-1]
-    check, members = pairs[stages.validation], members.unit_spread(train)
+    if task.options.k == "auto":  # the models of later stages are left behind
+        k, stopped = choose_stages(task, data.features)
+        told = {"stages": len(sizes), "stopped": stopped}
+        models = models.first(k)
+        data = replace(data, features=data.features[:, :k], text_features=models, watcher=FitWatcher())
+        fit = task_of(data, identity_map(k))
+        members = stage_members(fit.train)[-1]
+    check, members = fit.train[task.validation[~task.test_rows]], members.unit_spread(fit.train)
     ensemble = RewardEnsemble(
         LinearMembers(identity_map(models.outputs), members.theta),
         members.weights,
@@ -520,29 +466,7 @@ def _fit_stages(
         choose_temperature(members, check),
         members.undecided,
     )
-    baselines = _first_member_baselines(train, check)
-    return *judge(ensemble, test, features, options, baselines, history), chosen
-
-
-def _check_options(options: FitOptions) -> int:
-    """Return k, or the most stages of ``auto``. Raises UsageError for options that have no meaning with a backbone."""
-    if frozen := [name for name in changed_options(options) if name in FROZEN_OPTIONS]:
-        raise UsageError(f"{frozen[0]} is an option of frozen features; leave it out with --backbone.")
-    if options.folds is not None:
-        raise UsageError("--folds cannot be used with --backbone, since each fold is trained anew; leave it out.")
-    if options.target != "auto" and options.method == "stagewise":
-        raise UsageError("--target has no effect with --method stagewise; leave it out.")
-    return MOST_STAGES if options.k == "auto" else int(options.k)
-
-
-def validation_rows(prompt: npt.NDArray[np.int32], test_rows: Mask, seed: int) -> Mask:
-    """Return the pairs of a tenth of the training prompts. The model is not trained on them."""
-    units = validation_units(prompt[~test_rows])
-    names = np.unique(units)
-    order = random_stream(seed, VALIDATION_PROMPTS).permutation(names)
-    rows = np.zeros(len(prompt), dtype=bool)
-    rows[~test_rows] = np.isin(units, order[: max(1, len(names) // 10)])
-    return rows
+    return *measure_fit(ensemble, data, _first_member_baselines(fit.train, check), history), told
 
 
 def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
@@ -555,7 +479,4 @@ def _first_member_baselines(train: Pairs, check: Pairs) -> dict[str, Baseline]:
         "soft_bt_temperature": {"theta": reward, "temperature": np.array(TEMPERATURES[int(np.argmin(errors))])},
         "pair": fit_pair(train, reward),
     }
-    return {
-        name: Baseline(BASELINES[name], {part: np.asarray(array) for part, array in arrays.items()})
-        for name, arrays in baselines.items()
-    }
+    return {name: Baseline(BASELINES[name], arrays) for name, arrays in baselines.items()}

@@ -17,8 +17,7 @@ from pluralign.core.arrays import Array, FloatArray, IntArray, Mask
 from pluralign.core.json_values import to_json
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.learning.measure import baselines_of
-from pluralign.learning.pairs import Differences, first_columns
-from pluralign.learning.stagewise import hard_votes
+from pluralign.learning.pairs import Differences, first_columns, hard_votes
 from pluralign.theory.calibration import checked, votes_from_rewards
 from pluralign.theory.intervals import Interval, clustered_interval
 from pluralign.votes.preferences import texts_of

@@ -119,7 +119,7 @@ class Generalization(Statement):
     measured_gap: float | None
     """Held-out minus training Brier score, if the fit recorded both."""
     fixed_features: bool
-    """False if a hidden layer or a backbone was trained on the same votes: the theorem does not cover that."""
+    """False if a backbone was trained on the same votes: the theorem does not cover that."""
 
 
 @dataclass(frozen=True)
@@ -314,13 +314,12 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         here += f" The measured gap between held-out and training Brier score is {gap:+z.4f}."
     choice = ensemble.record.encoders
     tuned = isinstance(ensemble.features, FinetunedFeatures) or (choice is not None and choice.used != "frozen")
-    if not (fixed := ensemble.members.inputs.hidden is None and not tuned):
-        trained = "The features were" if tuned else "A hidden layer was"
-        here += f" {trained} trained on the same votes, which the theorem does not cover."
+    if tuned:
+        here += " The features were trained on the same votes, which the theorem does not cover."
     return Generalization(
         states="With enough independent pairs, training error is close to true error for all ensembles of this size.",
         here=here,
-        informative=bounds[0] < 1 and fixed,
+        informative=bounds[0] < 1 and not tuned,
         d=d,
         k=k,
         pseudo_dimension=guarantees.pseudo_dimension_bound(d, k),
@@ -332,7 +331,7 @@ def _generalization(ensemble: RewardEnsemble, people: PreferenceSet, delta: floa
         informative_from=start,
         narrow_from=narrow,
         measured_gap=gap,
-        fixed_features=fixed,
+        fixed_features=not tuned,
     )
 
 

@@ -20,7 +20,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import worse_than_chance
 from pluralign.measuring.verdicts import floor_is_compared
-from pluralign.publishing.tables import Table, as_markdown, comparison_table, member_table, number
+from pluralign.publishing import tables
+from pluralign.publishing.tables import Table, number
 from pluralign.text.classifier import Reads
 
 Kind = Literal["ensemble", "member", "separate", "frozen", "tuned"]
@@ -100,7 +101,7 @@ class ModelCard:
         in_hub = self.hub_id and kind in ("ensemble", "member") and place == "."
         where = self.hub_id if in_hub else self.folder
         rows = [self.member_row(j) for j in range(self.ensemble.k)]
-        table = member_table(self.ensemble.weights.tolist(), record.evaluation, self.names)
+        table = tables.member_table(self.ensemble.weights.tolist(), record.evaluation, self.names)
         card: str = _template().render(
             kind=kind,
             usage=USAGE[kind],
@@ -126,7 +127,7 @@ class ModelCard:
             headline=headline(evaluation, record) if evaluation else None,
             cross_validated=evaluation is not None and evaluation is record.cross_validation,
             floor=evaluation is not None and floor_is_compared(evaluation),
-            table=comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
+            table=tables.comparison_table(evaluation, k=self.ensemble.k) if evaluation else None,
             member_table=replace(table, main=members[0] if kind == "member" else None),
             commands="\n".join(shlex.join(map(without_path, words)).replace("\n", " ") for words in self.commands),
             settings=self._settings(),
@@ -183,7 +184,7 @@ def _template() -> Any:
         return Markup(shlex.quote(text.replace("\n", " ")))  # noqa: S704
 
     def markdown(table: Table) -> Any:
-        return Markup(as_markdown(table, escaped))  # noqa: S704
+        return Markup(tables.as_markdown(table, escaped))  # noqa: S704
 
     def verbatim(text: str) -> Any:
         return Markup(text)  # noqa: S704

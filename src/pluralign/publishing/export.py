@@ -83,13 +83,8 @@ class Export:
 def member_names(folder: str | os.PathLike[str], ensemble: RewardEnsemble) -> list[str]:
     """Return the name of each member on its card, or its number if there are no held-out votes."""
     if not has_held_out(folder):
-        return numbered_names(ensemble)
+        return [member_name(j) for j in range(ensemble.k)]
     return [card.name for card in member_profiles(ensemble.weights, load_held_out(folder, ensemble))]
-
-
-def numbered_names(ensemble: RewardEnsemble) -> list[str]:
-    """Return the names of members that are known by their numbers only."""
-    return [member_name(j) for j in range(ensemble.k)]
 
 
 def base_id(base: str) -> str | None:
@@ -133,34 +128,18 @@ def refuse_place(folder: Path, output: Path, overwrite: bool) -> None:
         )
     if output.is_dir() and any(output.iterdir()):
         if not overwrite:
-            raise UsageError(
-                f"{output} is not empty; name another folder, or replace an earlier export with --overwrite."
-            )
+            raise UsageError(f"{output} is not empty; name another folder, or replace an export with --overwrite.")
         if not (output / INDEX_FILE).is_file():
             raise UsageError(f"{output} is not an earlier export ({INDEX_FILE} is missing); name another folder.")
     elif output.exists() and not output.is_dir():
         raise UsageError(f"{output} is a file; name a folder.")
 
 
-def index_of(
-    card: ModelCard, groups: Mapping[str, Sequence[int]], more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the index of an export.
-
-    Args:
-        card: base, names and figures.
-        groups: the members in each subfolder.
-        more: further keys.
-    """
+def index_of(card: ModelCard, groups: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return the index of an export: base, names and figures, and the members in each subfolder."""
     rows = [asdict(card.member_row(j)) | {"folder": part} for part, chosen in groups.items() for j in chosen]
-    return {
-        "format": "pluralign-export",
-        "pluralign": __version__,
-        "base": card.base,
-        "undecided": card.ensemble.undecided,
-        "members": rows,
-        **(more or {}),
-    }
+    about = {"format": "pluralign-export", "pluralign": __version__, "base": card.base}
+    return {**about, "undecided": card.ensemble.undecided, "members": rows}
 
 
 def write_index(place: Path, index: Mapping[str, Any]) -> None:
@@ -228,15 +207,15 @@ def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
     Raises:
         NotExpressibleError: the script does not compute the rewards of this ensemble.
     """
-    ensemble, encoder = card.ensemble, replace(saved, encoder=_found(saved, place)).load_checked()
+    found = str(place / ENCODER_FOLDER) if saved.encoder == ENCODER_FOLDER else saved.encoder
+    ensemble, encoder = card.ensemble, replace(saved, encoder=found).load_checked()
     expected = ensemble.rewards(PROBES)
     reader, (prompt, response) = describe_reader(saved, encoder), PROBES[0]
-    more = {
+    index = index_of(card, {".": range(ensemble.k)}) | {
         "arrays": json.loads((place / ENSEMBLE_FILE).read_text(encoding="utf-8"))["arrays"]["file"],
         "reader": reader,
         "check": {"prompt": prompt, "response": response, "rewards": expected[0].tolist()},
     }
-    index = index_of(card, {".": range(ensemble.k)}, more)
     local = reader | ({"hub_id": str(encoder.folder), "revision": ""} if isinstance(encoder, ModelEncoder) else {})
     model = RewardModel(place, {**index, "reader": local}, ensemble.members.arrays())
     try:
@@ -249,10 +228,6 @@ def write_script(card: ModelCard, place: Path, saved: TextFeatures) -> None:
         raise _not_expressible(card.base, f"its rewards differ by {difference:.2g}")
     write_index(place, index)
     (place / SCRIPT).write_text(script_text(), encoding="utf-8")
-
-
-def _found(saved: TextFeatures, place: Path) -> str:
-    return str(place / ENCODER_FOLDER) if saved.encoder == ENCODER_FOLDER else saved.encoder
 
 
 def published_record(record: FitRecord) -> FitRecord:
@@ -329,15 +304,13 @@ CROSS_ENCODER_FILES: dict[str, Any] = {
     },
 }
 """Files of a pair model for ``CrossEncoder`` of sentence-transformers: pairs of texts, no chat template, raw scores."""
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def export(
     folder: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    member: int | None = None,
-    separate: bool = False,
+    member: int | Literal["all"] | None = None,
     dtype: Precision = "float32",
     overwrite: bool = False,
     push_to_hub: str | None = None,
@@ -346,7 +319,7 @@ def export(
 ) -> Export:
     """Write an ensemble as a folder that works without Pluralign.
 
-    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` and ``separate`` it becomes one
+    A fine-tuned ensemble becomes reward models of transformers. Without ``member`` it becomes one
     model with one output per member. Its configuration holds their weights, their names and the undecided share. The
     members of a stagewise ensemble are separate models and cannot be exported so.
 
@@ -356,8 +329,8 @@ def export(
     Args:
         folder: folder of the ensemble, written by ``fit``.
         output: the folder to write.
-        member: export only this member, as a model with one output.
-        separate: export each member as a model with one output, in the folders ``member-J``.
+        member: export only this member, as a model with one output; ``all``: each member as such a model, in the
+            folders ``member-J``.
         dtype: data type of the weights. float32 reproduces the ensemble's rewards; half precision is half as large.
         overwrite: replace an earlier export.
         push_to_hub: upload the export to this repository on the Hugging Face hub.
@@ -367,37 +340,35 @@ def export(
     folder, output = Path(folder), Path(output)
     ensemble = RewardEnsemble.load(folder)
     features = ensemble.features
-    if member is not None and not 0 <= member < ensemble.k:
+    if isinstance(member, int) and not 0 <= member < ensemble.k:
         raise UsageError(f"member must be 0 to {ensemble.k - 1}, not {member}.")
-    if member is not None and separate:
-        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     if dtype not in get_args(Precision):
         raise UsageError(f"dtype cannot be {dtype!r}; {did_you_mean(dtype, get_args(Precision))}.")
     if isinstance(features, TextFeatures):
-        if member is not None or separate or dtype != "float32":
+        if member is not None or dtype != "float32":
             raise UsageError(
                 "an ensemble on frozen features is exported whole and in float32, without --member, --all and --dtype: "
                 "reward_model.py returns one column of rewards per member."
             )
         base, known = encoder_name(features), features.hub_id or base_id(features.encoder)
     else:
-        _check_tuned(features, folder, one_model=member is None and not separate)
+        _check_tuned(features, folder, one_model=member is None)
         base, known = base_id(features.base) or PurePath(features.base).name, base_id(features.base)
     refuse_place(folder, output, overwrite)
     if push_to_hub:
         check_upload(push_to_hub)
-    members = list(range(ensemble.k)) if member is None else [member]
+    members = [member] if isinstance(member, int) else list(range(ensemble.k))
     names = member_names(folder, ensemble)
     card = ModelCard(ensemble, names, base, known, output.resolve().name, push_to_hub or "", commands)
-    groups = {f"member-{j}": [j] for j in members} if separate else {".": members}
+    groups = {f"member-{j}": [j] for j in members} if member == "all" else {".": members}
     with atomic_folder(output) as partial:
         if isinstance(features, TextFeatures):
             write_script(card, partial, save_frozen(ensemble, features, partial, with_encoder=True))
             (partial / "README.md").write_text(card.text("frozen", members), encoding="utf-8")
         else:
-            kind: Kind = "ensemble" if member is None and not separate else "member"
+            kind: Kind = "ensemble" if member is None else "member"
             _write_models(card, features, partial, groups, kind, dtype)
-            if separate:
+            if member == "all":
                 (partial / "README.md").write_text(card.text("separate", members), encoding="utf-8")
     return Export(
         folder=str(output),
@@ -449,15 +420,15 @@ def _write_models(
 
 def _model_of(features: FinetunedFeatures, theta: FloatArray) -> tuple[Any, Any]:
     """Return one model with one output per column of θ, and its tokenizer. Members of states replace the head."""
-    places, outputs = model_folders(features), features.outputs
+    places = model_folders(features)
     if features.method == "stagewise":
         (own,) = np.flatnonzero(theta[:, 0])
-        places, theta, outputs = [places[own]], theta[own : own + 1], 1
-    model, tokenizer = load_finetuned(places[0], features.base, outputs, revision=features.revision)
+        places, theta = [places[own]], theta[own : own + 1]
+    model, tokenizer = load_finetuned(places[0], features)
     if features.lora:
         refuse_without_head(places[0], classifier_head(model)[0])
         model = model.merge_and_unload()
-    (replace_head if features.reads == "states" else keep_outputs)(model, theta)
+    (replace_head if features.method == "joint" else keep_outputs)(model, theta)
     return model, tokenizer
 
 
@@ -485,7 +456,8 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
     import torch
 
     place.mkdir(exist_ok=True)
-    size, free = sum(part.numel() for part in model.parameters()) * BYTES[dtype], shutil.disk_usage(place).free
+    kept, free = getattr(torch, dtype), shutil.disk_usage(place).free
+    size = sum(part.numel() for part in model.parameters()) * kept.itemsize
     if size > free:
         raise UsageError(f"the model needs {size / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free.")
     # Long inputs are truncated at the beginning of the prompt, as in the fit of the ensemble.
@@ -500,7 +472,7 @@ def _save(model: Any, tokenizer: Any, place: Path, dtype: Precision, max_length:
         for name, content in CROSS_ENCODER_FILES.items():
             (place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     with quiet_transformers():
-        model.to("cpu", getattr(torch, dtype)).save_pretrained(place)
+        model.to("cpu", kept).save_pretrained(place)
         tokenizer.save_pretrained(place)
     for path in place.glob("*.safetensors"):  # safetensors writes files that only their owner can read
         path.chmod((place / "config.json").stat().st_mode)
@@ -523,7 +495,7 @@ def refuse_without_head(adapter: Path, head: str) -> None:
     peft does not replace it if ``modules_to_save`` did not name it.
     """
     weights = adapter / "adapter_model.safetensors"
-    name = head.removesuffix(".modules_to_save.default")
+    name, *_ = head.partition(".modules_to_save.")
     with safe_open(weights, framework="numpy") as file:
         if not any(f".{name}." in key for key in file.keys()):  # noqa: SIM118
             remedy = "fit again; its rewards cannot be recovered"
@@ -586,7 +558,7 @@ def write_shared(ensemble: RewardEnsemble, place: Path, hub_id: str, names: Sequ
         hub_id: the repository, for the model card.
         names: names of the members (default: their numbers).
     """
-    names = numbered_names(ensemble) if names is None else list(names)
+    names = [member_name(j) for j in range(ensemble.k)] if names is None else list(names)
     if len(names) != ensemble.k:
         raise UsageError(f"names must have one entry per member, {ensemble.k}, not {len(names)}.")
     features, members = ensemble.features, range(ensemble.k)

@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from pluralign.ensemble.record import Evaluation, FitRecord
 from pluralign.measuring.camps import CHANCE, CampStudy
 from pluralign.measuring.individuals import Representation
 from pluralign.measuring.verdicts import comparison, floor_is_compared
+from pluralign.publishing.tables import number
 from pluralign.theory.best_of_n import BestOfN
 from pluralign.theory.intervals import ENOUGH_CLUSTERS
 from pluralign.votes.summary import Inspection
@@ -38,8 +39,8 @@ from pluralign.votes.summary import Inspection
 INK, MUTED, GRID = "#1d2433", "#687083", "#dfe3ea"
 ENSEMBLE, RIVAL, FLOOR, BAND = "#2f6fde", "#c8621b", "#7a52c7", "#e9f0fc"
 COLOURS = {"ink": INK, "muted": MUTED, "grid": GRID, "ensemble": ENSEMBLE, "rival": RIVAL, "floor": FLOOR, "band": BAND}
-OPPOSITE, EVEN, ALIKE = "#c4601c", "#f6f4f0", "#2e6cd8"
-"""Colours of −1, 0 and 1 in the heat map, the same on light and dark pages."""
+HEAT = LinearSegmentedColormap.from_list("heat", ["#c4601c", "#f6f4f0", "#2e6cd8"])
+"""Colours from the least to the most similar in heat maps, the same on light and dark pages."""
 STYLE: dict[Any, Any] = {
     "font.size": 10.0,
     "font.family": "DejaVu Sans",
@@ -178,17 +179,24 @@ def _draw_sizes(axes: Axes, record: FitRecord, evaluation: Evaluation, floor: bo
     if not math.isnan(noise):
         axes.axhline(noise, color=MUTED, linestyle=":", linewidth=1.2)
         lines.append((noise, f"noise {noise:.4f}", MUTED))
-    top = max([value for value, _, _ in lines] + scores) * 1.08
-    axes.set_ylim(0, top)
+    axes.set_ylim(0, max([value for value, _, _ in lines] + scores) * 1.08)
     axes.set_xlim(min(sizes) - 0.3, max(sizes) + 0.3)
     axes.set_xticks(sizes)
-    for height, (_, label, colour) in zip(_apart([v / top for v, _, _ in lines]), lines, strict=True):
-        axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
+    _label_beside(axes, lines)
     axes.set_xlabel("number of members (k)")
     axes.set_ylabel("held-out Brier score")
 
 
-def _apart(heights: Sequence[float], distance: float = _LABEL_HEIGHT) -> list[float]:
+def _label_beside(axes: Axes, lines: Sequence[tuple[float, str, str]], distance: float = _LABEL_HEIGHT) -> None:
+    """Write labels to the right of the axes, each at the height of its value and in its colour."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    heights = _apart([(value - low) / (high - low) for value, _, _ in lines], distance)
+    for height, (_, label, colour) in zip(heights, lines, strict=True):
+        axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
+
+
+def _apart(heights: Sequence[float], distance: float) -> list[float]:
     """Return the heights, moved up as little as needed to keep labels from overlapping."""
     moved: dict[int, float] = {}
     last = -1.0
@@ -261,30 +269,34 @@ def tau_panels(taus: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         for panel, (title, tau) in zip(axes, taus.items(), strict=False):
             _draw_tau(panel, tau)
             pairs = [tau[j][i] for j in range(len(tau)) for i in range(j)]
-            mean = f": mean τ {np.mean(pairs):z.2f}".replace("-", "−") if pairs else ""
+            mean = f": mean τ {number(float(np.mean(pairs)), 2)}" if pairs else ""
             panel.set_title(f"{title}{mean}", fontsize=11)
     return drawing
 
 
 def _draw_tau(axes: Axes, tau: Sequence[Sequence[float]]) -> None:
-    k = len(tau)
-    colours = LinearSegmentedColormap.from_list("tau", [OPPOSITE, EVEN, ALIKE])
-    axes.pcolormesh(tau, cmap=colours, vmin=-1, vmax=1, edgecolors="none")
-    for row in range(k):
-        for column in range(k):
-            value = tau[row][column]
-            label = "–" if math.isnan(value) else f"{value:z.2f}".replace("0.", ".").replace("-", "−")
-            ink = "#ffffff" if abs(value) > 0.65 else "#1a1d24"
-            axes.text(column + 0.5, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
-    axes.set_xticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
-    axes.set_yticks([i + 0.5 for i in range(k)], [str(i) for i in range(k)])
-    axes.invert_yaxis()
+    middles = [j + 0.5 for j in range(len(tau))]
+    axes.pcolormesh(tau, cmap=HEAT, vmin=-1, vmax=1, edgecolors="none")
+    _write_cells(axes, middles, tau, lambda value: abs(value) > 0.65)
+    axes.set_xticks(middles, [str(j) for j in range(len(tau))])
+    axes.set_yticks(middles, [str(j) for j in range(len(tau))])
     axes.set_aspect("equal")
+    axes.set_ylabel("member")
+
+
+def _write_cells(
+    axes: Axes, middles: Sequence[float], rows: Sequence[Sequence[float]], is_dark: Callable[[float], bool]
+) -> None:
+    """Write the value of every cell of a heat map, whose columns have these middles, in white on dark colours."""
+    for row, values in enumerate(rows):
+        for column, value in zip(middles, values, strict=True):
+            label, ink = number(value, 2).replace("0.", "."), "#ffffff" if is_dark(value) else "#1a1d24"
+            axes.text(column, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
+    axes.invert_yaxis()
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_xlabel("member")
-    axes.set_ylabel("member")
 
 
 def camp_heat_map(study: CampStudy) -> Figure:
@@ -293,26 +305,17 @@ def camp_heat_map(study: CampStudy) -> Figure:
         rows, k = len(study.camps), len(study.weights)
         values = np.array([[*camp.agreement, camp.soft_bt] for camp in study.camps])
         drawing, axes = figure(min(9.0, 3.0 + 0.55 * (k + 1)), 1.2 + 0.5 * rows)
-        colours = LinearSegmentedColormap.from_list("agreement", [OPPOSITE, EVEN, ALIKE])
         for left, right, part in ((0, k, values[:, :k]), (k + 0.3, k + 1.3, values[:, k:])):
             edges = np.linspace(left, right, part.shape[1] + 1)
-            axes.pcolormesh(edges, np.arange(rows + 1), part, cmap=colours, vmin=2 * CHANCE - 1, vmax=1)
+            axes.pcolormesh(edges, np.arange(rows + 1), part, cmap=HEAT, vmin=2 * CHANCE - 1, vmax=1)
         middles = [*(np.arange(k) + 0.5), k + 0.8]
+        _write_cells(axes, middles, values.tolist(), lambda value: abs(value - CHANCE) > 0.33)
         for row, camp in enumerate(study.camps):
-            for column, value in zip(middles, values[row], strict=True):
-                ink = "#ffffff" if abs(value - CHANCE) > 0.33 else "#1a1d24"
-                label = f"{value:.2f}".replace("0.", ".")
-                axes.text(column, row + 0.5, label, ha="center", va="center", fontsize=8.5, color=ink)
             if camp.member is not None:
                 axes.add_patch(Rectangle((camp.member, row), 1, 1, fill=False, edgecolor="#1a1d24", linewidth=2))
         axes.set_xlim(0, k + 1.3)  # soft BT stands apart
         axes.set_xticks(middles, [*map(str, range(k)), "soft BT"])
         axes.set_yticks(np.arange(rows) + 0.5, [f"{camp.camp} ({camp.share:.0%})" for camp in study.camps])
-        axes.invert_yaxis()
-        axes.tick_params(length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
-        axes.set_xlabel("member")
     return drawing
 
 
@@ -324,11 +327,7 @@ def best_of_n_curves(curves: BestOfN) -> Figure:
             axes.plot(curves.kl, own, color=ENSEMBLE, linewidth=1.4, marker="o", markersize=3)
             axes.plot(curves.kl, others, color=RIVAL, linewidth=1.0, linestyle="--")
         axes.axhline(0, color=MUTED, linewidth=0.8)
-        low, high = axes.get_ylim()
-        axes.set_ylim(low, high)
-        for j, height in enumerate(_apart([(own[-1] - low) / (high - low) for own in curves.own], 0.036)):
-            axes.annotate(str(j), (curves.kl[-1], height), xycoords=("data", "axes fraction"), xytext=(6, 0),
-                          textcoords="offset points", va="center", fontsize=8, color=ENSEMBLE)  # fmt: skip
+        _label_beside(axes, [(own[-1], str(j), ENSEMBLE) for j, own in enumerate(curves.own)], 0.036)
         axes.set_xticks(curves.kl, [f"{kl:.2f}\nN={n}" for n, kl in zip(curves.n, curves.kl, strict=True)], fontsize=8)
         axes.set_xlabel("KL divergence from the base policy (nats)")
         axes.set_ylabel("mean reward (standard deviations)")
@@ -359,12 +358,8 @@ def representation_curves(found: Representation) -> Figure:
                 ends = [(score.mean - score.low, score.high - score.mean) for score in scores]
                 spread = np.nan_to_num(np.asarray(ends, dtype=np.float64)).T  # NaN: too few raters
                 axes.errorbar(places, means, yerr=spread, fmt="none", ecolor=colour, elinewidth=1)
-        low, high = axes.get_ylim()
         axes.set_xlim(-0.3, len(places) - 0.7)
-        for height, (_, label, colour) in zip(
-            _apart([(value - low) / (high - low) for value, _, _ in lines]), lines, strict=True
-        ):
-            axes.annotate(label, (1.015, height), xycoords="axes fraction", va="center", color=colour, fontsize=9)
+        _label_beside(axes, lines)
         labels = ["all" if row.choices is None else str(row.choices) for row in found.rows]
         axes.set_xticks(places, [f"{label}\n{row.raters:,}" for label, row in zip(labels, found.rows, strict=True)])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -12,7 +12,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import Evaluation
 from pluralign.measuring.verdicts import undecided_sentence
-from pluralign.publishing.tables import Table, as_html, comparison_table, member_table
+from pluralign.publishing import tables
+from pluralign.publishing.tables import Table
 from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Prompt
 
@@ -23,7 +24,7 @@ TEXT_LENGTH = 120
 def evaluation_html(evaluation: Evaluation) -> str:
     """Return the headline of an evaluation and the comparison on the same votes; the main row is bold."""
     title, *lines = str(evaluation).splitlines()
-    return _block(title, lines, comparison_table(evaluation))
+    return _block(title, lines, tables.comparison_table(evaluation))
 
 
 def ensemble_html(ensemble: RewardEnsemble) -> str:
@@ -31,7 +32,7 @@ def ensemble_html(ensemble: RewardEnsemble) -> str:
     record, main = ensemble.record, main_evaluation(ensemble.record)
     title = f"RewardEnsemble: {record.method} k={ensemble.k}, fitted for the {ensemble.level} level"
     lines = str(headline(main, record)).splitlines() if main else []
-    table = replace(member_table(ensemble.weights.tolist(), record.evaluation), title="")
+    table = replace(tables.member_table(ensemble.weights.tolist(), record.evaluation), title="")
     return _block(title, lines, replace(table, note=f"{table.note} {undecided_sentence(ensemble.undecided)}".strip()))
 
 
@@ -50,5 +51,5 @@ def preferences_html(preferences: PreferenceSet) -> str:
 def _block(title: str, headline: Sequence[str], table: Table) -> str:
     """Return a title, the lines of a headline, whose main figure and verdict are bold, and a table."""
     lines = [html.escape(line) for line in headline]
-    shown = [html.escape(title), *(f"<b>{line}</b>" for line in lines[:2]), *lines[2:], as_html(table)]
+    shown = [html.escape(title), *(f"<b>{line}</b>" for line in lines[:2]), *lines[2:], tables.as_html(table)]
     return f"<div>{''.join(f'<div>{part}</div>' for part in shown)}</div>"

@@ -146,9 +146,7 @@ def as_markdown(table: Table, escaped: Callable[[str], str]) -> str:
     for place, row in enumerate(table.lines):
         first, *others = map(escaped, row)
         first = f"**{first}**" if place == table.main else first
-        lines.append(
-            [first, *others[:-1], *(f"{other} ⚠" if place in table.warned else other for other in others[-1:])]
-        )
+        lines.append([f"{first} ⚠" if place in table.warned else first, *others])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -1,34 +1,30 @@
 """The FastAPI application of ``pluralign serve``: an ensemble over HTTP, and a page for people.
 
-This module connects the parts: the work is done in ``service``, the routes are in ``routes/``, access control is in
-``middleware``, and the data of the page is computed in ``page_data``. ``run`` starts and stops the server.
+This module connects the parts: the work is done in ``service``, the routes are in ``routes``, access control is in
+``middleware``, and the data of the page is computed in ``page``. ``run`` starts and stops the server.
 """
 
-import re
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 from fastapi import FastAPI
 
-from pluralign.answering.answer import MODES, RefusalPolicy
-from pluralign.answering.generate import Sampler
-from pluralign.core.errors import UsageError
+from pluralign.answering.answer import Answerer
+from pluralign.answering.request import MODES
+from pluralign.core.options import with_changes
 from pluralign.core.version import __version__
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.ensemble.held_out import HeldOutVotes
-from pluralign.ensemble.record import Evaluation
-from pluralign.measuring.cards import Descriptions, with_descriptions
-from pluralign.measuring.individuals import Representation
-from pluralign.server.candidates import CandidateSource
+from pluralign.measuring.cards import with_descriptions
 from pluralign.server.chat import model_ids
 from pluralign.server.errors import ErrorBody, FiniteJSONResponse, add_error_handlers
-from pluralign.server.limits import Limits
+from pluralign.server.limits import ServerSettings
 from pluralign.server.middleware import AccessMiddleware, Metrics
 from pluralign.server.page import collect_page_data, page_profiles
 from pluralign.server.routes import EnsembleResponse, answer_routes, ops_routes, page_routes, read_pages, score_routes
 from pluralign.server.service import Service
-from pluralign.text.options import SamplingOptions
 
 # --- The description of the API: FastAPI's own, where numbers that may be undefined are also null.
 
@@ -80,43 +76,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    ensemble: RewardEnsemble,
-    generator: Sampler | None = None,
-    *,
-    held_out: HeldOutVotes | None = None,
-    representation: Representation | None = None,
-    descriptions: Descriptions | None = None,
-    evaluation: Evaluation | None = None,
-    name: str = "pluralign",
-    api_key: str | None = None,
-    limits: Limits | None = None,
-    refusal: RefusalPolicy | None = None,
-    sampling: SamplingOptions | None = None,
-    n: int = 8,
-    policies: Mapping[int, Sampler] | None = None,
-    n_drafts: int = 1,
-    seed: int | None = None,
-    log_prompts: bool = False,
+    ensemble: "RewardEnsemble | Answerer | str | os.PathLike[str]",
+    settings: ServerSettings | None = None,
+    **options: Any,
 ) -> FastAPI:
     """Return the application that serves an ensemble.
 
     Args:
-        ensemble: its members score, vote and answer.
-        generator: writes candidates if a request sends none; called in threads.
-        held_out: held-out votes with the ensemble's rewards, for member cards, examples and known prompts.
-        representation: how well individuals are represented, for the page.
-        descriptions: of the members by a language model, for the page.
-        evaluation: figures on ``held_out`` for the page, if these are other votes than those of the fit.
-        name: first part of every model id.
-        api_key: API key required from clients; without one the server answers only to loopback hosts.
-        limits: limits of the server.
-        refusal: a refusal policy; runs before any mode.
-        sampling: sampling options of requests that set none.
-        n: number of candidates to sample for requests that do not say.
-        policies: the members' own policies, by member: they answer requests without candidates.
-        n_drafts: number of drafts per policy for requests that do not say.
-        seed: base seed for requests that send none (default: random).
-        log_prompts: whether the log contains the bodies of requests.
+        ensemble: an ensemble or its folder, or an ``Answerer``.
+        settings: of the server.
+        **options: fields of ``ServerSettings``, such as ``name``, and of ``Answerer``, such as ``generator``.
 
     Example:
         >>> from pluralign import fit, town_hall
@@ -124,44 +93,34 @@ def create_app(
         >>> app.title
         'Pluralign: town'
     """
-    if not re.fullmatch(r"[\w.-]{1,100}", name):
-        raise UsageError(f"the name must have only letters, digits, dots, dashes and underscores, not {name[:100]!r}.")
-    if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
-        raise UsageError("the API key must have only printable ASCII characters and no spaces; choose another key.")
-    limits, metrics = limits or Limits(), Metrics.create()
-    profiles = [] if held_out is None else with_descriptions(page_profiles(ensemble, held_out), descriptions)
+    known = {field.name for field in fields(ServerSettings)}
+    settings = with_changes(settings or ServerSettings(), {key: options.pop(key) for key in known & set(options)})
+    answerer = with_changes(ensemble if isinstance(ensemble, Answerer) else Answerer.of(ensemble), options)
+    held_out, name = answerer.held_out, settings.name
+    if held_out is not None and answerer.profiles is None:
+        cards = with_descriptions(page_profiles(answerer.ensemble, held_out), settings.descriptions)
+        answerer = replace(answerer, profiles=cards)
     page = collect_page_data(
-        ensemble, held_out, name=name, profiles=profiles, representation=representation, evaluation=evaluation
-    )
-    candidates = CandidateSource(
-        generator=generator,
-        held_out=held_out,
-        limits=limits,
-        sampling=sampling or SamplingOptions(),
-        n_candidates=n,
-        policies=policies or {},
-        n_drafts=n_drafts,
-    )
-    service = Service(
-        ensemble=ensemble,
-        candidates=candidates,
+        answerer.ensemble,
+        held_out,
         name=name,
-        names=[card.name for card in page.members],
-        profiles=profiles,
-        limits=limits,
-        refusal=refusal,
-        seed=seed,
-        observe=metrics.count_batch,
+        profiles=answerer.cards,
+        representation=settings.representation,
+        evaluation=settings.evaluation,
     )
+    metrics = Metrics.create()
+    names = [card.name for card in page.members]
+    service = Service(answerer=answerer, settings=settings, names=names, observe=metrics.count_batch)
     metrics.watch_queue(lambda: service.batcher.waiting)
+    generator = answerer.generator
     shown = EnsembleResponse(
         **vars(page),
         can_generate=generator is not None,
-        policies=sorted(policies or {}),
+        policies=sorted(answerer.policies),
         generator=generator.name if generator else None,
         modes=list(MODES),
-        models=model_ids(name, ensemble.k),
-        limits=limits,
+        models=model_ids(name, answerer.ensemble.k),
+        limits=settings.limits,
     )
 
     @asynccontextmanager
@@ -182,7 +141,11 @@ def create_app(
     )
     app.state.service = service
     app.add_middleware(
-        AccessMiddleware, limits=limits, api_key=api_key, observe=metrics.count_request, log_prompts=log_prompts
+        AccessMiddleware,
+        limits=settings.limits,
+        api_key=settings.api_key,
+        observe=metrics.count_request,
+        log_prompts=settings.log_prompts,
     )
     add_error_handlers(app)
     app.include_router(score_routes(service))

@@ -12,14 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from pluralign.core.arrays import FloatArray
 from pluralign.votes.prompts import Item, text_key
 
-Score: TypeAlias = Callable[[Sequence[Item]], FloatArray]
+Result = TypeVar("Result")
+ScoreTexts: TypeAlias = Callable[[Sequence[Item]], FloatArray]
 
 WINDOW_SHARE = 0.1
 """The batch window is at most this share of the duration of the last batch."""
@@ -59,7 +60,7 @@ class Batcher:
 
     def __init__(
         self,
-        score: Score,
+        score: ScoreTexts,
         *,
         texts: int,
         wait: float,
@@ -111,6 +112,10 @@ class Batcher:
                 raise outcome
             known[key] = outcome
         return np.stack([known[key] for key in keys])
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run other work in the thread that scores."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def close(self) -> None:
         """Stop. Texts that are still waiting are not scored."""

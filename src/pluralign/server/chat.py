@@ -5,12 +5,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.datastructures import MutableHeaders
 
-from pluralign.answering.answer import Answer, Mode
+from pluralign.answering.answer import Answer
+from pluralign.answering.request import Mode
 from pluralign.core.errors import did_you_mean
 from pluralign.core.json_values import to_json
 from pluralign.server.errors import ApiError
@@ -107,13 +108,13 @@ def answer_details(
     return AnswerDetails(
         mode=first.mode,
         answers=[
-            AnswerEntry(**asdict(entry), name=None if entry.member is None else names[entry.member])
+            AnswerEntry(**vars(entry), name=None if entry.member is None else names[entry.member])
             for answer in answers
             for entry in answer.answers
         ],
         consensus=first.consensus,
         distilled=first.distilled,
-        steering=SteeringResponse(**asdict(steering), name=names[steering.member]) if steering else None,
+        steering=SteeringResponse(**vars(steering), name=names[steering.member]) if steering else None,
         refused=first.refused,
         candidates=first.candidates,
         coverage=first.coverage,

@@ -1,11 +1,18 @@
-"""The limits of the server, and the checks that requests stay within them."""
+"""The settings of the server: its options, its limits, and the checks that requests stay within them."""
 
+import re
 from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 from pluralign.core.errors import UsageError
 from pluralign.core.options import same_option
 from pluralign.server.errors import ApiError
 from pluralign.text.options import RemoteOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from pluralign.ensemble.record import Evaluation
+    from pluralign.measuring.cards import Descriptions
+    from pluralign.measuring.individuals import Representation
 
 # --- The options of ``serve``: sampling, and the limits of the server.
 
@@ -24,15 +31,6 @@ class ServeOptions:
     max_texts: int = field(default=1024, metadata={"help": "Maximum texts per request; a pair to compare counts as 2."})
     max_characters: int = field(default=32_000, metadata={"help": "Maximum characters of a prompt, chat or response."})
     max_candidates: int = field(default=64, metadata={"help": "Maximum candidates per answer, given or sampled."})
-    max_connections: int = field(
-        default=1000, metadata={"help": "Maximum open connections, if the process may open that many files."}
-    )
-    max_requests: int = field(
-        default=512, metadata={"help": "Maximum concurrent requests; excess requests get 503 with Retry-After."}
-    )
-    max_queue: int = field(
-        default=4096, metadata={"help": "Maximum texts waiting to be scored; excess requests get 503 with Retry-After."}
-    )
     max_seconds: float | None = field(
         default=None,
         metadata={"help": "Maximum seconds to sample candidates (default: 120, or --timeout with --base-url)."},
@@ -43,11 +41,6 @@ class ServeOptions:
         for name in (option.name for option in fields(self) if option.name.startswith("max_")):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise UsageError(f"{name} must be above 0, not {value:g}.")
-        if self.max_queue < self.max_texts:
-            raise UsageError(
-                f"max_queue must be at least max_texts, {self.max_texts:,}, not {self.max_queue:,}; a request of "
-                "max_texts could never be queued."
-            )
 
     def sampling(self) -> SamplingOptions:
         """Return how candidates are sampled for requests that do not say."""
@@ -80,9 +73,9 @@ class Limits:
     """At most this many times ``body_bytes`` are read and discarded."""
     header_seconds: float = 10.0
     """Maximum time for a request to arrive, up to its body; slower connections are closed."""
-    connections: int = ServeOptions.max_connections
+    connections: int = 1000
     """Maximum open connections; a new one replaces the one whose request has been incomplete for longest."""
-    requests: int = ServeOptions.max_requests
+    requests: int = 512
     """Maximum concurrent requests; excess requests get 503. Requests count when their body is complete."""
     texts: int = ServeOptions.max_texts
     """Maximum number of (prompt, response) texts per request."""
@@ -96,7 +89,7 @@ class Limits:
     """Maximum number of texts per scoring batch."""
     batch_wait: float = 0.05
     """Batch window: maximum seconds that an incomplete batch waits for more texts; shorter where batches are fast."""
-    queue_texts: int = ServeOptions.max_queue
+    queue_texts: int = 4096
     """Maximum number of texts waiting to be scored; excess requests get 503."""
     remembered: int = 16_384
     """Number of texts whose rewards are cached in memory."""
@@ -121,12 +114,10 @@ class Limits:
         upstream = remote if remote and remote.base_url else None
         return cls(
             body_bytes=options.max_body,
-            connections=options.max_connections,
-            requests=options.max_requests,
             texts=options.max_texts,
             characters=options.max_characters,
             candidates=options.max_candidates,
-            queue_texts=options.max_queue,
+            queue_texts=max(options.max_texts, cls.queue_texts),  # else a request could never be queued
             generations=upstream.concurrency if upstream else cls.generations,
             generation_seconds=options.max_seconds or (upstream.timeout if upstream else cls.generation_seconds),
         )
@@ -163,3 +154,35 @@ def check_count(n: int, limit: int, what: str, param: str = "") -> None:
     """
     if n > limit:
         raise ApiError(422, f"a request may have at most {limit:,} {what}, not {n:,}.", code="too_many", param=param)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """What ``create_app`` and ``serve`` need to know besides the answerer."""
+
+    name: str = "pluralign"
+    """First part of every model id."""
+    api_key: str | None = None
+    """API key required from clients; without one the server answers only to loopback hosts."""
+    limits: Limits = field(default_factory=Limits)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    """Sampling options of requests that set none."""
+    n: int | None = None
+    """Candidates, or drafts per policy, of requests that do not say; as in ``AnswerRequest``."""
+    seed: int | None = None
+    """Base seed for requests that send none; random if None."""
+    log_prompts: bool = False
+    """Whether the log contains the bodies of requests."""
+    representation: "Representation | None" = None
+    """How well individuals are represented, for the page."""
+    descriptions: "Descriptions | None" = None
+    """Of the members by a language model, for the page."""
+    evaluation: "Evaluation | None" = None
+    """Figures on the held-out votes for the page, if these are other votes than those of the fit."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]{1,100}", self.name):
+            problem = "the name must have only letters, digits, dots, dashes and underscores"
+            raise UsageError(f"{problem}, not {self.name[:100]!r}.")
+        if self.api_key is not None and not re.fullmatch(r"[!-~]+", self.api_key):
+            raise UsageError("the API key must have only printable ASCII characters and no spaces; choose another key.")

@@ -17,18 +17,11 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import FEW_VOTES, Headline, Standing, headline, main_evaluation, standing
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.ensemble.record import Evaluation, Figures, FitRecord, worse_than_chance
-from pluralign.measuring.cards import (
-    Distinguishing,
-    Profile,
-    Typical,
-    member_name,
-    member_profiles,
-    unnamed_reason,
-)
+from pluralign.measuring import cards
+from pluralign.measuring import leans as traits
 from pluralign.measuring.diversity import MIN_RESPONSES, Diversity, case_studies, held_out_candidates, measure_diversity
 from pluralign.measuring.groups import DEFAULT_GROUPINGS, Group, WorstGroup, judge_groups
 from pluralign.measuring.individuals import LEGEND, PREDICTORS, Representation, RepresentationRow
-from pluralign.measuring.leans import CARES_LESS, KEYS, PREFERS, TRAITS, Lean, sample_prompts
 from pluralign.measuring.verdicts import (
     Prediction,
     Verdict,
@@ -146,13 +139,11 @@ class HistoryPoint:
 
 @dataclass(frozen=True)
 class History:
-    """Held-out Brier score against the number of members, with the baselines to compare it with."""
+    """Held-out Brier score against the number of members."""
 
     points: list[HistoryPoint]
-    noise: float | None
-    floor: float | None
-    soft_bt: float | None
-    constant_half: float | None
+    lines: Mapping[str, float]
+    """Brier scores to compare it with, by name: noise, floor, soft_bt and constant_half, as far as they are known."""
 
 
 @dataclass(frozen=True)
@@ -180,16 +171,13 @@ def score_history(record: FitRecord) -> History | None:
     if not rows:
         return None
     baselines = evaluation.baselines if evaluation else {}
-    brier = {name: one.brier for name, one in baselines.items()}
-    if evaluation and not floor_is_compared(evaluation):
-        brier.pop("floor", None)
-    return History(
-        points=[HistoryPoint(row.k, row.test_brier, row.test_brier_corrected) for row in rows],
-        noise=evaluation.test.noise if evaluation else None,
-        floor=brier.get("floor"),
-        soft_bt=brier.get("soft_bt"),
-        constant_half=brier.get("constant_half"),
-    )
+    lines = {name: baselines[name].brier for name in ("floor", "soft_bt", "constant_half") if name in baselines}
+    if evaluation:
+        lines["noise"] = evaluation.test.noise
+        if not floor_is_compared(evaluation):
+            lines.pop("floor", None)
+    points = [HistoryPoint(row.k, row.test_brier, row.test_brier_corrected) for row in rows]
+    return History(points, {name: score for name, score in lines.items() if not np.isnan(score)})
 
 
 def recorded_curve(evaluation: Evaluation) -> Iterator[ReliabilityPoint]:
@@ -241,17 +229,10 @@ class PageRepresentation:
     notes: list[str]
 
 
-def page_representation(found: Representation | None) -> PageRepresentation | None:
-    """Return the data of the section; None if representation was not measured."""
-    if found is None:
-        return None
-    return PageRepresentation(
-        names=dict(PREDICTORS),
-        legend=LEGEND,
-        rows=list(found.rows),
-        verdicts=list(representation_verdicts(found)),
-        notes=list(representation_notes(found)),
-    )
+def page_representation(found: Representation) -> PageRepresentation:
+    """Return the data of the section."""
+    words = list(representation_verdicts(found)), list(representation_notes(found))
+    return PageRepresentation(dict(PREDICTORS), LEGEND, list(found.rows), *words)
 
 
 MAX_CHARACTERS = 2_000_000
@@ -315,8 +296,8 @@ class MemberCard:
     """Name and sentence of a language model, if they passed their check."""
     views: Sequence[CardView] = ()
     """Positions and phrases that survived on the other half of the prompts."""
-    typical: Sequence[Typical] = ()
-    distinguishing: Sequence[Distinguishing] = ()
+    typical: Sequence[cards.Typical] = ()
+    distinguishing: Sequence[cards.Distinguishing] = ()
 
 
 @dataclass(frozen=True)
@@ -378,7 +359,7 @@ def collect_page_data(
     held_out: HeldOutVotes | None,
     *,
     name: str,
-    profiles: Sequence[Profile] | None = None,
+    profiles: Sequence[cards.Profile] | None = None,
     representation: Representation | None = None,
     evaluation: Evaluation | None = None,
     max_characters: int = MAX_CHARACTERS,
@@ -417,7 +398,7 @@ def collect_page_data(
         warnings=[_warning(card) for card in members if card.far],
         data={name: part for name, part in to_json(record.data).items() if name != "loaded"} if record.data else {},
         history=score_history(record),
-        representation=page_representation(representation),
+        representation=page_representation(representation) if representation else None,
         cross_validated=evaluation is None and record.cross_validation is not None,
     )
     if main := evaluation or main_evaluation(record):
@@ -427,9 +408,9 @@ def collect_page_data(
 
 def page_profiles(
     ensemble: RewardEnsemble, held_out: HeldOutVotes, max_characters: int = MAX_CHARACTERS
-) -> list[Profile]:
+) -> list[cards.Profile]:
     """Return the members' cards; traits and words are measured on at most ``max_characters`` of text."""
-    return member_profiles(ensemble.weights, held_out, max_characters=max_characters)
+    return cards.member_profiles(ensemble.weights, held_out, max_characters=max_characters)
 
 
 def _with_figures(page: PageData, evaluation: Evaluation, record: FitRecord) -> PageData:
@@ -453,12 +434,12 @@ def _with_held_out(
     data: PageData,
     ensemble: RewardEnsemble,
     held_out: HeldOutVotes,
-    profiles: Sequence[Profile],
+    profiles: Sequence[cards.Profile],
     max_characters: int,
 ) -> PageData:
     """Add the data that held-out votes provide."""
     votes, prediction = held_out.preferences, held_out.prob_hat(ensemble)
-    sample = sample_prompts(held_out, max_characters)
+    sample = traits.sample_prompts(held_out, max_characters)
     candidates, rewards = held_out_candidates(sample)
     tau = measure_diversity(ensemble, candidates, rewards=rewards, held_out=sample) if candidates else None
     groups, worst_group = judge_groups(prediction, votes, DEFAULT_GROUPINGS)
@@ -469,7 +450,7 @@ def _with_held_out(
         reliability=data.reliability if data.cross_validated else list(measured_curve(prediction, votes)),
         groups=groups,
         worst_group=worst_group,
-        unnamed=unnamed_reason(profiles, len(sample.preferences.prompts)),
+        unnamed=cards.unnamed_reason(profiles, len(sample.preferences.prompts)),
         tau=tau,
         read=ReadSample(len(sample.preferences.prompts), len(votes.prompts)),
         examples=list(example_prompts(ensemble, sample)),
@@ -495,14 +476,14 @@ def _plain_cards(ensemble: RewardEnsemble) -> Iterator[MemberCard]:
         disagreement = measured[j].disagreement if measured else None
         yield MemberCard(
             member=j,
-            name=member_name(j),
+            name=cards.member_name(j),
             weight=weight,
             disagreement=disagreement,
             far=disagreement is not None and worse_than_chance(disagreement, weight),
         )
 
 
-def _card(profile: Profile) -> MemberCard:
+def _card(profile: cards.Profile) -> MemberCard:
     written = profile.written
     return MemberCard(
         member=profile.member,
@@ -524,10 +505,10 @@ def _card(profile: Profile) -> MemberCard:
     )
 
 
-def card_lean(lean: Lean) -> CardLean:
+def card_lean(lean: traits.Lean) -> CardLean:
     """Return a claim with the shares of pairs on which the member, all members and people agree with it."""
-    what = lean.claim.removeprefix(PREFERS).removeprefix(CARES_LESS)
-    side = 1 if what == TRAITS[KEYS.index(lean.trait)].more else -1
+    what = lean.claim.removeprefix(traits.PREFERS).removeprefix(traits.CARES_LESS)
+    side = 1 if what == traits.TRAITS[traits.KEYS.index(lean.trait)].more else -1
 
     def share(value: float) -> float:
         return min(max((1 + side * value) / 2, 0.0), 1.0)

@@ -12,64 +12,42 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
-from pluralign.answering.answer import Mode
+from pluralign.answering.request import AnswerRequest, Mode
 from pluralign.core.json_values import to_json
 from pluralign.server import chat as openai_chat
-from pluralign.server.candidates import SamplingOverrides
+from pluralign.server import schemas
 from pluralign.server.chat import find_model, name_ignored
 from pluralign.server.errors import ApiError, FiniteJSONResponse
 from pluralign.server.limits import Limits, check_count
 from pluralign.server.page import PageData
-from pluralign.server.schemas import (
-    AnswerRequest,
-    AnswerResponse,
-    ApiVersion,
-    ChatCompletion,
-    ChatRequest,
-    CohereMeta,
-    CohereRequest,
-    CohereResponse,
-    CompareRequest,
-    CompareResponse,
-    Document,
-    ExplainResponse,
-    Health,
-    Model,
-    ModelList,
-    Pair,
-    RankedDocument,
-    RankedText,
-    RerankRequest,
-    RewardRequest,
-    RewardResponse,
-    ScoreRequest,
-    ScoreResponse,
-    SteeringResponse,
-    SteerRequest,
-)
 from pluralign.server.service import Service
 from pluralign.votes.prompts import Prompt
+
+SAME_FIELDS = ("mode", "rule", "level", "slate_size", "cover", "distill", "member", "like")
+"""Fields of ``AnswerBody`` that are fields of ``AnswerRequest``."""
 
 
 def answer_routes(service: Service) -> APIRouter:
     """Return the routes that answer prompts."""
     router = APIRouter()
-    k, generator = service.ensemble.k, service.candidates.generator
+    k, generator = service.ensemble.k, service.answerer.generator
     generator_name = generator.name if generator else None
 
     @router.get("/v1/models", tags=["answers"])
-    async def models() -> ModelList:
+    async def models() -> schemas.ModelList:
         """OpenAI's list of models: the modes of the ensemble, and every member."""
-        return ModelList(data=[Model(id=model) for model in openai_chat.model_ids(service.name, k)])
+        return schemas.ModelList(data=[schemas.Model(id=model) for model in openai_chat.model_ids(service.name, k)])
 
     @router.get("/v1/models/{model:path}", tags=["answers"])
-    async def model(model: str) -> Model:
+    async def model(model: str) -> schemas.Model:
         """OpenAI's description of one model; 404 if there is no such model."""
         openai_chat.find_model(model, service.name, k)
-        return Model(id=model)
+        return schemas.Model(id=model)
 
-    @router.post("/v1/chat/completions", tags=["answers"], response_model=ChatCompletion)
-    async def chat_completions(body: ChatRequest, response: Response) -> ChatCompletion | StreamingResponse:
+    @router.post("/v1/chat/completions", tags=["answers"], response_model=schemas.ChatCompletion)
+    async def chat_completions(
+        body: schemas.ChatRequest, response: Response
+    ) -> schemas.ChatCompletion | StreamingResponse:
         """OpenAI's chat completion, optionally streamed. The field ``pluralign`` has the members and their weights."""
         ignored = name_ignored(body, response.headers)
         target = openai_chat.find_model(body.model, service.name, k)
@@ -78,22 +56,19 @@ def answer_routes(service: Service) -> APIRouter:
             message = f"n must be 1 for {body.model}; several draws require {service.name}:distributional."
             raise ApiError(400, message, code="invalid", param="n")
         check_count(draws, service.limits.candidates, "draws", "n")
-        prompt = service.prompt(body.messages, single_as_text=not service.candidates.only_chats)
-        seed = service.seed_for(body.seed)
-        answers, _ = await service.answer(
-            prompt,
+        request = AnswerRequest(
+            service.prompt(body.messages, single_as_text=not service.only_chats),
             target.mode,
-            candidates=body.candidates,
-            seed=seed,
-            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_completion_tokens or body.max_tokens),
-            draws=draws,
-            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
             member=target.member,
+            sampling=service.sampling(body, body.max_completion_tokens or body.max_tokens),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            seed=service.seed_for(body.seed),
         )
+        answers, _ = await service.answer(request, body.candidates, draws)
         texts = [openai_chat.message_text(answer, target, service.names) for answer in answers]
         wrote = None if body.candidates else generator_name
-        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
-        prompt_text = Prompt(prompt).text
+        details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
+        prompt_text = Prompt(request.prompt).text
         if not body.stream:
             return openai_chat.completion(body.model, prompt_text, texts, details)
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -101,31 +76,25 @@ def answer_routes(service: Service) -> APIRouter:
         return StreamingResponse(_async(events), media_type="text/event-stream", headers=dict(response.headers))
 
     @router.post("/v1/answer", tags=["answers"])
-    async def answer(body: AnswerRequest, response: Response) -> AnswerResponse:
+    async def answer(body: schemas.AnswerBody, response: Response) -> schemas.AnswerResponse:
         """A slate and a consensus, one chosen member, or a random draw by weight, with the candidates."""
         ignored = name_ignored(body, response.headers)
-        seed = service.seed_for(body.seed)
-        answers, texts = await service.answer(
+        request = AnswerRequest(
             service.prompt(body.prompt),
-            body.mode,
-            candidates=body.candidates,
-            n_candidates=body.n_candidates,
-            seed=seed,
-            sampling=SamplingOverrides(body.temperature, body.top_p, body.max_tokens),
-            choices=body.choices,
-            rule=body.rule,
-            level=body.level,
-            slate_size=body.slate_size,
-            cover=body.cover,
-            member=body.member,
-            like=body.like,
+            choices=None if body.choices is None else service.votes(body.choices),
+            n=body.n_candidates,
+            sampling=service.sampling(body, body.max_tokens),
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+            seed=service.seed_for(body.seed),
+            **{name: getattr(body, name) for name in SAME_FIELDS},
         )
+        answers, texts = await service.answer(request, body.candidates)
         wrote = None if body.candidates else generator_name
-        details = openai_chat.answer_details(answers, service.names, seed, wrote, ignored)
-        return AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
+        details = openai_chat.answer_details(answers, service.names, request.seed, wrote, ignored)
+        return schemas.AnswerResponse(**dict(details), members=list(service.names), candidate_texts=texts)
 
     @router.post("/v1/steer", tags=["answers"])
-    async def steer(body: SteerRequest, response: Response) -> SteeringResponse:
+    async def steer(body: schemas.SteerRequest, response: Response) -> schemas.SteeringResponse:
         """What a user's choices say: the most likely member, the posterior, and the probability of no member."""
         name_ignored(body, response.headers)
         return await service.steer(body.choices)
@@ -175,9 +144,9 @@ def ops_routes(ensemble: EnsembleResponse, metrics: Callable[[], bytes]) -> APIR
 
     @router.get("/health", tags=["server"])
     @router.get("/healthz", tags=["server"])
-    async def healthz() -> Health:
+    async def healthz() -> schemas.Health:
         """Whether the server answers: ``{status: "ok"}``."""
-        return Health()
+        return schemas.Health()
 
     @router.get("/metrics", tags=["server"], response_class=PlainTextResponse)
     async def metrics_text() -> Response:
@@ -262,19 +231,19 @@ def score_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/compare", tags=["scores"])
-    async def compare(body: CompareRequest, response: Response) -> CompareResponse:
+    async def compare(body: schemas.CompareRequest, response: Response) -> schemas.CompareResponse:
         """Members' votes and predicted shares: ``{results: [{votes, prob_hat, prob_policy}]}``, one result per pair."""
         name_ignored(body, response.headers)
-        return CompareResponse(results=await service.compare(body.pairs))
+        return schemas.CompareResponse(results=await service.compare(body.pairs))
 
     @router.post("/v1/score", tags=["scores"])
-    async def score(body: ScoreRequest, response: Response) -> ScoreResponse:
+    async def score(body: schemas.ScoreRequest, response: Response) -> schemas.ScoreResponse:
         """Rewards of every member: ``{results: [{rewards: [k numbers]}]}``, one result per text."""
         name_ignored(body, response.headers)
-        return ScoreResponse(results=await service.score_texts(body.texts))
+        return schemas.ScoreResponse(results=await service.score_texts(body.texts))
 
     @router.post("/v1/explain", tags=["scores"])
-    async def explain(body: Pair, response: Response) -> ExplainResponse:
+    async def explain(body: schemas.Pair, response: Response) -> schemas.ExplainResponse:
         """Each member's vote on a pair, with reasons.
 
         ``{votes, prob_hat, prob_policy, rewards, members, undecided}``
@@ -283,37 +252,43 @@ def score_routes(service: Service) -> APIRouter:
         return await service.explain(body)
 
     @router.post("/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def rerank(body: RerankRequest, response: Response, member: Member = None) -> list[RankedText]:
+    async def rerank(
+        body: schemas.RerankRequest, response: Response, member: Member = None
+    ) -> list[schemas.RankedText]:
         """Text Embeddings Inference's rerank: ``[{index, score, text?}]``, best first.
 
         Scores are weighted pairwise support (Borda); raw scores are rewards.
         """
         name_ignored(body, response.headers)
         scores = await service.rank(body.query, body.texts, member, raw=body.raw_scores)
-        ranked = [RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()]
+        ranked = [
+            schemas.RankedText(index=i, score=float(scores[i])) for i in (-scores).argsort(kind="stable").tolist()
+        ]
         if body.return_text:
             return [one.model_copy(update={"text": body.texts[one.index]}) for one in ranked]
         return ranked
 
     @router.post("/v1/rerank", tags=["rerank"], response_model_exclude_unset=True)
     @router.post("/v2/rerank", tags=["rerank"], response_model_exclude_unset=True)
-    async def cohere_rerank(body: CohereRequest, response: Response) -> CohereResponse:
+    async def cohere_rerank(body: schemas.CohereRequest, response: Response) -> schemas.CohereResponse:
         """Cohere's rerank: ``{results: [{index, relevance_score}]}``, best first. A model id can name one member."""
         name_ignored(body, response.headers)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         target = find_model(body.model or service.name, service.name, service.ensemble.k)
         scores = await service.rank(body.query, texts, target.member, raw=False)
         results = [
-            RankedDocument(index=i, relevance_score=float(scores[i]))
+            schemas.RankedDocument(index=i, relevance_score=float(scores[i]))
             for i in (-scores).argsort(kind="stable").tolist()[: body.top_n]
         ]
         if body.return_documents:
-            results = [one.model_copy(update={"document": Document(text=texts[one.index])}) for one in results]
-        meta = CohereMeta(api_version=ApiVersion(version="2"))
-        return CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
+            results = [one.model_copy(update={"document": schemas.Document(text=texts[one.index])}) for one in results]
+        meta = schemas.CohereMeta(api_version=schemas.ApiVersion(version="2"))
+        return schemas.CohereResponse(id=secrets.token_hex(12), results=results, meta=meta)
 
     @router.post("/get_reward", tags=["rewards"])
-    async def get_reward(body: RewardRequest, response: Response, member: Member = None) -> RewardResponse:
+    async def get_reward(
+        body: schemas.RewardRequest, response: Response, member: Member = None
+    ) -> schemas.RewardResponse:
         """OpenRLHF's remote reward model: ``{rewards, scores, extra_logs}``, one number per query.
 
         With ``?member=3`` the rewards of that member, otherwise the weighted mean. ``extra_logs`` has every member's.
@@ -326,6 +301,6 @@ def score_routes(service: Service) -> APIRouter:
         weights, rewards = service.weights(member), await service.decoded_rewards(prompts, body.query)
         mean = (rewards @ weights).tolist()
         logs = {f"member_{j}": rewards[:, j].tolist() for j in range(service.ensemble.k)}
-        return RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
+        return schemas.RewardResponse(rewards=mean, scores=mean, extra_logs=logs)
 
     return router

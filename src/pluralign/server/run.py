@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from pluralign.answering.generate import Sampler
+from pluralign.answering.answer import Answerer
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.server.app import create_app
@@ -30,7 +30,7 @@ from pluralign.server.connections import (
     GuardedProtocol,
     file_limit,
 )
-from pluralign.server.limits import Limits
+from pluralign.server.limits import Limits, ServerSettings
 from pluralign.server.middleware import LOGGER, LOOPBACK
 
 # --- Return freed memory to the system.
@@ -53,14 +53,12 @@ TICKS_PER_TRIM = 100
 
 
 def serve(
-    ensemble: RewardEnsemble,
-    generator: Sampler | None = None,
+    ensemble: "RewardEnsemble | Answerer | str | os.PathLike[str]",
+    settings: ServerSettings | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
-    api_key: str | None = None,
     ready: Callable[[str], None] | None = None,
-    limits: Limits | None = None,
     **options: Any,
 ) -> None:
     """Serve an ensemble until the process gets SIGINT or SIGTERM.
@@ -68,28 +66,26 @@ def serve(
     Running requests are finished first; a second SIGINT exits at once.
 
     Args:
-        ensemble: the one to serve.
-        generator: writes candidates if a request sends none.
+        ensemble: an ensemble or its folder, or an ``Answerer``.
+        settings: of the server; its limits are lowered if the process may open few files.
         host: address to listen on; an address that others can reach requires an API key.
         port: port to listen on; 0 chooses a free one.
-        api_key: API key required from clients.
         ready: called with the server's address once it listens.
-        limits: limits of the server; lower if the process may open few files.
-        options: those of ``create_app``.
+        **options: those of ``create_app``.
     """
-    if not api_key and not _is_loopback(host):
+    settings = settings or ServerSettings()
+    if not options.get("api_key", settings.api_key) and not _is_loopback(host):
         raise UsageError(
             f"{host} can be reached from other machines and requires an API key: give --api-key or set "
             "PLURALIGN_API_KEY, or use 127.0.0.1."
         )
     listening = _listen(host, port)
     try:
-        limits = (limits or Limits()).within_files(file_limit())
-        app = create_app(ensemble, generator, api_key=api_key or None, limits=limits, **options)
+        limits = options.pop("limits", settings.limits).within_files(file_limit())
+        app = create_app(ensemble, settings, limits=limits, **options)
         app.state.service.score([("Are you awake?", "Yes.")])  # loads the encoder, or raises its error
-        for sampler in (generator, *(options.get("policies") or {}).values()):
-            if sampler:
-                sampler.prepare()
+        for sampler in app.state.service.answerer.samplers:
+            sampler.prepare()
         address = f"[{host}]" if ":" in host else host
         server = Server.of(app, limits)
         with _handle_signals(server), _request_log():
@@ -171,17 +167,18 @@ def _request_log() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def startup_message(address: str, name: str, k: int, *, generates: bool, has_key: bool) -> str:
+def startup_message(address: str, answerer: Answerer, settings: ServerSettings) -> str:
     """Return the message that the command line prints once the server listens."""
+    name = settings.name
     body: dict[str, Any] = {
         "model": f"{name}:consensus",
         "messages": [{"role": "user", "content": "Plant more trees?"}],
     }
-    if not generates:
+    if answerer.generator is None:
         body["candidates"] = ["Yes, many.", "No, they cost too much."]
-    key = "\n       -H 'Authorization: Bearer '\"$PLURALIGN_API_KEY\" \\" if has_key else ""
+    key = "\n       -H 'Authorization: Bearer '\"$PLURALIGN_API_KEY\" \\" if settings.api_key else ""
     return (
-        f"Serving {name} ({k} members) at {address}/v1\n"
+        f"Serving {name} ({answerer.ensemble.k} members) at {address}/v1\n"
         f"Page: {address}/   API: {address}/docs   Stop: Ctrl-C\n"
         f"Try: curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\{key}\n"
         f"       -d '{json.dumps(body)}'"

@@ -3,13 +3,15 @@
 The number and the length of texts are checked in ``service``, because the server is started with these limits.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pluralign.answering.answer import Mode
-from pluralign.answering.slate import Consensus, Distilled
+from pluralign.answering.request import Mode
+from pluralign.answering.slate import Consensus, Distilled, SlateEntry
+from pluralign.answering.steering import Steering
 from pluralign.core.types import Level
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import MemberVote
@@ -59,18 +61,32 @@ PromptField: TypeAlias = Annotated[str | list[Turn], Field(description="A text, 
 SeedField: TypeAlias = Annotated[
     int | None, Field(ge=0, lt=2**63, description="Seed of candidates, ties and draws; random if absent")
 ]
-TemperatureField: TypeAlias = Annotated[
-    float | None, Field(ge=0, le=10, description="Sampling temperature of generated candidates; 0 is treated as 0.01")
-]
-TopPField: TypeAlias = Annotated[
-    float | None, Field(gt=0, le=1, description="Nucleus sampling of generated candidates")
-]
 MaxTokensField: TypeAlias = Annotated[
     int | None, Field(ge=1, description="Maximum length of each generated candidate, in tokens")
 ]
 CandidatesField: TypeAlias = Annotated[
     list[str] | None, Field(min_length=1, description="Responses to choose from; generated if absent")
 ]
+
+
+StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
+StopField: TypeAlias = Annotated[
+    StopText | Annotated[list[StopText], Field(max_length=16)] | None,
+    Field(description="Candidates end before the first of these texts"),
+]
+
+
+class Sampled(Body):
+    """A request whose candidates may be generated."""
+
+    candidates: CandidatesField = None
+    seed: SeedField = None
+    temperature: float | None = Field(
+        default=None, ge=0, le=10, description="Sampling temperature of generated candidates; 0 is treated as 0.01"
+    )
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling of generated candidates")
+    max_tokens: MaxTokensField = None
+    stop: StopField = None
 
 
 class Text(Body):
@@ -275,7 +291,7 @@ class RewardResponse(Result):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-class AnswerRequest(Body):
+class AnswerBody(Sampled):
     """A prompt to answer in one of three modes."""
 
     model_config = ConfigDict(
@@ -283,8 +299,9 @@ class AnswerRequest(Body):
     )
     prompt: PromptField
     mode: Mode = "balanced"
-    candidates: CandidatesField = None
-    n_candidates: int | None = Field(default=None, alias="n", ge=1, description="Number of candidates to generate")
+    n_candidates: int | None = Field(
+        default=None, alias="n", ge=1, description="Number of candidates to generate, or of drafts per policy"
+    )
     rule: str = Field(default="borda", description="Balanced mode: borda, maximin, schulze or lottery")
     slate_size: int | None = Field(default=None, ge=1, description="Balanced mode: number of answers on the slate")
     cover: str = Field(
@@ -294,53 +311,30 @@ class AnswerRequest(Body):
         default="policy",
         description="Balanced and distributional mode: members choose by their policy, or each takes its favourite",
     )
+    distill: bool = Field(
+        default=False, description="Balanced mode: the language model writes a statement from the slate"
+    )
     member: int | None = Field(default=None, description="Steerable mode: the member that answers")
     like: str = Field(default="", description="Steerable mode: a preference in words")
     choices: list[Choice] | None = Field(
         default=None, min_length=1, description="Steerable mode: the user's own choices"
     )
-    seed: SeedField = None
-    temperature: TemperatureField = None
-    top_p: TopPField = None
-    max_tokens: MaxTokensField = None
 
 
-class AnswerEntry(Result):
+@dataclass(frozen=True)
+class AnswerEntry(SlateEntry):
     """One answer, and the members that support it."""
 
-    text: str
-    member: int | None = Field(description="The member that answers; null for a refusal")
-    weight: float = Field(
-        description="Slate: weight of the members that prefer it to all other entries; else: of those that chose it"
-    )
-    members: list[int]
-    share: float | None = Field(description="Predicted share of people whose favourite it is; null if steered")
-    name: str | None = Field(description="Name of the member that answers")
+    name: str | None = None
+    """Name of the member that answers."""
 
 
-class AskedPair(Result):
-    """Two candidates between which the user's choice would say most about the user."""
-
-    prompt: str
-    response_a: str
-    response_b: str
-    gain: float = Field(description="Expected information about the user, in nats")
-
-
-class SteeringResponse(Result):
+@dataclass(frozen=True)
+class SteeringResponse(Steering):
     """What is known about the user."""
 
-    member: int = Field(description="The most likely member")
-    why: str
-    sure: float = Field(description="Probability that the user follows this member")
-    posterior: list[float] = Field(description="That probability for every member; the rest of 1 is `average`")
-    path: list[list[float]] = Field(description="The posterior after each choice; the first entry is the prior")
-    average: float = Field(description="Probability that the user follows no member")
-    support: float | None = Field(
-        description="Expected share of the other candidates that the user would reject for the answer"
-    )
-    ask: AskedPair | None = Field(description="The choice between candidates that would say most next")
-    name: str
+    name: str = ""
+    """Name of the most likely member."""
 
 
 class AnswerDetails(Result):
@@ -402,20 +396,13 @@ class Health(Result):
 # --- Bodies of OpenAI's chat completions, with the descriptions that OpenAPI shows.
 
 
-StopText: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
-StopField: TypeAlias = Annotated[
-    StopText | Annotated[list[StopText], Field(max_length=16)] | None,
-    Field(description="Candidates end before the first of these texts"),
-]
-
-
 class StreamOptions(Body):
     """Options of a streamed completion."""
 
     include_usage: bool = False
 
 
-class ChatRequest(Body):
+class ChatRequest(Sampled):
     """OpenAI's chat completion request."""
 
     model_config = ConfigDict(
@@ -433,13 +420,7 @@ class ChatRequest(Body):
     draws: int | None = Field(
         default=None, alias="n", ge=1, description="Number of random draws; distributional mode only"
     )
-    seed: SeedField = None
-    temperature: TemperatureField = None
-    top_p: TopPField = None
-    max_tokens: MaxTokensField = None
     max_completion_tokens: MaxTokensField = None
-    stop: StopField = None
-    candidates: CandidatesField = None
 
 
 class AssistantMessage(Result):

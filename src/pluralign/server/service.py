@@ -1,45 +1,42 @@
 """The work of the server without HTTP: scoring, comparing, ranking and answering, within its limits.
 
-The routes are in ``routes/``, dynamic batching is in ``batching``, and the candidates come from ``candidates``.
+The routes are in ``routes``, dynamic batching is in ``batching``. Answers are those of ``Answerer``, which runs in a
+thread per request, scores through the batcher and samples within the limits of ``candidates``.
 """
 
 import asyncio
-import functools
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.stats import rankdata
 
-from pluralign.answering.answer import Answer, Mode, RefusalPolicy, choose, refuse
-from pluralign.answering.drafts import Drafts, answering_members, choose_own
-from pluralign.answering.steering import People, ScoredChoices, Steering, steer_by_choices
+from pluralign.answering.answer import Answer, Answerer, Host
+from pluralign.answering.request import AnswerRequest, Voters
+from pluralign.answering.steering import ScoredChoices, Steering, steer_by_choices
 from pluralign.core.arrays import FloatArray
-from pluralign.core.types import Level
+from pluralign.core.options import with_changes
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.measuring.cards import Profile
+from pluralign.ensemble.record import NEGLIGIBLE_WEIGHT
+from pluralign.server import schemas
 from pluralign.server.batching import Batcher, QueueFullError
-from pluralign.server.candidates import CandidateSource, SamplingOverrides
+from pluralign.server.candidates import Slots, in_thread, prompt_text
 from pluralign.server.errors import ApiError
 from pluralign.server.explain import explain_votes
-from pluralign.server.limits import Limits, check_count
-from pluralign.server.schemas import (
-    Choice,
-    Comparison,
-    ExplainResponse,
-    Pair,
-    PairRewards,
-    SteeringResponse,
-    Text,
-    TextRewards,
-    Turn,
-)
+from pluralign.server.limits import ServerSettings, check_count
+from pluralign.text.options import SamplingOptions
 from pluralign.theory import calibration
-from pluralign.votes.preferences import PreferenceSet, texts_of
+from pluralign.votes.candidates import Candidates, candidates_of
+from pluralign.votes.items import pair_texts
+from pluralign.votes.preferences import PreferenceSet
 from pluralign.votes.prompts import Item, Prompt, PromptLike
+
+Result = TypeVar("Result")
 
 MAX_END_MARK = 44
 """Maximum length of a match of ``END_MARK``."""
@@ -47,30 +44,34 @@ END_MARK = re.compile(r"(?:<\|[^|<>\s]{1,40}\|>|</s>|<eos>|<pad>|<end_of_turn>|\
 """Special tokens that trainers leave at the end of a decoded response."""
 SEED_LIMIT = 2**31
 """Seeds that the server draws are below this."""
+MIN_TEMPERATURE = 0.01
+"""Replaces lower temperatures of requests, 0 included: candidates must be sampled."""
+NO_GENERATOR = (
+    "this server has no language model to generate candidates: send candidates, ask one of the held-out prompts, or "
+    "start the server with --model or --base-url."
+)
 
 
 @dataclass(kw_only=True, eq=False)
 class Service:
     """Scores texts and answers prompts with one ensemble. Use it from one event loop."""
 
-    ensemble: RewardEnsemble
-    candidates: CandidateSource
-    name: str
-    """First part of every model id."""
+    answerer: Answerer
+    settings: ServerSettings
     names: Sequence[str]
     """Names of the members."""
-    profiles: Sequence[Profile] = ()
-    """The members' cards; empty without held-out votes."""
-    limits: Limits = field(default_factory=Limits)
-    refusal: RefusalPolicy | None = None
-    seed: int | None = None
-    """Base seed for requests that send none; random if None."""
     observe: Callable[[int, float], None] | None = None
     """Called with the number of texts and the seconds of each batch."""
 
+    def __post_init__(self) -> None:
+        self.ensemble: RewardEnsemble = self.answerer.ensemble
+        self.limits, self.name = self.settings.limits, self.settings.name
+        self.slots = Slots(self.limits, self.answerer.samplers)
+
     @cached_property
     def _seeds(self) -> random.Random:
-        return random.SystemRandom() if self.seed is None else random.Random(self.seed)  # noqa: S311 - no secrets
+        seed = self.settings.seed
+        return random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311 - no secrets
 
     def seed_for(self, given: int | None) -> int:
         """Return the seed of a request: its own, or the next one of the server."""
@@ -94,7 +95,25 @@ class Service:
             observe=self.observe,
         )
 
-    def prompt(self, given: str | Sequence[Turn], *, single_as_text: bool = False) -> PromptLike:
+    @cached_property
+    def chooser(self) -> Answerer:
+        """The answerer for candidates of a request, where policies do not write."""
+        return replace(self.answerer, policies={})
+
+    @cached_property
+    def held_out_prompts(self) -> Mapping[str, Candidates]:
+        """Held-out prompts with their responses, by the text that a request would send: they need no generator."""
+        held_out = self.answerer.held_out
+        lists = [] if held_out is None else candidates_of(held_out.preferences)
+        return {prompt_text(candidates.prompt): candidates for candidates in lists}
+
+    @cached_property
+    def only_chats(self) -> bool:
+        """Whether all held-out prompts are chats. Then a chat of one message stays a chat."""
+        known = self.held_out_prompts.values()
+        return bool(known) and all(Prompt(candidates.prompt).is_chat for candidates in known)
+
+    def prompt(self, given: str | Sequence[schemas.Turn], *, single_as_text: bool = False) -> PromptLike:
         """Return a prompt as the ensemble reads it: a text, or the messages of a chat.
 
         Args:
@@ -111,21 +130,18 @@ class Service:
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 
-    async def rewards(self, items: Sequence[Item]) -> FloatArray:
-        """Return ``(n_items, k)`` rewards."""
-        return (await self._rewards_and_average(items))[:, : self.ensemble.k]
-
-    async def _rewards_and_average(self, items: Sequence[Item]) -> FloatArray:
-        """Return the rewards, and the reward for everyone in the last column if the ensemble has one."""
+    async def rewards(self, items: Sequence[Item], *, average: bool = False) -> FloatArray:
+        """Return ``(n_items, k)`` rewards; with ``average`` the reward for everyone comes last if there is one."""
         check_count(len(items), self.limits.texts, "texts")
         for _, response in items:
             self.limits.check_text(response, "a response")
         if not items:
             return np.empty((0, self.ensemble.k))
         try:
-            return await self.batcher.rewards(items)
+            rewards = await self.batcher.rewards(items)
         except QueueFullError as full:
             raise ApiError(503, f"{full}.", code="queue_full", retry_after=full.retry_after) from None
+        return rewards if average else rewards[:, : self.ensemble.k]
 
     async def decoded_rewards(self, prompts: Sequence[str], queries: Sequence[str]) -> FloatArray:
         """Return ``(n_queries, k)`` rewards of decoded texts: each query is a prompt, its response and end marks."""
@@ -136,42 +152,38 @@ class Service:
             items.append((prompt, without_end_marks(response)))
         return await self.rewards(items)
 
-    async def score_texts(self, texts: Sequence[Text]) -> list[TextRewards]:
+    async def score_texts(self, texts: Sequence[schemas.Text]) -> list[schemas.TextRewards]:
         """Return the rewards of each text."""
         split = [text.split() for text in texts]
         rewards = await self.rewards([(self.prompt(prompt), response) for prompt, response in split])
-        return [TextRewards(rewards=row.tolist()) for row in rewards]
+        return [schemas.TextRewards(rewards=row.tolist()) for row in rewards]
 
-    async def compare(self, pairs: Sequence[Pair]) -> list[Comparison]:
+    async def compare(self, pairs: Sequence[schemas.Pair]) -> list[schemas.Comparison]:
         """Return the votes and both predicted shares of each pair."""
-        return self._comparisons(*await self._pair_rewards(pairs))
+        return self._comparisons(await self._pair_rewards(pairs))
 
-    async def explain(self, pair: Pair) -> ExplainResponse:
+    async def explain(self, pair: schemas.Pair) -> schemas.ExplainResponse:
         """Return the votes on a pair, and the reasons of every member."""
-        reward_a, reward_b = await self._pair_rewards([pair])
+        rewards = await self._pair_rewards([pair])
         prompt, responses = Prompt(self.prompt(pair.prompt)).text, (pair.response_a, pair.response_b)
-        rewards = np.concatenate([reward_a, reward_b])
-        members = await asyncio.to_thread(explain_votes, self.ensemble, self.profiles, prompt, responses, rewards)
-        (comparison,) = self._comparisons(reward_a, reward_b)
-        a, b = rewards.tolist()
-        return ExplainResponse(
-            **comparison.model_dump(),
-            rewards=PairRewards(a=a, b=b),
-            members=members,
-            undecided=self.ensemble.undecided,
+        cards = self.answerer.cards
+        members = await asyncio.to_thread(explain_votes, self.ensemble, cards, prompt, responses, rewards)
+        (comparison,), (a, b) = self._comparisons(rewards), rewards.tolist()
+        undecided = self.ensemble.undecided
+        return schemas.ExplainResponse(
+            **comparison.model_dump(), rewards=schemas.PairRewards(a=a, b=b), members=members, undecided=undecided
         )
 
-    def _comparisons(self, reward_a: FloatArray, reward_b: FloatArray) -> list[Comparison]:
-        votes, shares = calibration.votes_from_rewards(reward_a, reward_b), self.ensemble.readings(reward_a - reward_b)
+    def _comparisons(self, rewards: FloatArray) -> list[schemas.Comparison]:
+        votes = calibration.votes_from_rewards(rewards[0::2], rewards[1::2])
+        shares = self.ensemble.readings(rewards[0::2] - rewards[1::2])
         rows = zip(votes.tolist(), shares["vote"].tolist(), shares["policy"].tolist(), strict=True)
-        return [Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
+        return [schemas.Comparison(votes=vote, prob_hat=share, prob_policy=policy) for vote, share, policy in rows]
 
-    async def _pair_rewards(self, pairs: Sequence[Pair]) -> tuple[FloatArray, FloatArray]:
-        rewards = await self.rewards(self._items(pairs))
-        return rewards[0::2], rewards[1::2]
-
-    def _items(self, pairs: Sequence[Pair]) -> list[Item]:
-        return [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
+    async def _pair_rewards(self, pairs: Sequence[schemas.Pair]) -> FloatArray:
+        """Return the rewards of the first and the second response of each pair in turn, ``(2 n_pairs, k)``."""
+        items = [(self.prompt(pair.prompt), text) for pair in pairs for text in (pair.response_a, pair.response_b)]
+        return await self.rewards(items)
 
     async def rank(self, query: str, texts: Sequence[str], member: int | None, *, raw: bool) -> FloatArray:
         """Return a score per text, ``(n_texts,)``.
@@ -197,7 +209,7 @@ class Service:
     def weights(self, member: int | None) -> FloatArray:
         """Return the weights of the ensemble, or all weight on one member, ``(k,)``."""
         if member is None:
-            return np.asarray(self.ensemble.weights / self.ensemble.weights.sum())
+            return Voters.of(self.ensemble).alpha
         if member >= self.ensemble.k:
             message = f"members are numbered from 0 to {self.ensemble.k - 1}; there is no member {member}."
             raise ApiError(404, message, code="no_such_member", param="member")
@@ -205,182 +217,63 @@ class Service:
 
     # --- answering --------------------------------------------------------------------------------------------------
 
+    def sampling(self, body: schemas.Sampled, max_tokens: int | None) -> SamplingOptions:
+        """Return the server's sampling options with those that a request sets."""
+        check_count(max_tokens or 1, self.limits.max_tokens, "tokens per candidate")
+        temperature = None if body.temperature is None else max(body.temperature, MIN_TEMPERATURE)
+        given = {"temperature": temperature, "top_p": body.top_p, "max_new_tokens": max_tokens}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return with_changes(self.settings.sampling, changes)
+
     async def answer(
-        self,
-        prompt: PromptLike,
-        mode: Mode,
-        *,
-        candidates: Sequence[str] | None,
-        seed: int,
-        sampling: SamplingOverrides,
-        n_candidates: int | None = None,
-        draws: int = 1,
-        stop: Sequence[str] = (),
-        rule: str = "borda",
-        level: Level = "policy",
-        slate_size: int | None = None,
-        cover: str = "favourite",
-        member: int | None = None,
-        like: str = "",
-        choices: Sequence[Choice] | None = None,
+        self, request: AnswerRequest, given: Sequence[str] | None, draws: int = 1
     ) -> tuple[list[Answer], list[str]]:
-        """Answer a prompt ``draws`` times; return the answers and the candidates.
+        """Answer a prompt ``draws`` times, each with the next seed; return the answers and the candidates.
 
         If the server has the members' policies and the request sends no candidates, the policies write.
 
         Args:
-            prompt: the question.
-            mode: ``balanced``, ``steerable`` or ``distributional``.
-            candidates: responses to choose from; generated if None.
-            seed: of the first draw; each further draw adds 1.
-            sampling: options of the generation.
-            n_candidates: number of candidates to generate, or of drafts per policy.
+            request: the prompt and how to answer it.
+            given: candidates of the request; else they are sampled, or those of a held-out prompt.
             draws: number of answers.
-            stop: candidates end before the first of these texts.
-            rule: balanced mode: the rule of the consensus.
-            level: balanced and distributional mode: ``policy`` or ``vote``, as in ``choose``.
-            slate_size: balanced mode: number of answers on the slate.
-            cover: balanced mode: ``favourite`` or ``top-two``.
-            member: steerable mode: this member answers.
-            like: steerable mode: a preference in words.
-            choices: steerable mode: the user's own choices.
         """
-        if self.refusal and (refused := await asyncio.to_thread(self.refusal, prompt)) is not None:
-            return [refuse(refused, mode)] * draws, []
-        votes = None if choices is None else self._votes(choices)
-        if self.candidates.policies and candidates is None:
-            return await self._answer_by_policies(
-                prompt,
-                mode,
-                seed,
-                draws,
-                rule,
-                level=level,
-                member=member,
-                like=like,
-                votes=votes,
-                n_candidates=n_candidates,
-                sampling=sampling,
-                stop=stop,
-            )
-        prompt, texts = await self.candidates.get(prompt, candidates, n_candidates, seed, sampling)
-        texts = cut_at(texts, stop)
-        voted = [] if votes is None else texts_of(votes)
-        rewards = await self._distinct_rewards([*((prompt, text) for text in texts), *voted])
-        k = self.ensemble.k
-        one_draw = functools.partial(
-            choose,
-            rewards[: len(texts), :k],
-            self.ensemble.weights,
-            texts,
-            mode,
-            prompt=prompt,
-            level=level,
-            temperature=self.ensemble.temperature,
-            undecided=self.ensemble.undecided,
-            rule=rule,
-            slate_size=slate_size,
-            cover=cover,
-            member=member,
-            like=like,
-            choices=None if votes is None else _scored_choices(votes, rewards[len(texts) :], k),
-            profiles=self.profiles,
-            choice_model=self.ensemble.choice_model,
-            average=rewards[: len(texts), k] if votes is not None and rewards.shape[1] > k else None,
-        )
-        return await asyncio.to_thread(lambda: [one_draw(seed=seed + draw) for draw in range(draws)]), texts
+        answerer = self.answerer if given is None else self.chooser
+        request = replace(request, n=request.n or self.settings.n)
+        known = self.held_out_prompts.get(prompt_text(request.prompt))
+        if given is None and answerer.generator is None and known is not None:
+            request = replace(request, prompt=known.prompt)
+            given = list(known.responses)[: self.limits.candidates]
+        if answerer.policies:
+            check_count(draws * self._n_drafts(request), self.limits.candidates, "drafts")
+        check_count(len(given) if given else request.n or 1, self.limits.candidates, "candidates")
+        candidates = _no_generator if given is None and answerer.generator is None else given
+        host = RequestHost(self.ensemble, service=self, request=request, sent=frozenset(given or ()))
+        answers = await host.run(lambda: answerer.answers(request, candidates, draws=draws, host=host))
+        return answers, list(dict.fromkeys(text for answer in answers for text in answer.texts))
 
-    async def _answer_by_policies(
-        self,
-        prompt: PromptLike,
-        mode: Mode,
-        seed: int,
-        draws: int,
-        rule: str,
-        *,
-        level: Level,
-        member: int | None,
-        like: str,
-        votes: PreferenceSet | None,
-        n_candidates: int | None,
-        sampling: SamplingOverrides,
-        stop: Sequence[str],
-    ) -> tuple[list[Answer], list[str]]:
-        """Let the policies of the answering members write; members without one choose among shared candidates."""
-        ensemble, choices = self.ensemble, None
-        if votes is not None:
-            choices = _scored_choices(votes, await self._rewards_and_average(texts_of(votes)), ensemble.k)
-        answering = [
-            answering_members(
-                ensemble.weights,
-                mode,
-                prompt=prompt,
-                temperature=ensemble.temperature,
-                undecided=ensemble.undecided,
-                member=member,
-                like=like,
-                choices=choices,
-                profiles=self.profiles,
-                choice_model=ensemble.choice_model,
-                seed=seed + draw,
-            )
-            for draw in range(draws)
-        ]
-        n_drafts = 1 if mode == "distributional" else n_candidates
-        written = await self.candidates.write(prompt, answering, n_drafts, seed, sampling)
-        written = [
-            Drafts({j: cut_at(texts, stop) for j, texts in drafts.texts.items()}, drafts.notes) for drafts in written
-        ]
-        shared: list[str] = []
-        if any(set(draw.members) - set(drafts.texts) for draw, drafts in zip(answering, written, strict=True)):
-            _, shared = await self.candidates.get(prompt, None, n_candidates, seed, sampling)
-            shared = cut_at(shared, stop)
-        pools = [drafts.pool(shared) for drafts in written]
-        rows = {text: row for row, text in enumerate(dict.fromkeys(text for pool in pools for text in pool))}
-        rewards = await self.rewards([(prompt, text) for text in rows])
+    def _n_drafts(self, request: AnswerRequest) -> int:
+        """Return the number of drafts that policies write for an answer."""
+        if request.mode == "distributional":
+            return 1
+        n_members = sum(self.ensemble.weights[j] > NEGLIGIBLE_WEIGHT for j in self.answerer.policies)
+        return (request.n or 1) * (int(n_members) if request.mode == "balanced" else 1)
 
-        def choose_all() -> list[Answer]:
-            return [
-                choose_own(
-                    rewards[[rows[text] for text in pools[draw]]],
-                    ensemble.weights,
-                    written[draw],
-                    shared,
-                    answering[draw],
-                    mode,
-                    prompt=prompt,
-                    level=level,
-                    temperature=ensemble.temperature,
-                    undecided=ensemble.undecided,
-                    rule=rule,
-                    seed=seed + draw,
-                )
-                for draw in range(draws)
-            ]
-
-        return await asyncio.to_thread(choose_all), list(rows)
-
-    async def steer(self, choices: Sequence[Choice]) -> SteeringResponse:
+    async def steer(self, choices: Sequence[schemas.Choice]) -> schemas.SteeringResponse:
         """Return the member that the user's choices point to, and the posterior after each choice."""
+        voters = Voters.of(self.ensemble)
         if choices:
-            votes = self._votes(choices)
-            scored = _scored_choices(votes, await self._rewards_and_average(texts_of(votes)), self.ensemble.k)
-            steering = steer_by_choices(scored, People.of(self.ensemble))
+            votes = self.votes(choices)
+            rewards = await self.rewards(pair_texts(votes)[0], average=True)
+            steering = steer_by_choices(ScoredChoices.of(self.ensemble, votes, lambda _: rewards), voters)
         else:
-            prior = tuple(People.of(self.ensemble).prior[:-1].sum(axis=1).tolist())
+            prior = tuple(voters.prior[:-1].sum(axis=1).tolist())
             likeliest = prior.index(max(prior))
-            steering = Steering(
-                likeliest, "it has the most weight", prior[likeliest], prior, (prior,), average=1 - sum(prior)
-            )
-        return SteeringResponse(**asdict(steering), name=self.names[steering.member])
+            why = "it has the most weight"
+            steering = Steering(likeliest, why, prior[likeliest], prior, (prior,), average=1 - sum(prior))
+        return schemas.SteeringResponse(**vars(steering), name=self.names[steering.member])
 
-    async def _distinct_rewards(self, items: Sequence[Item]) -> FloatArray:
-        """Return ``_rewards_and_average``; repeated items count once towards the limit."""
-        rows = {item: row for row, item in enumerate(dict.fromkeys(items))}
-        rewards = await self._rewards_and_average(list(rows))
-        return rewards[[rows[item] for item in items]]
-
-    def _votes(self, choices: Sequence[Choice]) -> PreferenceSet:
+    def votes(self, choices: Sequence[schemas.Choice]) -> PreferenceSet:
+        """Return the choices of a request as votes."""
         check_count(len(choices), self.limits.choices, "choices")
         chose_a = np.array([choice.chosen == "a" for choice in choices], dtype=np.int64)
         return PreferenceSet.from_columns(
@@ -392,29 +285,70 @@ class Service:
         )
 
 
-def _scored_choices(votes: PreferenceSet, rewards: FloatArray, k: int) -> ScoredChoices:
-    """Return the user's votes with the rewards of both responses; ``rewards`` are those of ``texts_of(votes)``."""
-    pairs = votes.items()
-    return ScoredChoices.from_rewards(votes, rewards[np.stack([pairs.a, pairs.b])], k)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RequestHost(Host):
+    """Where one request's answer is computed: a thread that waits for the event loop to score and to sample."""
+
+    service: Service
+    request: AnswerRequest
+    sent: frozenset[str]
+    """Candidates of the request; it is not blamed for others."""
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    texts: dict[Item, None] = field(default_factory=dict)
+    """Texts that were scored for the request."""
+    waiting: list[Future[Any]] = field(default_factory=list)
+    """What the thread waits for."""
+    cancelled: list[bool] = field(default_factory=list)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Run work in a thread of its own; if the request is cancelled, all that the thread waits for is too."""
+        try:
+            return await asyncio.wrap_future(in_thread(work))
+        finally:
+            self.cancelled.append(True)
+            for future in list(self.waiting):
+                future.cancel()
+
+    def _wait(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the event loop, and wait for it in this thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self.waiting.append(future)
+        if self.cancelled:
+            future.cancel()
+        try:
+            return future.result()
+        finally:
+            self.waiting.remove(future)
+
+    def rewards(self, items: Sequence[Item], *, average: bool = False) -> FloatArray:
+        """Return the rewards of texts, scored together with those of other requests."""
+        self.texts.update(dict.fromkeys(items))
+        check_count(len(self.texts), self.service.limits.texts, "texts")
+        for prompt, text in items:
+            if prompt == self.request.prompt and text not in self.sent:
+                self._check_written(text)
+        return self._wait(self.service.rewards(items, average=average))
+
+    def _check_written(self, text: str) -> None:
+        voted = () if self.request.votes is None else self.request.votes.responses
+        try:
+            self.service.limits.check_text(text, "a text of the language model")
+        except ApiError as error:
+            if text not in voted:
+                raise ApiError(502, error.message, code="upstream_failed") from None
+            raise
+
+    def sample(self, work: Callable[[], Result], name: str, what: str) -> Result:
+        """Sample within the limits of generation."""
+        return self._wait(self.service.slots.run(work, name, what))
+
+    def encode(self, work: Callable[[], Result]) -> Result:
+        """Encode in the thread of the batcher: an encoder serves one thread at a time."""
+        return self._wait(self.service.batcher.run(work))
 
 
-def cut_at(texts: Sequence[str], stop: Sequence[str]) -> list[str]:
-    """Return texts up to the first stop text; those that start with one are left out.
-
-    Raises:
-        ApiError: every text starts with a stop text.
-
-    Example:
-        >>> cut_at(["Yes. END No.", "END", "No."], ["END", "No"])
-        ['Yes. ']
-    """
-    if not stop:
-        return list(texts)
-    cut = [text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))] for text in texts]
-    if not (kept := [text for text in cut if text.strip()]):
-        message = "no candidate has text before a stop text; send other stop texts or candidates."
-        raise ApiError(400, message, code="nothing_left", param="stop")
-    return kept
+def _no_generator() -> Sequence[str]:
+    raise ApiError(400, NO_GENERATOR, code="no_generator", param="candidates")
 
 
 def without_end_marks(text: str) -> str:

@@ -2,22 +2,21 @@
 
 Decided here: the files on disk, that changed files are rejected, and how many models are in memory. A joint ensemble is
 one model that reads each text once. Its features are the states that the head reads, so its members are another head,
-and an export is a plain classifier. (Earlier versions wrote joint ensembles whose features are the outputs.) A
-stagewise ensemble is one model with one output per member. As LoRA adapters, its members share one base in memory.
-``training.finetune`` trains the models.
+and an export is a plain classifier. A stagewise ensemble is one model with one output per member. As LoRA adapters, its
+members share one base in memory. ``learning.backbone`` trains the models.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors import safe_open
 
 from pluralign.core.arrays import FloatArray, Vectors
-from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.core.errors import DataError
 from pluralign.core.files import file_sha256, link_folder
 from pluralign.core.json_values import from_json
 from pluralign.core.types import Method, Progress
@@ -40,7 +39,6 @@ KIND = "backbone"
 """Kind of these features in an ensemble's JSON."""
 KEEP_BYTES = 8_000_000_000
 """Whole models of a stagewise ensemble stay in memory together up to this size; larger ones are loaded in turn."""
-Reads: TypeAlias = Literal["outputs", "states"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class FinetunedFeatures:
     base: str
     """Name of the base model, as it was given."""
     method: Method
-    """``joint``: one model with all outputs. ``stagewise``: one model per output."""
+    """``joint``: the states that the head of one model reads. ``stagewise``: the outputs of several models."""
     lora: bool
     outputs: int
     """Number of outputs of the head of a joint model, or number of stagewise models."""
@@ -62,8 +60,6 @@ class FinetunedFeatures:
     """Commit of the base model, if it came from the hub. LoRA adapters are loaded on that commit."""
     precision: ChosenPrecision = "float32"
     """Precision of the models' bodies when they read texts. Heads are always in float32."""
-    reads: Reads = "outputs"
-    """The features: the ``outputs``, or the ``states`` of one model that its head reads."""
     models: str = BACKBONE_FOLDER
     """Name of the folder of the models."""
     folder: Path = field(default=Path(), compare=False)
@@ -98,7 +94,7 @@ class FinetunedFeatures:
 
     def to_json(self) -> dict[str, Any]:
         """Return these features as an ensemble's JSON holds them."""
-        absent = ["folder", *([] if self.revision else ["revision"]), *(["reads"] if self.reads == "outputs" else [])]
+        absent = ["folder", *([] if self.revision else ["revision"])]
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in absent}
         return {"kind": KIND, **own, "identity": list(self.identity)}
 
@@ -169,7 +165,7 @@ class Backbone:
     def identity(self) -> str:
         """Everything that the features depend on: the files, the precision, and how long texts are shortened."""
         features = self.models.features
-        states = " states" if features.reads == "states" else ""
+        states = " states" if features.method == "joint" else ""
         return f"{self.sha256} {features.precision} {TRUNCATION}{states}"
 
     def encode(self, items: Sequence[Item]) -> Vectors:
@@ -188,7 +184,6 @@ class _Models:
 
     def get(self, folder: Path, identity: str) -> tuple[Any, Any]:
         """Return a model, ready for use, and its tokenizer."""
-        outputs = self.features.outputs if self.features.method == "joint" else 1
         if folder not in self.loaded:
             _check_files(folder, identity, self.features)
             if self.features.lora and self.loaded:
@@ -198,9 +193,8 @@ class _Models:
             else:
                 if not self._all_fit():
                     self.loaded.clear()
-                base, revision, precision = self.features.base, self.features.revision, self.features.precision
-                self.loaded[folder] = load_finetuned(folder, base, outputs, folder.name, revision, precision)
-                if self.features.reads == "states":
+                self.loaded[folder] = load_finetuned(folder, self.features, self.features.precision)
+                if self.features.method == "joint":
                     remove_head(self.loaded[folder][0])
         model, tokenizer = self.loaded[folder]
         if self.features.lora:
@@ -228,34 +222,29 @@ def forget_models() -> None:
 
 
 def load_finetuned(
-    folder: Path,
-    base: str,
-    outputs: int,
-    adapter: str = "default",
-    revision: str = "",
-    precision: ChosenPrecision = "float32",
+    folder: Path, features: FinetunedFeatures, precision: ChosenPrecision = "float32"
 ) -> tuple[Any, Any]:
     """Load a fine-tuned model onto the GPU, or the CPU without one, and its tokenizer, which truncates on the left.
 
     Args:
-        folder: a whole transformers folder, or a peft adapter with the head among its ``modules_to_save``.
-        base: the model under an adapter.
-        outputs: number of outputs of the head.
-        adapter: name of the adapter in memory.
-        revision: commit of the base, if it came from the hub.
+        folder: one of the models: a whole transformers folder, or a peft adapter with the head among its
+            ``modules_to_save``. The folder's name is the name of the adapter in memory.
+        features: the base model, its commit, and the number of outputs.
         precision: of the body; the head is in float32.
 
     Raises:
         UsageError: this machine has no GPU, and bfloat16 would end the process on its CPU.
     """
     adapted = (folder / "adapter_config.json").is_file()
-    source = model_folder(base, revision) if adapted else folder
+    source = model_folder(features.base, features.revision) if adapted else folder
     with loading(folder, "copy the ensemble's folder again, or fit again") as transformers:
         if precision == "bfloat16" and device_name() == "cpu":
             check_cpu_bfloat16()
         load = transformers.AutoModelForSequenceClassification.from_pretrained
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        config = transformers.AutoConfig.from_pretrained(source, num_labels=outputs)
+        config = transformers.AutoConfig.from_pretrained(
+            source, num_labels=features.outputs if features.method == "joint" else 1
+        )
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         model = load(source, config=config, dtype=precision, use_safetensors=True, ignore_mismatched_sizes=adapted)
         if precision == "bfloat16":
@@ -263,7 +252,9 @@ def load_finetuned(
             if not adapted:
                 _read_head(model, folder)
         if adapted:
-            model = _with_adapter(model, folder, adapter)
+            import peft
+
+            model = peft.PeftModel.from_pretrained(model, folder, adapter_name=folder.name)
     tokenizer.truncation_side = "left"
     return model.to(device_name()).eval(), tokenizer
 
@@ -297,14 +288,6 @@ def head_weights(features: FinetunedFeatures) -> FloatArray:
                 if f".{key}".endswith(f".{name}.weight"):
                     return np.asarray(file.get_tensor(key).double().numpy())
     raise DataError("the model was saved without its head", file=str(folder), remedy="fit again")
-
-
-def _with_adapter(model: Any, folder: Path, adapter: str) -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise MissingExtraError("peft", "finetune", "a LoRA ensemble") from None
-    return peft.PeftModel.from_pretrained(model, folder, adapter_name=adapter)
 
 
 # --- hashes and files -------------------------------------------------------------------------------------------------

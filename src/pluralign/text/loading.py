@@ -8,6 +8,7 @@ that comes with a model is never run.
 import hashlib
 import importlib.util
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -84,7 +85,7 @@ def _wheel_folder(package: str, purpose: str) -> Path:
     return Path(spec.origin).parent
 
 
-# --- in the child process ---------------------------------------------------------------------------------------------
+# --- in the child process that converts SmolLM2 ---------------------------------------------------------------------
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -498,6 +499,20 @@ def batch_indices(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]
         size = max(1, min(BATCH_SIZE, max_tokens // max(lengths[order[start]], 1)))
         yield order[start : start + size]
         start += size
+
+
+@contextmanager
+def random_states_restored() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch, which trainers seed for the whole process."""
+    import torch
+
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)  # noqa: NPY002
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ def prune(
         bool, typer.Option("--only-far", help="Remove only possible outliers, even if more weight may be removed.")
     ] = False,
     data: OtherVotesOption = None,
-    all_prompts: AllPrompts = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +59,7 @@ def prune(
 
     refuse_to_replace(output, ensemble, overwrite=overwrite)
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+    held_out = load_held_out_votes(ensemble, loaded, data)
     pruning = prune_ensemble(loaded, held_out, beta, only_far=only_far)
     pruning.save(output, source=ensemble, overwrite=overwrite)
     emit({"folder": str(output), **pruning.to_json()}, pruning_page(pruning, loaded, str(output)), as_json)
@@ -72,7 +71,6 @@ def certify(
     epsilon: Annotated[float, typer.Option(help="Target calibration error; reports the k that guarantees it.")] = 0.025,
     delta: Annotated[float, typer.Option(help="Failure probability of a bound.")] = 0.05,
     beta: Annotated[float, typer.Option(help="Outlier threshold of Theorem 3, at least 2.")] = 5.0,
-    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Report what the paper's theorems guarantee for an ensemble, and which bounds are vacuous.
@@ -87,7 +85,7 @@ def certify(
     from pluralign.measuring.certificate import certify as certify_ensemble
 
     loaded = RewardEnsemble.load(ensemble)
-    held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
+    held_out = load_held_out_votes(ensemble, loaded, data)
     certificate = certify_ensemble(loaded, held_out, epsilon=epsilon, delta=delta, beta=beta)
     emit(certificate, certificate_page(certificate, f"{ensemble} on {data or 'its held-out votes'}"), as_json)
 
@@ -235,7 +233,6 @@ def report(
             callback=output_folder, help="Folder for the figures as PNG and SVG files (default: not written)."
         ),
     ] = None,
-    all_prompts: AllPrompts = False,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -254,7 +251,7 @@ def report(
         from pluralign.publishing.report import report as write_report
 
     loaded = RewardEnsemble.load(ensemble)
-    votes = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts) if data or all_prompts else None
+    votes = load_held_out_votes(ensemble, loaded, data) if data else None
     options = ReportOptions(load_candidates(candidates) if candidates else None, cases, prompt, group, seed)
     with progress_bar("Measuring") as progress:
         written = write_report(

@@ -1,6 +1,5 @@
 """Commands that use an ensemble on texts: ``score``, ``compare``, ``generate`` and ``answer``."""
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Iterable, Mapping
@@ -9,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from pluralign.cli.console import emit, note, output_file, output_folder, print_json, progress_bar, working
-from pluralign.cli.inputs import load_votes, saved_held_out_votes
+from pluralign.cli.console import emit, output_file, output_folder, print_json, progress_bar, working
+from pluralign.cli.inputs import load_votes
 from pluralign.cli.options import (
-    SHARED_CANDIDATES,
     EnsembleFolder,
     Json,
     PolicyFolder,
@@ -123,11 +121,8 @@ def generate(
     from pluralign.text.remote import language_model
 
     sampler = language_model(model, remote_options)
-    concurrency = remote_options.concurrency if remote_options.base_url else 1
     with progress_bar(f"Sampling from {sampler.name}") as progress:
-        generation = generate_candidates(
-            prompts, output, sampler, n, sampling_options, limit=limit, concurrency=concurrency, progress=progress
-        )
+        generation = generate_candidates(prompts, output, sampler, n, sampling_options, limit=limit, progress=progress)
     emit(generation.to_json(), generation_page(generation, n), as_json)
     if generation.failed:
         raise typer.Exit(1)
@@ -201,85 +196,39 @@ def answer(
         pluralign answer ensemble 'Should we plant trees?' --policies policies -n 4
         pluralign answer ensemble 'Should we plant trees?' --policies policies --base-url http://localhost:8000/v1
     """
-    from pluralign.answering.answer import answer as answer_prompt
-    from pluralign.answering.answer import check_request
-    from pluralign.answering.drafts import OwnPolicies
-    from pluralign.answering.gate import fit_gate
-    from pluralign.answering.generate import Sampler, sample_distinct
-    from pluralign.answering.policies import load_policies
-    from pluralign.answering.slate import WRITING_TEMPERATURE
-    from pluralign.answering.steering import JUDGE_TOKENS
+    from pluralign.answering.answer import Answerer
+    from pluralign.answering.request import AnswerRequest
     from pluralign.cli.render.answers import answer_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.measuring.cards import member_profiles
-    from pluralign.text.remote import language_model
 
-    check_request(mode, rule, level=level, slate_size=slate_size, cover=cover)
+    request = AnswerRequest(
+        prompt,
+        mode,  # type: ignore[arg-type]  # checked there
+        rule=rule,
+        level=level,  # type: ignore[arg-type]  # checked there
+        slate_size=slate_size,
+        cover=cover,
+        distill=distill is not None,
+        member=member,
+        like=like,
+        choices=load_votes(choices, LoadOptions(min_votes=1)) if choices else None,
+        n=n,
+        sampling=sampling_options,
+        seed=sampling_options.seed,
+    )
     if policies is None and (candidates is None) == (model is None):
         raise UsageError("name candidates to choose from with --candidates, or a model to sample from with --model.")
     if candidates and model:
         raise UsageError("--candidates and --model exclude each other; give one of them.")
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = saved_held_out_votes(ensemble)
-    profiles = member_profiles(loaded.weights, held_out) if held_out else []
-    samplers = {name: language_model(name, remote_options) for name in (model, distill, judge) if name}
-    tuned = load_policies(policies, loaded, remote_options) if policies else None
-    n_shared, base = n or SHARED_CANDIDATES, samplers.get(str(model), tuned.base if tuned else None)
-
-    def sampled(sampler: Sampler, options: SamplingOptions, text: str, count: int) -> list[str]:
-        with working(f"Sampling from {sampler.name}"):
-            return sample_distinct(sampler, text, count, options).responses
-
-    def shared_candidates() -> list[str]:
-        if candidates or base is None:
-            return _candidates_for(prompt, str(candidates))
-        texts = sampled(base, sampling_options, prompt, n_shared)
-        if len(texts) < n_shared:
-            note(f"{model or base.name} gave {len(texts)} distinct responses, not {n_shared}.")
-        return texts
-
-    for sampler in samplers.values():
+    names = {"generator": model, "writer": distill, "judge": judge}
+    answerer = Answerer.of(ensemble, policies=policies, remote=remote_options, **names)
+    for sampler in answerer.samplers:
         with working(f"Connecting to {sampler.name}"):
             sampler.prepare()
-    if tuned:
-        with working("Loading the policies"):
-            tuned.prepare()
-    concurrency = remote_options.concurrency if remote_options.base_url else 1
-    own = OwnPolicies(tuned.samplers, sampling_options, n or 1, concurrency) if tuned else None
-    texts = shared_candidates if own else shared_candidates()
-    gate = fit_gate(held_out.preferences, loaded.features) if held_out and (distill or model or tuned) else None
-    given = sampling_options.temperature or WRITING_TEMPERATURE
-    writing_options = dataclasses.replace(sampling_options, temperature=min(given, WRITING_TEMPERATURE))
-    judging_options = dataclasses.replace(writing_options, max_new_tokens=JUDGE_TOKENS)
-
-    def judged(instruction: str) -> str:
-        return sampled(samplers[str(judge)], judging_options, instruction, 1)[0]
-
-    votes = load_votes(choices, LoadOptions(min_votes=1)) if choices else None
+    texts = functools.partial(_candidates_for, prompt, candidates) if candidates else None
     with progress_bar("Encoding texts") as progress:
-        result = answer_prompt(
-            loaded,
-            prompt,
-            texts,
-            mode,  # type: ignore[arg-type]  # checked above
-            policies=own,
-            rule=rule,
-            level=level,  # type: ignore[arg-type]  # checked above
-            slate_size=slate_size,
-            cover=cover,
-            writer=functools.partial(sampled, samplers[distill], writing_options) if distill else None,
-            gate=functools.partial(gate.reasons, prompt) if gate else None,
-            member=member,
-            like=like,
-            choices=votes,
-            profiles=profiles,
-            held_out=held_out,
-            judge=judged if judge else None,
-            seed=sampling_options.seed,
-            progress=progress,
-        )
-    prompts = len(held_out.preferences.prompts) if held_out else 0
-    emit(result, answer_page(result, prompt, profiles, prompts), as_json)
+        result = answerer.answer(request, texts, progress=progress)
+    prompts = len(answerer.held_out.preferences.prompts) if answerer.held_out else 0
+    emit(result, answer_page(result, prompt, answerer.cards, prompts), as_json)
 
 
 def _candidates_for(prompt: str, file: str) -> list[str]:

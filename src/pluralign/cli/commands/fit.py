@@ -21,7 +21,7 @@ from pluralign.cli.options import (
     write_config,
 )
 from pluralign.core.errors import UsageError
-from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.options import FinetuneOptions, FitOptions, check_applies
 from pluralign.scale.options import EngineOptions
 from pluralign.text.options import EncodeOptions, RemoteOptions
 from pluralign.votes.options import LoadOptions
@@ -88,7 +88,7 @@ def fit(
         pluralign fit votes.jsonl -o voices --raters annotator
         pluralign fit votes.jsonl -o ensemble --k 4 --ties half --save-config run.toml
         pluralign fit --config run.toml -o again --seed 1
-        pluralign fit votes.parquet -o tuned --backbone minilm
+        pluralign fit votes.parquet -o tuned --pooling attention
         pluralign fit votes.parquet -o tuned --backbone meta-llama/Meta-Llama-3-8B-Instruct --lora
         accelerate launch -m pluralign fit votes.parquet -o tuned --backbone my-model
     """
@@ -96,7 +96,8 @@ def fit(
     from pluralign.ensemble.headline import headline, main_evaluation
     from pluralign.learning.fit import fit as fit_ensemble
 
-    frozen, prints = finetune_options.backbone is None, is_first_process()
+    check_applies(fit_options, finetune_options, raters=raters is not None)
+    frozen, prints = finetune_options.backbone is None and fit_options.pooling != "attention", is_first_process()
     if save_config is not None and prints:
         write_config(context, save_config)
     votes = load_votes(data, load_options) if raters is None else load_votes_of_raters(data, raters, load_options)

@@ -3,6 +3,7 @@
 import re
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +11,12 @@ import typer
 
 from pluralign.answering.options import TuneOptions
 from pluralign.cli.console import emit, note, output_folder, progress_bar, working
-from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra, saved_held_out_votes
+from pluralign.cli.inputs import evaluate_held_out, load_held_out_votes, needs_extra
 from pluralign.cli.options import (
-    SHARED_CANDIDATES,
-    AllPrompts,
     EnsembleFolder,
     Json,
     OtherVotesOption,
     PolicyFolder,
-    PromptLimit,
     Prompts,
     command_history,
     with_options,
@@ -45,7 +43,6 @@ def tune(
     member: Annotated[
         list[int], typer.Option(metavar="J", help="Tune this member only (default: all with weight). Repeatable.")
     ] = [],  # noqa: B006
-    limit: PromptLimit = None,
     as_json: Json = False,
 ) -> None:
     """Tune a language model to each member: one LoRA adapter per member, evaluated on held-out prompts.
@@ -57,15 +54,9 @@ def tune(
     """
     from pluralign.answering.tune import tune as tune_policies
     from pluralign.cli.render.answers import tuning_page
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.publishing.export import member_names
 
-    loaded = RewardEnsemble.load(ensemble)
-    names = member_names(ensemble, loaded)
     with progress_bar(f"Tuning {model}") as progress:
-        tuning = tune_policies(
-            loaded, prompts, model, output, tune_options, members=member, names=names, limit=limit, progress=progress
-        )
+        tuning = tune_policies(ensemble, prompts, model, output, tune_options, members=member, progress=progress)
     emit(tuning, tuning_page(tuning), as_json)
 
 
@@ -101,13 +92,14 @@ def export(
     from pluralign.ensemble.folder import read_description
     from pluralign.publishing.export import export as export_ensemble
 
+    if member is not None and separate:
+        raise UsageError("--member and --all cannot be combined: export one member, or all of them.")
     record = read_record(ensemble, read_description(ensemble))
     with working("Exporting"):
         exported = export_ensemble(
             ensemble,
             output,
-            member=member,
-            separate=separate,
+            member="all" if separate else member,
             dtype=dtype,  # type: ignore[arg-type]  # checked there
             overwrite=overwrite,
             push_to_hub=push_to_hub,
@@ -147,7 +139,6 @@ def serve(
     ] = "",
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log the texts of requests.")] = False,
     data: OtherVotesOption = None,
-    all_prompts: AllPrompts = False,
     as_json: Json = False,
 ) -> None:
     """Serve an ensemble over HTTP: OpenAI-compatible chat, rerank and reward endpoints, and a web page.
@@ -160,9 +151,7 @@ def serve(
         pluralign serve ensemble --policies policies --base-url http://localhost:8001/v1
         PLURALIGN_API_KEY=secret pluralign serve ensemble --host 0.0.0.0 --max-texts 256
     """
-    from pluralign.answering.policies import load_policies
-    from pluralign.ensemble.ensemble import RewardEnsemble
-    from pluralign.text.remote import language_model
+    from pluralign.answering.answer import Answerer
 
     if remote_options.base_url and not (model or policies):
         raise UsageError("--base-url requires --model, the name of a model on that server, or --policies.")
@@ -172,43 +161,33 @@ def serve(
         from pluralign.measuring.cards import load_descriptions
         from pluralign.measuring.individuals import load_representation
         from pluralign.server import run as server
-        from pluralign.server.limits import Limits
+        from pluralign.server.limits import Limits, ServerSettings
 
-    loaded = RewardEnsemble.load(ensemble)
-    held_out = saved_held_out_votes(ensemble)
-    if data or all_prompts:
-        held_out = load_held_out_votes(ensemble, loaded, data, all_prompts=all_prompts)
-    tuned = load_policies(policies, loaded, remote_options) if policies else None
-    generator = language_model(model, remote_options) if model else tuned.base if tuned else None
-    served_as = name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign"
+    answerer = Answerer.of(ensemble, generator=model, policies=policies, remote=remote_options)
+    evaluation = None
+    if data:
+        held_out = load_held_out_votes(ensemble, answerer.ensemble, data)
+        answerer = replace(answerer, held_out=held_out)
+        evaluation = evaluate_held_out(answerer.ensemble, held_out)
+    settings = ServerSettings(
+        name=name or re.sub(r"[^\w.-]+", "-", ensemble.resolve().name)[:100] or "pluralign",
+        api_key=api_key or None,
+        limits=Limits.of(serve_options, remote_options),
+        sampling=serve_options.sampling(),
+        n=n,
+        seed=serve_options.seed,
+        log_prompts=log_prompts,
+        representation=load_representation(ensemble),
+        descriptions=None if data else load_descriptions(ensemble),
+        evaluation=evaluation,
+    )
     with ExitStack() as until_ready:
-        until_ready.enter_context(working(f"Preparing {served_as}"))
+        until_ready.enter_context(working(f"Preparing {settings.name}"))
 
         def ready(address: str) -> None:
             until_ready.close()
-            result = {"address": address, "name": served_as, "k": loaded.k, "model": model}
-            generates = generator is not None
-            message = server.startup_message(address, served_as, loaded.k, generates=generates, has_key=bool(api_key))
-            emit(result, [message], as_json)
+            result = {"address": address, "name": settings.name, "k": answerer.ensemble.k, "model": model}
+            emit(result, [server.startup_message(address, answerer, settings)], as_json)
             sys.stdout.flush()
 
-        server.serve(
-            loaded,
-            generator,
-            host=host,
-            port=port,
-            api_key=api_key,
-            ready=ready,
-            held_out=held_out,
-            evaluation=evaluate_held_out(loaded, held_out) if data and held_out else None,
-            representation=load_representation(ensemble),
-            descriptions=None if data else load_descriptions(ensemble),
-            name=served_as,
-            limits=Limits.of(serve_options, remote_options),
-            sampling=serve_options.sampling(),
-            n=n or SHARED_CANDIDATES,
-            policies=tuned.samplers if tuned else None,
-            n_drafts=n or 1,
-            seed=serve_options.seed,
-            log_prompts=log_prompts,
-        )
+        server.serve(answerer, settings, host=host, port=port, ready=ready)

@@ -13,16 +13,8 @@ from pluralign.measuring.certificate import Certificate
 from pluralign.measuring.diversity import CaseStudy, Diversity
 from pluralign.measuring.pruning import Pruning
 from pluralign.measuring.tournament import RankingResult
-from pluralign.publishing.tables import (
-    Cell,
-    Table,
-    certificate_table,
-    cut,
-    diversity_table,
-    number,
-    pruning_cost_table,
-    pruning_table,
-)
+from pluralign.publishing import tables
+from pluralign.publishing.tables import Cell, Table, cut, number
 from pluralign.theory.guarantees import outlier_weight_bound
 
 POSITIONS_SHOWN = 3
@@ -44,8 +36,8 @@ def pruning_page(pruning: Pruning, before: RewardEnsemble, folder: str = "") -> 
                 f"Removed the undecided share, {pruning.removed_weight:.3f} of the weight; all {k} members are kept"
             )
     yield heading(f"{outcome} (β = {pruning.beta:g} allows at most {outlier_weight_bound(pruning.beta):.3f})")
-    yield draw(pruning_table(pruning, before))
-    yield draw(pruning_cost_table(pruning))
+    yield draw(tables.pruning_table(pruning, before))
+    yield draw(tables.pruning_cost_table(pruning))
     if pruning.epsilon_clipped:
         yield dim("The error before is estimated below 0; the guarantees use ε = 0.")
     if pruning.outlier_threshold >= 1:
@@ -60,7 +52,7 @@ def certificate_page(certificate: Certificate, title: str) -> Iterator[Renderabl
     if certificate.undecided:
         members += f", undecided share {certificate.undecided:.1%}"
     yield Text(f"{members}, {certificate.pairs:,} pairs, {certificate.prompts:,} prompts\n")
-    for name, verdict, result in certificate_table(certificate).lines:
+    for name, verdict, result in tables.certificate_table(certificate).lines:
         yield Text.assemble((name, "bold"), ": ", (verdict, "green" if verdict == "informative" else "yellow"))
         yield Text(f"{result}\n")
 
@@ -73,7 +65,7 @@ def diversity_page(diversity: Diversity, cases: Sequence[CaseStudy], title: str)
     yield heading(title)
     count = len(diversity.tau)
     yield Text(f"{diversity.candidates:,} responses to {diversity.prompts:,} prompts, ranked by {count} members")
-    yield draw(diversity_table(diversity))
+    yield draw(tables.diversity_table(diversity))
     yield Text(
         f"\nMean τ between two members: {number(diversity.mean_off_diagonal, 2, '+')} "
         f"(standard error over prompts {number(diversity.mean_off_diagonal_standard_error)}); weighted mean: "

@@ -17,16 +17,7 @@ from pluralign.measuring.verdicts import (
     undecided_sentence,
     voices_sentence,
 )
-from pluralign.publishing.tables import (
-    adversarial_table,
-    comparison_table,
-    group_tables,
-    majority_table,
-    member_table,
-    policy_table,
-    representation_tables,
-    worst_group_sentence,
-)
+from pluralign.publishing import tables
 
 
 def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[RenderableType]:
@@ -38,20 +29,20 @@ def evaluation_page(evaluation: FullEvaluation, title: str) -> Iterator[Renderab
         yield dim(f"· {predictor.note}")
     yield from scores(evaluation, evaluation.headline, "Scores on these votes (best first)")
     if predictor.k > 1:
-        yield draw(member_table([member.weight for member in evaluation.members], evaluation))
+        yield draw(tables.member_table([member.weight for member in evaluation.members], evaluation))
     yield from member_warnings(evaluation.members, evaluation.undecided)
-    yield draw(majority_table(evaluation.majority, evaluation))
+    yield draw(tables.majority_table(evaluation.majority, evaluation))
     if not math.isnan(evaluation.certain_though_contested):
         yield dim(
             f"One side is predicted above .9 for {evaluation.certain_though_contested:.0%} of contested or even pairs."
         )
-    for table in group_tables(evaluation.groups):
+    for table in tables.group_tables(evaluation.groups):
         yield draw(table.without("Brier"))
     if evaluation.worst_group:
-        yield Text(f"\n{worst_group_sentence(evaluation.worst_group)}")
-    yield draw(adversarial_table(evaluation.adversarial))
+        yield Text(f"\n{tables.worst_group_sentence(evaluation.worst_group)}")
+    yield draw(tables.adversarial_table(evaluation.adversarial))
     if evaluation.policy:
-        yield draw(policy_table(evaluation.policy, predictor.temperature))
+        yield draw(tables.policy_table(evaluation.policy, predictor.temperature))
     if evaluation.representation:
         yield from representation_page(evaluation.representation)
     yield Text()
@@ -64,7 +55,7 @@ def representation_page(found: Representation) -> Iterator[RenderableType]:
         yield Text(verdict.text)
     for sentence in representation_notes(found):
         yield dim(f"· {sentence}")
-    yield from map(draw, representation_tables(found))
+    yield from map(draw, tables.representation_tables(found))
 
 
 def headline_lines(found: Headline) -> Iterator[RenderableType]:
@@ -79,7 +70,7 @@ def scores(evaluation: Evaluation, first: Headline, title: str, k: int | None = 
     yield from headline_lines(first)
     if evaluation.voices is not None:
         yield Text(voices_sentence(evaluation.voices))
-    yield draw(comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
+    yield draw(tables.comparison_table(evaluation, title, k).without("absolute", "log loss", "difference"))
     own, rival = evaluation.test, evaluation.baselines.get("soft_bt")
     line = f"Mean absolute error {own.absolute_error:.4f}, log loss {own.log_loss:.4f}"
     if rival is not None:

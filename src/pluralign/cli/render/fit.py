@@ -16,7 +16,8 @@ from pluralign.ensemble.ensemble import RewardEnsemble
 from pluralign.ensemble.headline import headline, main_evaluation
 from pluralign.ensemble.record import EncoderChoice, HistoryRow, TunedFit
 from pluralign.learning.task import FitWatcher
-from pluralign.publishing.tables import history_table, member_table, number
+from pluralign.publishing import tables
+from pluralign.publishing.tables import number
 
 
 class FitWatch(FitWatcher):
@@ -72,7 +73,7 @@ class FitWatch(FitWatcher):
         if self._live is None:
             self._live = Live(console=self._console, transient=True)
             self._live.start()
-        table = history_table(self._rows)
+        table = tables.history_table(self._rows)
         note = "" if math.isnan(self._floor) else f"floor {number(self._floor)}"
         self._live.update(draw(replace(table, title=title, note=note)))
 
@@ -108,9 +109,9 @@ def fit_page(ensemble: RewardEnsemble, folder: str) -> Iterator[RenderableType]:
         where = "all prompts, cross-validated" if pooled else "held-out prompts"
         first = headline(counts, record, folder)
         yield from scores(counts, first, f"Scores on {where} (best first)", record.k)
-    yield draw(history_table(record.history))
+    yield draw(tables.history_table(record.history))
     if evaluation:
-        yield draw(member_table(ensemble.weights.tolist(), evaluation))
+        yield draw(tables.member_table(ensemble.weights.tolist(), evaluation))
         yield from member_warnings(evaluation.members, ensemble.undecided)
     if bound := record.bound:
         yield Text(

@@ -23,6 +23,10 @@ from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.text.pooling import attention_pool
 from pluralign.text.states import TokenStates
 
+EPOCHS = 8
+BATCH = 128
+"""Pairs per step."""
+LEARNING_RATE = 3e-3
 NETWORKS = 8
 HEADS = 16
 RANK = 8
@@ -93,10 +97,6 @@ def train_attention(
     states: TokenStates,
     pairs: TextPairs,
     start: FrozenMixture,
-    *,
-    epochs: float,
-    learning_rate: float,
-    batch: int,
     seed: int,
     progress: Progress | None = None,
 ) -> Mapping[str, Array]:
@@ -109,9 +109,6 @@ def train_attention(
         states: of all texts.
         pairs: the training pairs.
         start: the mixture on frozen features.
-        epochs: passes over the pairs.
-        learning_rate: the largest learning rate.
-        batch: pairs per step.
         seed: of the start and of the order of pairs.
         progress: called with the steps done and their total.
 
@@ -122,9 +119,9 @@ def train_attention(
     networks = AttentionNetworks(
         states.width, start.rewards.shape[1], torch.Generator().manual_seed(int(rng.integers(2**62)))
     )
-    batch = min(batch, len(pairs.prob_a))
-    steps = max(1, math.ceil(epochs * len(pairs.prob_a) / batch))
-    optimizer = torch.optim.AdamW(networks.parameters(), lr=learning_rate, weight_decay=WEIGHT_DECAY)
+    batch = min(BATCH, len(pairs.prob_a))
+    steps = max(1, math.ceil(EPOCHS * len(pairs.prob_a) / batch))
+    optimizer = torch.optim.AdamW(networks.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     loss = MixtureLoss(tuple(start.weights.tolist()))
     for step, rows in enumerate(draw_steps(pairs.prompt, steps, batch, rng)):
@@ -140,7 +137,7 @@ def train_attention(
             progress(step + 1, steps)
     trained = networks.weights()
     if not all(np.isfinite(part).all() for part in trained.values()):
-        raise DataError("the training of the attention pooling diverged", remedy="use a smaller --learning-rate")
+        raise DataError("the training of the attention pooling diverged", remedy="leave out --pooling attention")
     return trained
 
 

@@ -1,10 +1,10 @@
 """The pretrained model that is fine-tuned: its tokenizer, its texts as tokens, and fresh reward models from it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
 import accelerate
 import numpy as np
@@ -45,13 +45,9 @@ class BaseModel:
     def tokens(self, items: Sequence[Item]) -> tuple[list[Tokens], str | None]:
         """Return the tokens of each text, and a note if some texts are truncated."""
         read = [tokens_and_cut(self.tokenizer, item, self.max_length) for item in items]
-        tokens, cut = [text for text, _ in read], sum(too_long for _, too_long in read)
-        if not cut:
-            return tokens, None
-        return tokens, (
-            f"{cut:,} of {len(tokens):,} texts are longer than {self.max_length:,} tokens and lose the beginning of "
-            "the prompt"
-        )
+        cut = sum(too_long for _, too_long in read)
+        limit = f"are longer than {self.max_length:,} tokens and lose the beginning of the prompt"
+        return [text for text, _ in read], f"{cut:,} of {len(read):,} texts {limit}" if cut else None
 
     def reward_model(
         self,
@@ -59,7 +55,7 @@ class BaseModel:
         tuning: FinetuneOptions,
         seed: np.random.SeedSequence,
         bf16: bool = False,
-        fit_head: Callable[[Any], FloatArray] | None = None,
+        weights: FloatArray | None = None,
     ) -> Any:
         """Return the model with a reward head, dropout off, and with LoRA adapters if ``tuning`` asks for them.
 
@@ -68,8 +64,7 @@ class BaseModel:
             tuning: LoRA and gradient checkpointing.
             seed: of the fresh head and the adapters.
             bf16: load the body in bfloat16; the head is in float32.
-            fit_head: returns the weights of the head, ``(outputs, hidden)``, for the model with a fresh head. Without
-                it the head stays fresh: random, and the last of several outputs is 0.
+            weights: of the head, ``(outputs, hidden)``; by default random, and 0 for the last of several outputs.
         """
         dtype = torch.bfloat16 if bf16 else torch.float32
         with torch.random.fork_rng(devices=[]):
@@ -84,8 +79,8 @@ class BaseModel:
                     head.weight[-1] = 0.0
                 if head.bias is not None:
                     head.bias.zero_()
-                if fit_head is not None:
-                    head.weight.copy_(torch.as_tensor(fit_head(model)).to(head.weight))
+                if weights is not None:
+                    head.weight.copy_(torch.as_tensor(weights).to(head.weight))
             if tuning.lora:
                 model = _with_adapters(model, missing, tuning.lora_rank)
         if tuning.gradient_checkpointing and tuning.lora:
@@ -98,7 +93,9 @@ class BaseModel:
         config.num_labels = outputs
         for part in {id(part): part for part in (config, config.get_text_config())}.values():
             part.pad_token_id = self.tokenizer.pad_token_id
-            turn_off_dropout(part)
+            for key, value in part.to_dict().items():
+                if "drop" in key and isinstance(value, float):
+                    setattr(part, key, 0.0)
         with loading(self.name):
             load: Any = transformers.AutoModelForSequenceClassification.from_pretrained
             model, info = load(
@@ -120,7 +117,10 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         DataError: transformers cannot load it, or it has no token to pad with.
     """
     folder = model_folder(name)
-    tokenizer, config = read_folder(name, folder)
+    with loading(name):
+        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+        config: Any = transformers.AutoConfig.from_pretrained(folder)
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     notes: list[str] = []
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -132,22 +132,6 @@ def load_base(name: str, max_length: int, items: Sequence[Item]) -> BaseModel:
         notes.append(f"{name} has no chat template, so messages are joined as plain text")
     limit = min(max_length, context_length(SimpleNamespace(config=config), tokenizer))
     return BaseModel(name, folder, tokenizer, config, limit, tuple(notes))
-
-
-def read_folder(name: str, folder: Path) -> tuple[Any, Any]:
-    """Return the tokenizer, which pads on the right and truncates on the left, and the configuration of a model."""
-    with loading(name):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
-        config: Any = transformers.AutoConfig.from_pretrained(folder)
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
-    return tokenizer, config
-
-
-def turn_off_dropout(config: Any) -> None:
-    """Set all dropout rates of a configuration to 0."""
-    for name, value in config.to_dict().items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
 
 
 def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
@@ -174,59 +158,44 @@ def _with_adapters(model: Any, missing: Sequence[str], rank: int) -> Any:
     return peft.get_peft_model(model, config)
 
 
-# --- Fitted heads: fine-tuning starts from the ensemble on the base model's frozen features instead of random rewards.
+# --- Fitted heads: fine-tuning starts from the ensemble on the base model's frozen states instead of random rewards.
 
 
-Heads: TypeAlias = Callable[[Pairs, Teacher], FloatArray]
-"""Fits linear rewards to pairs, ``(hidden, outputs)``."""
-FirstHead: TypeAlias = Callable[[Any, Any], FloatArray]
-"""Takes a fresh model and a device; returns the weights that its head starts from, ``(outputs, hidden)``."""
+@dataclass(frozen=True, eq=False)
+class BaseStates:
+    """The training pairs by the states of the base model, and the rewards fitted to them."""
+
+    pairs: Pairs
+    """Their inputs are the scaled states of the texts."""
+    factor: FloatArray
+    """Scale factor of each dimension, ``(hidden,)``."""
+    teacher: Teacher
+
+    def head(self, theta: FloatArray) -> FloatArray:
+        """Return linear rewards of the inputs, ``(hidden, outputs)``, as weights of a head, ``(outputs, hidden)``."""
+        return np.asarray((theta * self.factor[:, None]).T)
 
 
-class HeadFitter:
-    """Fits heads to the base model's features of the training texts. The model reads the texts once.
+def base_states(base: BaseModel, model: Any, pairs: TextPairs, seed: int, processes: Processes) -> BaseStates:
+    """Read the training texts with the base model.
 
     Args:
         base: the base model.
+        model: a sequence classifier made from it, before any training, on its device. It loses its head.
         pairs: the training pairs.
         seed: of the validation folds.
         processes: each process reads a part of the texts.
     """
-
-    def __init__(self, base: BaseModel, pairs: TextPairs, seed: int, processes: Processes) -> None:
-        self.base, self.pairs, self.seed, self.processes = base, pairs, seed, processes
-        self._read: tuple[Pairs, FloatArray] | None = None
-        self._teacher: Teacher | None = None
-
-    def fit(self, heads: Heads, model: Any, device: Any) -> FloatArray:
-        """Return the weights of a head, ``(outputs, hidden)``.
-
-        Args:
-            heads: fits the rewards.
-            model: a sequence classifier made from the base model, before any training.
-            device: where the model reads the texts.
-        """
-        if self._read is None:
-            self._read = self._read_texts(model, device)
-        pairs, factor = self._read
-        with threadpool_limits(1, user_api="blas"):
-            if self._teacher is None:
-                self._teacher = fit_teacher(pairs, validation_folds(pairs.prompt, self.seed))
-            return np.asarray((heads(pairs, self._teacher) * factor[:, None]).T)
-
-    def _read_texts(self, model: Any, device: Any) -> tuple[Pairs, FloatArray]:
-        """Return the pairs by the scaled inputs of the head, and the scale factor of each dimension, ``(hidden,)``."""
-        pairs = self.pairs
-        name, head = remove_head(model)
-        own = range(self.processes.rank, len(pairs.items), self.processes.count)
-        items = [pairs.items[i] for i in own]
-        model = model.to(device).eval()
-        read = classifier_rewards(model, self.base.tokenizer, items, self.base.max_length).astype(np.float32)
-        model.set_submodule(name, head.to(device))
-        hidden = np.empty((len(pairs.items), read.shape[1]), dtype=np.float32)
-        for rows, values in accelerate.utils.gather_object([(list(own), read)]):
-            hidden[rows] = values
-        used = np.unique(np.concatenate([pairs.a, pairs.b]))
-        scaling = fit_feature_map(hidden[used], 0)
-        inputs = Pairs(scaling(hidden), pairs.a, pairs.b, pairs.prob_a, pairs.prompt)
-        return inputs, np.asarray(scaling.gain / scaling.spread, dtype=np.float64)
+    remove_head(model)
+    own = range(processes.rank, len(pairs.items), processes.count)
+    items = [pairs.items[i] for i in own]
+    read = classifier_rewards(model.eval(), base.tokenizer, items, base.max_length).astype(np.float32)
+    states = np.empty((len(pairs.items), read.shape[1]), dtype=np.float32)
+    for rows, values in accelerate.utils.gather_object([(list(own), read)]):
+        states[rows] = values
+    used = np.unique(np.concatenate([pairs.a, pairs.b]))
+    scaling = fit_feature_map(states[used], 0)
+    inputs = Pairs(scaling(states), pairs.a, pairs.b, pairs.prob_a, pairs.prompt)
+    with threadpool_limits(1, user_api="blas"):
+        teacher = fit_teacher(inputs, validation_folds(inputs.prompt, seed))
+    return BaseStates(inputs, np.asarray(scaling.gain / scaling.spread, dtype=np.float64), teacher)

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
-from pluralign.learning.options import Loss
-
 TEMPERATURES = (0.3, 0.05)
 """τ of the soft votes of a fresh head at the first and the last step, relative to the spread of differences."""
 STAGE_PENALTY = 1.0
@@ -124,18 +122,13 @@ class MixtureLoss:
 
 @dataclass(frozen=True)
 class StageLoss:
-    """Loss of one member of a stagewise ensemble: squared error or cross-entropy to its target."""
+    """Loss of one member of a stagewise ensemble: the squared error to its target (``stage_target``)."""
 
-    kind: Loss
     bound: float
 
     def __call__(self, difference: Any, labels: Mapping[str, Any], running: RunningFigures, done: float) -> Any:  # noqa: ARG002
         """Return the loss of a micro-batch."""
-        target, weight = labels["target"], labels["weight"]
         share = torch.sigmoid(difference[:, 0])
-        if self.kind == "bce":
-            error = (weight * binary_cross_entropy_with_logits(difference[:, 0], target, reduction="none")).mean()
-        else:
-            error = ((share - target) ** 2).mean()
+        error = ((share - labels["target"]) ** 2).mean()
         excess = ((1 - 2 * labels["prob_a"]) * share).mean() * running.above(self.bound, difference)[0]
         return error + STAGE_PENALTY * excess

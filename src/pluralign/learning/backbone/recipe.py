@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import transformers
 
 from pluralign.core.errors import MissingExtraError, UsageError
-from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, split_steps
 from pluralign.learning.options import FinetuneOptions
 from pluralign.text.loading import gpu_has_bfloat16
 from pluralign.text.options import ChosenPrecision, Precision
@@ -63,7 +60,7 @@ LOGGED_STEPS = 200
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingPlan:
     """How every model of an ensemble is trained."""
 
     batch: int
@@ -93,7 +90,7 @@ class Recipe:
         """Precision in which the trained models read texts."""
         return "bfloat16" if self.precision == "bfloat16" or gpu_has_bfloat16() else "float32"
 
-    def arguments(self, folder: Path, micro_batches: int, run_name: str) -> Any:
+    def arguments(self, folder: Path, micro_batches: int, run_name: str = "") -> Any:
         """Return the ``TrainingArguments`` for a training.
 
         Args:
@@ -131,20 +128,6 @@ class Recipe:
         arguments._n_gpu = min(1, arguments.n_gpu)
         return arguments
 
-    def micro_batches(
-        self, pairs: TextPairs, lengths: npt.NDArray[np.int64], max_pairs: int, rng: np.random.Generator
-    ) -> list[list[MicroBatch]]:
-        """Return the micro-batches of every step.
-
-        Args:
-            pairs: the training pairs.
-            lengths: tokens of each text.
-            max_pairs: a micro-batch has at most twice as many texts.
-            rng: of the random order of each epoch.
-        """
-        steps = draw_steps(pairs.prompt, self.steps, self.batch, rng)
-        return split_steps(steps, pairs, lengths, 2 * max_pairs, self.processes)
-
 
 def check_trackers(tuning: FinetuneOptions) -> None:
     """Raise MissingExtraError if a tracker is not installed."""
@@ -167,10 +150,10 @@ def _uses_fsdp() -> bool:
     return os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def make_recipe(
+def training_plan(
     n_pairs: int, tuning: FinetuneOptions, seed: int, processes: int, precision: ChosenPrecision = "float32"
-) -> Recipe:
-    """Return the recipe for a number of training pairs.
+) -> TrainingPlan:
+    """Return the plan for a number of training pairs.
 
     Raises:
         UsageError: the batch cannot be split over the processes, or optimiser or precision do not work with FSDP.
@@ -186,4 +169,4 @@ def make_recipe(
     if _uses_fsdp() and tuning.optimizer != "adamw":
         raise UsageError("SOAP needs whole matrices, but FSDP splits them over devices; use --optimizer adamw.")
     learning_rate = tuning.learning_rate or (LORA_LEARNING_RATE if tuning.lora else LEARNING_RATE)
-    return Recipe(batch, steps, learning_rate, tuning, seed, processes, precision)
+    return TrainingPlan(batch, steps, learning_rate, tuning, seed, processes, precision)

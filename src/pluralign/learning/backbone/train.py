@@ -1,6 +1,6 @@
-"""Fine-tuning of reward models on votes: the target, the loss and the first head of each member.
+"""Fine-tuning of reward models on votes: the trainer, the run that resumes trainings, and the models of an ensemble.
 
-Every process of a launch must call ``fine_tune``; the first one writes. ``train_model`` trains and resumes one model.
+Every process of a launch must call ``fine_tune``; the first one writes.
 """
 
 import gc
@@ -9,15 +9,15 @@ import json
 import logging
 import math
 import os
-import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias
@@ -27,29 +27,37 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from threadpoolctl import threadpool_limits
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from pluralign.core.arrays import FloatArray
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import DataError, MissingExtraError, UsageError
+from pluralign.core.errors import DataError, UsageError
 from pluralign.core.files import atomic_write, disk_errors_as_data_error
-from pluralign.core.processes import Processes, join_launch
+from pluralign.core.processes import Processes
 from pluralign.core.random_streams import FINETUNE
 from pluralign.core.text import shortened
 from pluralign.core.types import Method, Progress
-from pluralign.learning.backbone.base import BaseModel, FirstHead, HeadFitter, Heads, load_base
-from pluralign.learning.backbone.batches import MicroBatch, TextPairs, length_groups
+from pluralign.learning.backbone.base import BaseModel, BaseStates, base_states, load_base
+from pluralign.learning.backbone.batches import MicroBatch, TextPairs, draw_steps, length_groups, split_steps
 from pluralign.learning.backbone.losses import MixtureLoss, PairLoss, RunningFigures, StageLoss, VoteLoss
-from pluralign.learning.backbone.optimizer import RoundedAdamW
-from pluralign.learning.backbone.recipe import Recipe, choose_precision, make_recipe
+from pluralign.learning.backbone.optimizer import OneSidedSoap, RoundedAdamW, Soap
+from pluralign.learning.backbone.recipe import TrainingPlan, choose_precision, training_plan
 from pluralign.learning.options import FinetuneOptions, FitOptions, Variant
-from pluralign.learning.pairs import Pairs, row_squares
+from pluralign.learning.pairs import row_squares, training_bound
 from pluralign.learning.stagewise import fit_member, stage_target
-from pluralign.learning.teacher import VOICES, Teacher, damping_factor
+from pluralign.learning.task import AUTO_SIZES, FitWatcher
+from pluralign.learning.teacher import VOICES, damping_factor
 from pluralign.text.classifier import classifier_head
 from pluralign.text.finetuned import FinetunedFeatures, forget_models, model_folders, model_identity
-from pluralign.text.loading import Tokens, check_cpu_bfloat16, hub_source, padded, quiet_transformers
-from pluralign.text.options import ChosenPrecision
+from pluralign.text.loading import (
+    Tokens,
+    check_cpu_bfloat16,
+    hub_source,
+    padded,
+    quiet_transformers,
+    random_states_restored,
+)
 from pluralign.theory.calibration import votes_from_rewards
 from pluralign.theory.simplex import simplex_least_squares
 
@@ -73,19 +81,10 @@ SAVE_SECONDS = 30.0
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PairLabels:
-    """What a training needs to know of each pair besides its texts, ``(n,)`` each."""
-
-    prob_a: FloatArray
-    """Share of people preferring a."""
-    target: FloatArray
-    """Share to predict."""
-    weight: FloatArray
-    """Weight in the loss."""
-
-
-LABELS = tuple(one.name for one in fields(PairLabels))
+LABELS = ("prob_a", "target", "weight")
+"""What a loss reads of each pair: the share of people preferring a, the share to predict, and the weight."""
+Labels: TypeAlias = Mapping[str, FloatArray]
+"""The labels of all pairs by name, ``(n,)`` each."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
     pairs: TextPairs
     tokens: Sequence[Tokens]
     """Of every distinct text."""
-    labels: PairLabels
+    labels: Labels
     pad: int
     """Token id of the padding."""
 
@@ -109,15 +108,9 @@ class MicroBatches(torch.utils.data.Dataset[Any]):
         return {
             **padded([self.tokens[text] for text in batch.texts], self.pad, "cpu"),
             **{name: torch.from_numpy(np.searchsorted(batch.texts, index)) for name, index in places.items()},
-            **{name: torch.from_numpy(getattr(self.labels, name)[batch.pairs]).float() for name in LABELS},
+            **{name: torch.from_numpy(self.labels[name][batch.pairs]).float() for name in LABELS},
             "scale": torch.tensor(batch.scale),
         }
-
-
-def only_one(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the one micro-batch of a batch: a ``DataLoader`` makes batches of one."""
-    (batch,) = batches
-    return batch
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -188,16 +181,9 @@ class PairTrainer(transformers.Trainer):
             }
             for (in_head, decays), parameters in groups.items()
         ]
-        if self.optimizer_name == "adamw":
-            half = any(one.dtype == torch.bfloat16 for group in groups.values() for one in group)
-            self.optimizer = (RoundedAdamW if half else torch.optim.AdamW)(settings, lr=rate)
-        else:
-            try:
-                from pluralign.learning.backbone.optimizer import OneSidedSoap, Soap
-            except ImportError:
-                option = f"--optimizer {self.optimizer_name}"
-                raise MissingExtraError("pytorch-optimizer", "finetune", option) from None
-            self.optimizer = (OneSidedSoap if self.optimizer_name == "soap-one-sided" else Soap)(settings, lr=rate)
+        half = any(one.dtype == torch.bfloat16 for group in groups.values() for one in group)
+        kind = {"soap": Soap, "soap-one-sided": OneSidedSoap, "adamw": RoundedAdamW if half else torch.optim.AdamW}
+        self.optimizer = kind[self.optimizer_name](settings, lr=rate)
         return self.optimizer
 
 
@@ -226,7 +212,7 @@ class StepCallback(transformers.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Update the running figures, report the step, and ask for a checkpoint if one is due."""
-        self.running.end_step(_sum_over_processes)
+        self.running.end_step(lambda sums: accelerate.utils.reduce(sums, "sum"))
         if state.global_step < state.max_steps:  # after the last step the model itself is saved
             control.should_save = self.processes.agreed(self._is_due)
         self.save_started = monotonic()
@@ -263,16 +249,16 @@ def checkpoint_seconds() -> float:
     return seconds
 
 
-def _sum_over_processes(sums: Any) -> Any:
-    return accelerate.utils.reduce(sums, "sum")
-
-
-# --- Training of one model: resumed from its last checkpoint, with a smaller micro-batch when memory runs out.
+# --- The trainings of one ensemble: each resumes from its last checkpoint. When memory runs out, micro-batches shrink.
 
 
 logger = logging.getLogger("pluralign")
-FIRST_HEAD = np.random.SeedSequence(0)
-"""Seed of a head that is replaced before it is used."""
+MICRO_BATCH = 8
+"""A process reads at most twice as many texts in one forward pass."""
+MICRO_BATCH_FILE = "micro-batch"
+"""Holds the size after memory ran out, for a resumed run."""
+ANY_SEED = np.random.SeedSequence(0)
+"""Seed of a head that is not used."""
 
 
 @dataclass(frozen=True)
@@ -282,9 +268,9 @@ class Training:
     name: str
     outputs: int
     loss: PairLoss
-    labels: PairLabels
-    head: FirstHead
-    """The first head; not used with ``fresh_head``."""
+    labels: Labels
+    head: Callable[[], FloatArray]
+    """Returns the weights of the first head, ``(outputs, hidden)``; not used with ``fresh_head``."""
 
 
 @dataclass
@@ -294,17 +280,12 @@ class FinetuneRun:
     pairs: TextPairs
     tokens: Sequence[Tokens]
     """Of every distinct text."""
-    recipe: Recipe
+    plan: TrainingPlan
     base: BaseModel
-    head: HeadFitter
     checkpoints: Checkpoints
     notes: list[str]
     """What the user should know about the run, as sentences without a full stop."""
-    micro_batch: int
-    """A process reads at most twice as many texts at once; lower after memory ran out."""
     progress: Progress | None = None
-    steps: int = 0
-    """Optimiser steps that the last training took."""
 
     @property
     def folder(self) -> Path:
@@ -313,35 +294,33 @@ class FinetuneRun:
             raise ValueError("fine-tuning needs checkpoints with a folder")
         return self.checkpoints.path
 
+    @cached_property
+    def states(self) -> BaseStates:
+        """The training pairs by the states of the base model, which is loaded and reads each text once."""
+        plan, processes = self.plan, self.checkpoints.processes
+        try:
+            with random_states_restored(), quiet_transformers():
+                model = self.base.reward_model(1, replace(plan.tuning, lora=False), ANY_SEED, plan.bf16_body)
+                model.to(plan.arguments(self.folder, plan.processes).device)
+                states = base_states(self.base, model, self.pairs, plan.seed, processes)
+                del model  # so that its memory is free for the training
+            return states
+        finally:
+            _free_memory()
+
     def train(self, training: Training, target: Path) -> float:
         """Train one model into ``target``, a folder of the checkpoints, unless it is there; return the seconds."""
         unfinished = self.folder / f"training-{training.name}"
 
-        def compute() -> dict[str, float]:
+        def compute() -> float:
             started = time.perf_counter()
-            self.steps = self.recipe.steps  # of a model that was complete when a run was killed
             name = target.relative_to(self.folder).as_posix()
             self.checkpoints.folder(name, lambda folder: self._train_into(folder, training, unfinished))
             if self.checkpoints.processes.first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-            return {"seconds": time.perf_counter() - started, "steps": self.steps}
+            return time.perf_counter() - started
 
-        done = self.checkpoints.value(training.name, compute)
-        self.steps = int(done["steps"])
-        return float(done["seconds"])
-
-    def fit_head(self, heads: Heads) -> FloatArray:
-        """Return the weights of a head fitted to the base model's states, ``(outputs, hidden)``. Loads the model."""
-        recipe = self.recipe
-        try:
-            with random_states_restored(), quiet_transformers():
-                device = recipe.arguments(self.folder, recipe.processes, "").device
-                model = self.base.reward_model(1, replace(recipe.tuning, lora=False), FIRST_HEAD, recipe.bf16_body)
-                fitted = self.head.fit(heads, model, device)
-                del model  # so that its memory is free for the training
-            return fitted
-        finally:
-            _free_memory()
+        return float(self.checkpoints.value(training.name, compute))
 
     def _train_into(self, folder: Path, training: Training, unfinished: Path) -> None:
         """Train one model and write it to a folder.
@@ -354,7 +333,6 @@ class FinetuneRun:
                 disk_errors = disk_errors_as_data_error(self.folder, remedy)
                 with disk_errors, random_states_restored(), quiet_transformers():
                     trainer = self._train(training, unfinished)
-                    self.steps = trainer.state.global_step
                     trainer.save_model(str(folder))
                     del trainer  # so that its memory is free for what follows
                 break
@@ -370,59 +348,46 @@ class FinetuneRun:
     def _train(self, training: Training, unfinished: Path) -> PairTrainer:
         """Train from the last complete checkpoint, or from the start; return the trainer with the trained model."""
         checkpoint = self._last_complete(unfinished)
-        trainer = self.trainer(training, unfinished, fit_head=checkpoint is None and not self.recipe.tuning.fresh_head)
+        starts = checkpoint is None and not self.plan.tuning.fresh_head
+        trainer = self.trainer(training, unfinished, training.head() if starts else None)
         if checkpoint is not None:
             stored = json.loads((checkpoint / COMPLETE_FILE).read_text())
             trainer.running.square, trainer.running.disagreement = stored["square"], stored["disagreement"]
         with redirect_stdout(sys.stderr):  # stdout is for results, and trackers print
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-            if "wandb" in self.recipe.tuning.trackers:
+            if "wandb" in self.plan.tuning.trackers:
                 importlib.import_module("wandb").finish()  # else the next model continues this run
         return trainer
 
-    def trainer(self, training: Training, unfinished: Path, fit_head: bool) -> PairTrainer:
-        """Return a trainer with a fresh model, whose head is fitted or random."""
-        recipe, pairs = self.recipe, self.pairs
-        seed = [recipe.seed, FINETUNE, *training.name.encode()]
+    def trainer(self, training: Training, unfinished: Path, head: FloatArray | None) -> PairTrainer:
+        """Return a trainer with a fresh model, whose head has the given weights or random ones."""
+        plan, pairs, root = self.plan, self.pairs, self.checkpoints.root
+        seed = [plan.seed, FINETUNE, *training.name.encode()]
         lengths = np.array([len(text["input_ids"]) for text in self.tokens])
-        batches = recipe.micro_batches(pairs, lengths, self.micro_batch, np.random.default_rng(seed))
-        arguments = recipe.arguments(unfinished, len(batches[0]), self._run_name(training))
-
-        def head(model: Any) -> FloatArray:
-            return training.head(model, arguments.device)
-
-        sequence = np.random.SeedSequence(seed)
+        steps = draw_steps(pairs.prompt, plan.steps, plan.batch, np.random.default_rng(seed))
+        batches = split_steps(steps, pairs, lengths, 2 * self._micro_batch(), plan.processes)
+        run_name = f"{root.resolve().name if root else ''}-{training.name}"
+        arguments = plan.arguments(unfinished, len(batches[0]), run_name)
         model = self.base.reward_model(
-            training.outputs, recipe.tuning, sequence, recipe.bf16_body, head if fit_head else None
+            training.outputs, plan.tuning, np.random.SeedSequence(seed), plan.bf16_body, head
         )
-        running = RunningFigures()
+        running, pad = RunningFigures(), self.base.tokenizer.pad_token_id
         trainer = PairTrainer(
             model=model,
             args=arguments,
-            train_dataset=MicroBatches(
-                list(chain.from_iterable(batches)),
-                pairs,
-                self.tokens,
-                training.labels,
-                self.base.tokenizer.pad_token_id,
-            ),
-            data_collator=only_one,
+            train_dataset=MicroBatches(list(chain.from_iterable(batches)), pairs, self.tokens, training.labels, pad),
+            data_collator=itemgetter(0),  # a DataLoader makes batches of one micro-batch
             processing_class=self.base.tokenizer,
             callbacks=[StepCallback(running, self.progress, self.checkpoints.processes)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # stdout is for results
-        trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, recipe.tuning.optimizer
+        trainer.pair_loss, trainer.running, trainer.optimizer_name = training.loss, running, plan.tuning.optimizer
         trainer.head, _ = classifier_head(model)
-        if "tensorboard" in recipe.tuning.trackers:  # its default is a folder of the checkpoints, which are removed
+        if "tensorboard" in plan.tuning.trackers:  # its default is a folder of the checkpoints, which are removed
             logs: Any = trainer.pop_callback(TensorBoardCallback)
-            logs.logging_dir = logs.logging_dir or str(Path("runs") / arguments.run_name)
+            logs.logging_dir = logs.logging_dir or str(Path("runs") / run_name)
             trainer.add_callback(logs)
         return trainer
-
-    def _run_name(self, training: Training) -> str:
-        """Return the name of a training in trackers: the run and the model, such as ``ensemble-member-0``."""
-        root = self.checkpoints.root
-        return f"{self.recipe.tuning.run_name or (root.resolve().name if root else '')}-{training.name}"
 
     def _last_complete(self, unfinished: Path) -> Path | None:
         """Return the last complete checkpoint, and remove incomplete ones."""
@@ -435,67 +400,84 @@ class FinetuneRun:
                     shutil.rmtree(path, ignore_errors=True)
         return complete[-1] if complete else None
 
+    def _micro_batch(self) -> int:
+        """Return the size of a micro-batch: ``MICRO_BATCH``, or less after memory ran out."""
+        file = self.folder / MICRO_BATCH_FILE
+        return int(file.read_text()) if file.is_file() else MICRO_BATCH
+
     def _halve_micro_batch(self) -> None:
-        """Halve the micro-batch, or raise a ``DataError`` if that is not possible."""
-        size = self.micro_batch
-        if size == 1 or self.checkpoints.processes.count > 1:
-            remedy = f"run the same command with --micro-batch {max(1, size // 2)}; it resumes from the last checkpoint"
-            if size == 1:
-                remedy = "use --lora, --gradient-checkpointing or a smaller --max-length"
-            message = f"memory ran out with a micro-batch of {size}"
+        """Halve the micro-batch. Several processes cannot go on without the one that failed: they start again.
+
+        Raises:
+            DataError: a micro-batch of 1 is too large, or there are several processes.
+        """
+        size = self._micro_batch()
+        message = f"memory ran out with a micro-batch of {size}"
+        if size == 1:
+            remedy = "use --lora, --gradient-checkpointing, --optimizer adamw or a smaller --max-length"
             raise DataError(message, file=self.base.name, remedy=remedy) from None
-        self.micro_batch = size // 2
-        self.notes.append(f"memory ran out with a micro-batch of {size}, so it continues with {self.micro_batch}")
+        with atomic_write(self.folder / MICRO_BATCH_FILE) as partial:
+            partial.write_text(str(size // 2))
+        if self.checkpoints.processes.count > 1:
+            remedy = f"run the same command; it resumes from the last checkpoint with {size // 2}"
+            raise DataError(message, file=self.base.name, remedy=remedy) from None
+        self.notes.append(f"{message}, so it continues with {size // 2}")
         logger.warning("%s.", self.notes[-1])
+
+    def features(self, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
+        """Return the models as features."""
+        source = hub_source(self.base.folder)
+        return FinetunedFeatures(
+            base=self.base.name, method=method, lora=self.plan.tuning.lora, outputs=outputs,
+            max_length=self.base.max_length, identity=identity, revision=source[1] if source else "",
+            precision=self.plan.scoring, folder=self.folder,
+        )  # fmt: skip
+
+    def read(self, features: FinetunedFeatures) -> npt.NDArray[np.float32]:
+        """Return the features of all texts: the outputs of stagewise models, ``(n_items, outputs)``, or joint states.
+
+        Each process computes a part; the cache of vectors then gives all of them to every process.
+        """
+        items, processes = self.pairs.items, self.checkpoints.processes
+        if processes.count > 1:
+            features(items[processes.rank :: processes.count])
+            processes.wait()
+        vectors = features(items)
+        forget_models()
+        return vectors
 
 
 def prepare_run(
     pairs: TextPairs,
-    tuning: FinetuneOptions,
-    seed: int,
+    plan: TrainingPlan,
     checkpoints: Checkpoints,
     progress: Progress | None = None,
-    precision: ChosenPrecision = "float32",
 ) -> FinetuneRun:
     """Load the tokenizer of the base model, tokenise the texts, and log notes for the user.
 
     Args:
         pairs: the training pairs.
-        tuning: the backbone and the recipe.
-        seed: of heads, adapters and the order of pairs.
+        plan: how models are trained.
         checkpoints: stores models and unfinished trainings; it must have a folder.
         progress: called with the steps done and their total.
-        precision: of weights, gradients and optimiser states.
 
     Raises:
-        UsageError: the recipe does not work here, see ``make_recipe``, or bfloat16 would end the process.
+        UsageError: bfloat16 would end the process.
     """
-    processes = checkpoints.processes
-    recipe = make_recipe(len(pairs.prob_a), tuning, seed, processes.count, precision)
-    base = load_base(str(tuning.backbone), tuning.max_length, pairs.items)
-    if precision == "bfloat16" and not torch.cuda.is_available():
+    base = load_base(str(plan.tuning.backbone), plan.tuning.max_length, pairs.items)
+    if plan.precision == "bfloat16" and not torch.cuda.is_available():
         check_cpu_bfloat16()
     tokens, truncated = base.tokens(pairs.items)
-    notes = [*base.notes, *([truncated] if truncated else []), *_unused_gpus(processes)]
-    for note in notes:
-        if processes.first:
-            logger.warning("%s.", note)
-    head = HeadFitter(base, pairs, seed, processes)
-    return FinetuneRun(pairs, tokens, recipe, base, head, checkpoints, notes, tuning.micro_batch, progress)
-
-
-def _unused_gpus(processes: Processes) -> list[str]:
-    """Return a note if this process sees further GPUs: a process trains on one."""
-    unused = torch.cuda.device_count() - 1
-    if processes.count > 1 or unused < 1:
-        return []
-    return [
-        f"training uses one GPU, and {unused} more {'is' if unused == 1 else 'are'} not used; start it with accelerate "
-        f"launch --num_processes {unused + 1} -m pluralign fit … to use all of them"
-    ]
-
-
-# --- memory, disk and random states -----------------------------------------------------------------------------------
+    notes = [*base.notes, *([truncated] if truncated else [])]
+    unused = torch.cuda.device_count() - 1  # a process trains on one
+    if plan.processes == 1 and unused > 0:
+        notes.append(
+            f"training uses one GPU, and {unused} more {'is' if unused == 1 else 'are'} not used; start it with "
+            f"accelerate launch --num_processes {unused + 1} -m pluralign fit … to use all of them"
+        )
+    for note in notes if checkpoints.processes.first else []:
+        logger.warning("%s.", note)
+    return FinetuneRun(pairs, tokens, plan, base, checkpoints, notes, progress)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -508,20 +490,13 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-@contextmanager
-def random_states_restored() -> Iterator[None]:
-    """Restore the random states of Python, numpy and torch, which ``Trainer`` seeds for the whole process."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
+# --- The models of an ensemble: one with all outputs, or one per stage (§4).
 
 
 Enough: TypeAlias = Callable[[npt.NDArray[np.float32]], bool]
 """Takes the rewards of the members so far for every text, ``(n_items, members)``; returns whether to stop there."""
+MOST_STAGES = AUTO_SIZES[-1]
+"""Number of stages after which ``--k auto`` stops in any case."""
 
 
 @dataclass(frozen=True)
@@ -529,27 +504,20 @@ class Tuned:
     """Fine-tuned models, and how they were trained."""
 
     features: FinetunedFeatures
-    steps: int
-    """Optimiser steps that each model took."""
-    batch_size: int
-    learning_rate: float
+    plan: TrainingPlan
     seconds: list[float]
     """Training time of each model."""
     notes: list[str]
-    processes: int
 
 
 def fine_tune(
     pairs: TextPairs,
-    k: int,
     options: FitOptions,
     tuning: FinetuneOptions,
     checkpoints: Checkpoints,
-    *,
-    bound: float = 1.0,
     enough: Enough | None = None,
     progress: Progress | None = None,
-    report: Callable[[str], None] = lambda _: None,
+    watcher: FitWatcher | None = None,
 ) -> Tuned:
     """Fine-tune the models of an ensemble on the votes of ``pairs``.
 
@@ -566,133 +534,93 @@ def fine_tune(
 
     Args:
         pairs: the training pairs.
-        k: number of stagewise members; with ``enough`` the largest. A joint model does not depend on it.
-        options: method, variant, loss and seed.
+        options: method, size, variant, bound, precision and seed. A joint model does not depend on the size.
         tuning: the backbone and the recipe.
         checkpoints: stores the models and unfinished trainings, and resumes them; it must have a folder, and
-            ``finetune_processes()`` as its processes.
-        bound: stagewise: training disagreement above which a member is penalised; 1 sets no bound.
+            the processes of ``join_launch``.
         enough: stagewise: called after each stage; if it returns True, no further stage is trained. Its answer is
             stored, so a resumed run stops at the same stage.
         progress: called with the steps done and their total.
-        report: called with the name of each model before its training.
+        watcher: receives the name of each model before its training.
 
     Returns:
         The models as features, in the folder of ``checkpoints``: the states of a joint model, or the outputs of
         stagewise models.
     """
-    run = prepare_run(pairs, tuning, options.seed, checkpoints, progress, choose_precision(options.precision))
+    precision = choose_precision(options.precision)
+    plan = training_plan(len(pairs.prob_a), tuning, options.seed, checkpoints.processes.count, precision)
+    run, watcher = prepare_run(pairs, plan, checkpoints, progress), watcher or FitWatcher()
     if options.method == "joint":
-        features, seconds = _joint(run, report)
+        features, seconds = _joint(run, watcher)
     else:
-        features, seconds = _stagewise(run, k, options, bound, enough, report)
-    recipe = run.recipe
-    return Tuned(
-        features, run.steps, recipe.batch, recipe.learning_rate, seconds, run.notes, checkpoints.processes.count
-    )
+        features, seconds = _stagewise(run, options, enough, watcher)
+    return Tuned(features, plan, seconds, run.notes)
 
 
-def finetune_processes() -> Processes:
-    """Return this process, joined to the others of its launch, for the ``Checkpoints`` of a fine-tuning."""
-    return join_launch(cpu=not torch.cuda.is_available())
+@dataclass(frozen=True, eq=False)
+class JointStart:
+    """The mixture on the base model's states that a joint training starts from."""
+
+    head: FloatArray
+    """Weights of the head, ``(outputs, hidden)``."""
+    weights: FloatArray
+    """Of the mixture."""
+    damping: FloatArray
+    """Factor that shortens long differences, of each pair, ``(n,)``."""
 
 
-def _joint(run: FinetuneRun, report: Callable[[str], None]) -> tuple[FinetunedFeatures, list[float]]:
+def _joint(run: FinetuneRun, watcher: FitWatcher) -> tuple[FinetunedFeatures, list[float]]:
     prob_a = run.pairs.prob_a
     loss: PairLoss = VoteLoss(VOICES)
-    start = {"head": np.zeros(0), "damping": np.ones(len(prob_a))}  # a fresh head needs none
-    if not run.recipe.tuning.fresh_head:
-        start = _start(run)
-        loss = MixtureLoss(tuple(start["weights"].tolist()))
-    report("all members")
-    labels = PairLabels(prob_a, prob_a, start["damping"])
-    features = _features(run, "joint", VOICES + 1)
+    start = JointStart(np.zeros(0), np.zeros(0), np.ones(len(prob_a)))  # a fresh head needs none
+    if not run.plan.tuning.fresh_head:
+        start = run.checkpoints.keep("start", JointStart, lambda: _joint_start(run.states))
+        loss = MixtureLoss(tuple(start.weights.tolist()))
+    watcher.training("all members")
+    labels = {"prob_a": prob_a, "target": prob_a, "weight": start.damping}
+    features = run.features("joint", VOICES + 1)
     (folder,) = model_folders(features)
-    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda *_: start["head"]), folder)
+    seconds = run.train(Training("joint", VOICES + 1, loss, labels, lambda: start.head), folder)
     features = features.with_current_hashes()
-    _outputs(run, features)  # fills the cache of vectors
+    run.read(features)  # fills the cache of vectors
     return features, [seconds]
 
 
-def _start(run: FinetuneRun) -> dict[str, FloatArray]:
-    """Return the mixture that a joint training starts from: ``head``, ``weights``, and ``damping`` of each pair."""
-    found: dict[str, FloatArray] = {}
-
-    def heads(pairs: Pairs, teacher: Teacher) -> FloatArray:
-        squares = row_squares(pairs.difference)
-        found["damping"] = damping_factor(squares, teacher.damping, teacher.mean_square)
-        found["weights"] = teacher.voice_weights
-        return np.column_stack([teacher.voices, teacher.theta])
-
-    def compute() -> dict[str, FloatArray]:
-        head = run.fit_head(heads)
-        return {"head": head, **found}
-
-    return run.checkpoints.arrays("start", compute)
+def _joint_start(states: BaseStates) -> JointStart:
+    teacher, squares = states.teacher, row_squares(states.pairs.difference)
+    head = states.head(np.column_stack([teacher.voices, teacher.theta]))
+    return JointStart(head, teacher.voice_weights, damping_factor(squares, teacher.damping, teacher.mean_square))
 
 
 def _stagewise(
-    run: FinetuneRun,
-    k: int,
-    options: FitOptions,
-    bound: float,
-    enough: Enough | None,
-    report: Callable[[str], None],
+    run: FinetuneRun, options: FitOptions, enough: Enough | None, watcher: FitWatcher
 ) -> tuple[FinetunedFeatures, list[float]]:
-    pairs = run.pairs
+    pairs, processes = run.pairs, run.checkpoints.processes
+    k = MOST_STAGES if options.k == "auto" else int(options.k)
+    bound = training_bound(options.max_disagreement, len(np.unique(pairs.prompt)))
     prob_hat = np.full(len(pairs.prob_a), 0.5)
     seconds: list[float] = []
     identity: tuple[str, ...] = ()
     for j in range(k):
-        report(f"member {j + 1} of {'at most ' if enough else ''}{k}")
-        features = _features(run, "stagewise", j + 1)
+        watcher.training(f"member {j + 1} of {'at most ' if enough else ''}{k}")
+        features = run.features("stagewise", j + 1)
         folder = model_folders(features)[j]
         variant: Variant = "symmetric" if j == 0 else options.variant
         residual = pairs.prob_a - prob_hat
 
-        def heads(
-            base: Pairs, teacher: Teacher, residual: FloatArray = residual, variant: Variant = variant
-        ) -> FloatArray:
-            return fit_member(base.difference, residual, l2=teacher.l2, variant=variant, loss=options.loss)[:, None]
+        def head(residual: FloatArray = residual, variant: Variant = variant) -> FloatArray:
+            difference, l2 = run.states.pairs.difference, run.states.teacher.l2
+            with threadpool_limits(1, user_api="blas"):
+                theta = fit_member(difference, residual, l2=l2, variant=variant)
+                return run.states.head(theta[:, None])
 
-        stage = stage_target(residual, variant, options.loss)
-        labels = PairLabels(pairs.prob_a, stage.target, stage.weight)
-        head = partial(run.head.fit, heads)
-        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(stage.loss, bound), labels, head), folder))
+        labels = {"prob_a": pairs.prob_a, "target": stage_target(residual, variant), "weight": np.ones(len(residual))}
+        seconds.append(run.train(Training(f"member-{j}", 1, StageLoss(bound), labels, head), folder))
         identity = (*identity, model_identity(folder, features))
-        features = _features(run, "stagewise", j + 1, identity)
-        outputs = _outputs(run, features)
+        features = run.features("stagewise", j + 1, identity)
+        outputs = run.read(features)
         votes = votes_from_rewards(outputs[pairs.a], outputs[pairs.b])
-        if enough and _agreed(run, f"enough-{j}", lambda: enough(outputs)):  # noqa: B023 - called at once
+        if enough and run.checkpoints.value(f"enough-{j}", lambda: processes.agreed(lambda: enough(outputs))):  # noqa: B023 - called at once
             break
         prob_hat = votes @ simplex_least_squares(votes, pairs.prob_a)
     return features, seconds
-
-
-def _agreed(run: FinetuneRun, name: str, decide: Callable[[], bool]) -> bool:
-    """Return a decision of the first process, as stored if it was made before."""
-    return bool(run.checkpoints.value(name, lambda: run.checkpoints.processes.agreed(decide)))
-
-
-def _features(run: FinetuneRun, method: Method, outputs: int, identity: tuple[str, ...] = ()) -> FinetunedFeatures:
-    """Return the models as features."""
-    source = hub_source(run.base.folder)
-    return FinetunedFeatures(
-        base=run.base.name, method=method, lora=run.recipe.tuning.lora, outputs=outputs,
-        max_length=run.base.max_length, identity=identity, revision=source[1] if source else "",
-        precision=run.recipe.scoring, folder=run.folder, reads="states" if method == "joint" else "outputs",
-    )  # fmt: skip
-
-
-def _outputs(run: FinetuneRun, features: FinetunedFeatures) -> npt.NDArray[np.float32]:
-    """Return the features of all texts: the outputs of stagewise models, ``(n_items, outputs)``, or joint states.
-
-    Each process computes a part; the cache of vectors then gives all of them to every process.
-    """
-    items, processes = run.pairs.items, run.checkpoints.processes
-    if processes.count > 1:
-        features(items[processes.rank :: processes.count])
-        processes.wait()
-    outputs = features(items)
-    forget_models()
-    return outputs

@@ -109,8 +109,6 @@ class RewardModel:
         inputs = (inputs * arrays["gain"]).astype(np.float32)
         if "axes" in arrays:
             inputs = (inputs @ arrays["axes"]).astype(np.float32)
-        if "hidden" in arrays:
-            inputs = np.hstack([inputs, np.tanh(inputs @ arrays["hidden"] + arrays["bias"])]).astype(np.float32)
         return inputs @ arrays["theta"].astype(np.float64)
 
     @functools.cached_property

@@ -186,7 +186,7 @@ export function calibration(panel, ensemble) {
       return [plural(k, "member", "members"), number(brier), number(corrected)];
     });
     for (const [key, name] of Object.entries(LINES)) {
-      if (known(history[key])) rows.push([name, number(history[key]), ""]);
+      if (key in history.lines) rows.push([name, number(history.lines[key]), ""]);
     }
     return el(
       "figure",
@@ -197,7 +197,7 @@ export function calibration(panel, ensemble) {
         "figcaption",
         {},
         "Held-out Brier score of ensembles of each size. ",
-        known(history.floor) && "Floor: the best possible score of a single deterministic reward. ",
+        "floor" in history.lines && "Floor: the best possible score of a single deterministic reward. ",
         "Soft BT: one reward model read as a probability. Noise: the score of the true shares.",
       ),
       asTable(["", "Brier", "corrected"], rows),
@@ -205,8 +205,8 @@ export function calibration(panel, ensemble) {
   }
 
   function sizes(width) {
-    const lines = Object.keys(LINES).filter((key) => known(history[key]));
-    const most = Math.max(...history.points.map((one) => one.brier), ...lines.map((key) => history[key]));
+    const lines = Object.keys(LINES).filter((key) => key in history.lines);
+    const most = Math.max(...history.points.map((one) => one.brier), ...Object.values(history.lines));
     const largest = Math.max(...history.points.map((one) => one.k));
     const step = [0.01, 0.02, 0.05, 0.1].find((one) => most / one <= 6) ?? 0.2;
     const ticks = Array.from({ length: Math.floor((most * 1.08) / step) + 1 }, (_, i) => i * step);
@@ -216,15 +216,15 @@ export function calibration(panel, ensemble) {
     const spoken = `Brier score ${number(first.brier)} with ${first.k}, ${number(last.brier)} with ${last.k} members`;
     const ks = history.points.map((one) => one.k);
     const labels = spaced([
-      ...lines.map((key) => ({ y: at.y(history[key]), class: key, text: `${LINES[key]} ${number(history[key])}` })),
+      ...lines.map((key) => ({ y: at.y(history.lines[key]), class: key, text: `${LINES[key]} ${number(history.lines[key])}` })),
       { y: at.y(last.brier), class: "own", text: `ensemble ${number(last.brier)}` },
     ]);
     return svg(
       "svg",
       { ...frame(at, width), role: "img", "aria-label": spoken },
-      known(history.floor) && band(at, at.y(history.floor)),
+      "floor" in history.lines && band(at, at.y(history.lines.floor)),
       axes(at, ks, ticks, String, (value) => number(value, 2), "members", "Brier score"),
-      lines.map((key) => line(`mark ${key}`, at.left, at.y(history[key]), at.right, at.y(history[key]))),
+      lines.map((key) => line(`mark ${key}`, at.left, at.y(history.lines[key]), at.right, at.y(history.lines[key]))),
       polyline(history.points.map((one) => [at.x(one.k), at.y(one.brier)])),
       history.points.map((one) => svg("circle", { class: "dot", cx: at.x(one.k), cy: at.y(one.brier), r: 5 })),
       labels.map((label) => svg("text", { class: label.class, x: at.right + 8, y: label.y + 4 }, label.text)),
@@ -233,7 +233,6 @@ export function calibration(panel, ensemble) {
 }
 
 const pairsOf = (one) => plural(one.count, "pair", "pairs");
-const known = (value) => value !== null && value !== undefined;
 
 /** The point furthest from the diagonal, with the largest error. */
 function furthest(points) {

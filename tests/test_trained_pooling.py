@@ -1,25 +1,27 @@
-"""Trained poolings of sentence encoders: used only if validation prompts say so, saved, resumed and exported."""
+"""Attention pooling trained on the votes: used only if validation prompts say so, saved, resumed and exported."""
 
 import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tiny import two_camps, write_sentence_encoder
+from tiny import camp_votes, write_sentence_encoder
 
 from pluralign.core.errors import UsageError
 from pluralign.ensemble.ensemble import RewardEnsemble
-from pluralign.learning import trained_pooling as tuned_encoder
+from pluralign.learning import frozen as frozen_fit
+from pluralign.learning import trained_pooling
+from pluralign.learning import tuned as tuning
 from pluralign.learning.backbone import attention
 from pluralign.learning.backbone.losses import MixtureLoss, RunningFigures
 from pluralign.learning.fit import fit
-from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.options import FitOptions
 from pluralign.learning.task import FitTask
 from pluralign.measuring.certificate import certify
 from pluralign.measuring.evaluate import evaluate
@@ -27,14 +29,18 @@ from pluralign.publishing.export import export
 from pluralign.text.features import TextFeatures
 from pluralign.text.pooling import ATTENTION_FILE
 from pluralign.text.surface import NAMES
-from pluralign.votes.load import load_preferences
 from pluralign.votes.preferences import PreferenceSet, texts_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-QUICK: dict[str, Any] = {
-    "k": 2, "epochs": 10, "learning_rate": 1e-2, "batch_size": 32, "surface": False, "layers": "2",
-    "test_fraction": 0.2,
-}  # fmt: skip
+QUICK: dict[str, Any] = {"k": 2, "pooling": "attention", "surface": False, "layers": "2", "test_fraction": 0.2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_training() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"EPOCHS": 10, "LEARNING_RATE": 1e-2, "BATCH": 32}.items():
+            patch.setattr(attention, name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +50,13 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
-    path = tmp_path_factory.mktemp("votes") / "camps.jsonl"
-    path.write_text("\n".join(map(json.dumps, two_camps(400))))
-    return load_preferences(str(path))
+    return camp_votes(tmp_path_factory.mktemp("votes"), 400)
 
 
 @pytest.fixture(scope="module")
 def tuned(encoder: Path, votes: PreferenceSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fit") / "tuned"
-    fit(votes, folder=folder, backbone=str(encoder), **QUICK)
+    fit(votes, folder=folder, encoder=str(encoder), **QUICK)
     return folder
 
 
@@ -76,18 +80,15 @@ def test_mixture_loss_is_the_cross_entropy_of_the_mixture_and_half_that_of_the_l
 
 
 @pytest.mark.slow
-def test_tuned_encoder_learns_what_random_features_do_not_show(tuned: Path, votes: PreferenceSet) -> None:
+def test_the_trained_pooling_learns_what_random_features_do_not_show(tuned: Path, votes: PreferenceSet) -> None:
     """Validation and test prompts agree that tuning helps; the ensemble reads texts with its own encoder."""
     ensemble = RewardEnsemble.load(tuned)
-    choice = ensemble.record.encoders
-    assert choice is not None
+    record: Any = ensemble.record
+    choice = record.encoders
     assert choice.used == "tuned"
-    assert choice.validation_frozen is not None
-    assert choice.test_frozen is not None
     assert choice.validation_tuned < choice.validation_frozen
     assert choice.test_tuned < choice.test_frozen
-    assert ensemble.record.evaluation is not None
-    assert ensemble.record.evaluation.test.brier_corrected == pytest.approx(choice.test_tuned)
+    assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_tuned)
     assert isinstance(ensemble.features, TextFeatures)
     assert Path(ensemble.features.encoder).parent == tuned
     assert np.isfinite(ensemble.rewards(texts_of(votes)[:4])).all()
@@ -116,13 +117,13 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
     def breaks(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    for target, name in ((attention, "_of_networks"), (tuned_encoder, "learn")):
+    for target, name in ((attention, "_of_networks"), (tuning, "fit_tuned_members")):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, breaks)
             with pytest.raises(KeyboardInterrupt):
-                fit(votes, folder=tmp_path / "again", backbone=str(encoder), **QUICK)
+                fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
     monkeypatch.setattr(attention, "train_attention", breaks)
-    resumed = fit(votes, folder=tmp_path / "again", backbone=str(encoder), **QUICK)
+    resumed = fit(votes, folder=tmp_path / "again", encoder=str(encoder), **QUICK)
     whole = RewardEnsemble.load(tuned)
     np.testing.assert_array_equal(resumed.weights, whole.weights)
     weights = [next(folder.glob(f"encoder-*/{ATTENTION_FILE}")) for folder in (tuned, tmp_path / "again")]
@@ -133,15 +134,15 @@ def test_an_interrupted_fit_resumes_with_the_same_encoder(
 def test_frozen_encoder_is_used_if_the_trained_features_are_worse(
     encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def noise(states: Any, pairs: Any, start: Any, **_: Any) -> Any:
+    def noise(states: Any, pairs: Any, start: Any, *_: Any) -> Any:
         rng, heads = np.random.default_rng(0), (attention.NETWORKS, attention.HEADS)
         shapes = {"query": (*heads, 8), "bias": heads, "value": (*heads, 8, start.rewards.shape[1])}
         return {name: 5 * rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
     monkeypatch.setattr(attention, "train_attention", noise)
-    worse = fit(votes, folder=tmp_path / "worse", backbone=str(encoder), **QUICK)
-    assert worse.record.encoders is not None
-    assert worse.record.encoders.used == "frozen"
+    worse = fit(votes, folder=tmp_path / "worse", encoder=str(encoder), **QUICK)
+    record: Any = worse.record
+    assert record.encoders.used == "frozen"
     assert isinstance(worse.features, TextFeatures)
     assert Path(worse.features.encoder) == encoder
     assert not list((tmp_path / "worse").glob("encoder-*"))
@@ -153,7 +154,7 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
     """The frozen fit has folds of all training prompts. The trained fit has one fold: the validation prompts."""
     folds: list[list[set[int]]] = []
     trained: list[set[int]] = []
-    start, train = FitTask.start, attention.train_attention
+    start, train = frozen_fit.task_of, attention.train_attention
 
     def look_at_folds(*arguments: Any) -> FitTask:
         task = start(*arguments)
@@ -164,9 +165,11 @@ def test_choices_on_trained_features_use_only_prompts_that_they_were_not_trained
         trained.append(set(pairs.prompt.tolist()))
         return train(states, pairs, *arguments, **rest)
 
-    monkeypatch.setattr(FitTask, "start", look_at_folds)
+    for module in (frozen_fit, tuning):
+        monkeypatch.setattr(module, "task_of", look_at_folds)
     monkeypatch.setattr(attention, "train_attention", look_at_training)
-    fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"epochs": 1})
+    monkeypatch.setattr(attention, "EPOCHS", 1)
+    fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK)
     _, _, tuned, frozen = folds  # the first two compare the features
     assert len(tuned) == 1
     assert not tuned[0] & trained[0]
@@ -180,36 +183,34 @@ def test_members_learn_from_the_mean_of_the_networks_on_top_of_the_frozen_mixtur
 ) -> None:
     """The teacher's share, recomputed from the frozen rewards and the outputs of each network."""
     seen: list[Any] = []
-    build = tuned_encoder._trained_inputs
+    build = trained_pooling._trained_inputs
 
-    def look(preferences: PreferenceSet, start: Any, vectors: Any, *rest: Any) -> Any:
-        seen.append((start, vectors, build(preferences, start, vectors, *rest)))
+    def look(task: Any, start: Any, vectors: Any, *rest: Any) -> Any:
+        seen.append((start, vectors, build(task, start, vectors, *rest)))
         return seen[-1][2]
 
-    monkeypatch.setattr(tuned_encoder, "_trained_inputs", look)
-    fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"surface": True, "epochs": 2})
-    ((start, vectors, trained),) = seen
+    monkeypatch.setattr(trained_pooling, "_trained_inputs", look)
+    monkeypatch.setattr(attention, "EPOCHS", 2)
+    fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"surface": True})
+    ((start, vectors, (inputs_of, teacher)),) = seen
     items, outputs = votes.items(), start.rewards.shape[1]
     corrections = vectors[:, 8 : -len(NAMES)].reshape(len(vectors), attention.NETWORKS, outputs)
     rewards = start.rewards[:, None] + corrections
     difference = (rewards[items.a] - rewards[items.b]) * start.damping[:, None, None]
     shares = (1 / (1 + np.exp(-difference[:, :, :-1]))) @ start.teacher.voice_weights
-    inputs = trained.inputs(vectors)
-    share = trained.teacher.prob_mixture(inputs[items.a] - inputs[items.b])
+    inputs = inputs_of(vectors)
+    share = teacher.prob_mixture(inputs[items.a] - inputs[items.b])
     np.testing.assert_allclose(share, shares.mean(axis=1), atol=2e-4)
-    span = trained.teacher.axes @ (trained.teacher.axes.T @ trained.teacher.voices)
-    np.testing.assert_allclose(span, trained.teacher.voices, atol=1e-3)
+    span = teacher.axes @ (teacher.axes.T @ teacher.voices)
+    np.testing.assert_allclose(span, teacher.voices, atol=1e-3)
 
 
 @pytest.mark.slow
 def test_policy_level_members_learn_from_the_trained_mixture_too(
     encoder: Path, votes: PreferenceSet, tmp_path: Path
 ) -> None:
-    ensemble = fit(votes, folder=tmp_path / "fit", backbone=str(encoder), **QUICK | {"level": "policy"})
-    choice = ensemble.record.encoders
-    assert choice is not None
-    assert choice.validation_frozen is not None
-    assert choice.test_frozen is not None
+    ensemble = fit(votes, folder=tmp_path / "fit", encoder=str(encoder), **QUICK | {"level": "policy"})
+    choice: Any = ensemble.record.encoders
     assert choice.validation_tuned < choice.validation_frozen
     assert choice.test_tuned < choice.test_frozen
 
@@ -217,27 +218,23 @@ def test_policy_level_members_learn_from_the_trained_mixture_too(
 @pytest.mark.slow
 def test_baselines_use_the_frozen_features_only(tuned: Path, encoder: Path, votes: PreferenceSet) -> None:
     """They equal those of a fit on frozen features, so that a trained ensemble has no weaker rivals."""
-    frozen = fit(
-        votes, encoder=str(encoder), **{name: QUICK[name] for name in ("k", "surface", "layers", "test_fraction")}
-    )
-    own = RewardEnsemble.load(tuned).record.evaluation
-    assert own is not None
-    assert frozen.record.evaluation is not None
+    frozen = fit(votes, encoder=str(encoder), **QUICK | {"pooling": "mean"})
+    own: Any = RewardEnsemble.load(tuned).record.evaluation
+    other: Any = frozen.record.evaluation
     for name in ("soft_bt", "hard_bt"):
-        assert own.baselines[name].brier == pytest.approx(frozen.record.evaluation.baselines[name].brier, abs=1e-6)
+        assert own.baselines[name].brier == pytest.approx(other.baselines[name].brier, abs=1e-6)
 
 
 @pytest.mark.slow
 def test_a_saved_ensemble_has_the_figures_of_its_fit_and_everyones_reward(tuned: Path, votes: PreferenceSet) -> None:
     """Baselines have fewer inputs than members: they use the frozen ones, which come first."""
     ensemble = RewardEnsemble.load(tuned)
-    fitted, again = ensemble.record.evaluation, evaluate(ensemble, votes)
-    assert fitted is not None
+    fitted: Any = ensemble.record.evaluation
+    again = evaluate(ensemble, votes)
     assert again.test.brier == pytest.approx(fitted.test.brier, abs=1e-9)
     for name, baseline in fitted.baselines.items():
         assert again.baselines[name].brier == pytest.approx(baseline.brier, abs=1e-6)
-    average = ensemble.average_theta
-    assert average is not None
+    average: Any = ensemble.average_theta
     n_trained = attention.NETWORKS * 9
     assert not average[-n_trained:].any()
     assert average[:-n_trained].any()
@@ -271,50 +268,30 @@ def test_an_exported_ensemble_computes_the_trained_features_without_pluralign(
     np.testing.assert_allclose(json.loads(done.stdout), ensemble.rewards(texts_of(votes)[:6]), rtol=1e-3, atol=1e-3)
 
 
-def test_sentence_encoders_have_their_own_defaults_unless_options_are_named(encoder: Path) -> None:
-    tuning = FinetuneOptions(backbone=str(encoder))
-    changed = tuned_encoder.encoder_defaults(tuning, ())
-    assert (changed.epochs, changed.learning_rate, changed.batch_size) == (8.0, 3e-3, 128)
-    assert tuned_encoder.encoder_defaults(tuning, ("epochs",)).epochs == 1.0
-    assert tuned_encoder.encoder_defaults(replace(tuning, epochs=2.0), ()).epochs == 2.0
-    with pytest.raises(UsageError, match="--micro-batch does not apply to a sentence encoder"):
-        tuned_encoder.encoder_defaults(replace(tuning, micro_batch=2), ())
-    with pytest.raises(UsageError, match="--optimizer does not apply to a sentence encoder"):
-        tuned_encoder.encoder_defaults(tuning, ("optimizer",))
-
-
-@pytest.mark.parametrize(
-    ("options", "tuning"), [({"method": "stagewise"}, {}), ({}, {"lora": True}), ({}, {"fresh_head": True})]
-)
-def test_other_methods_do_not_tune_an_encoder(encoder: Path, options: dict[str, Any], tuning: dict[str, Any]) -> None:
-    assert tuned_encoder.tunes_encoder(FitOptions(), FinetuneOptions(backbone=str(encoder)))
-    assert not tuned_encoder.tunes_encoder(FitOptions(**options), FinetuneOptions(backbone=str(encoder), **tuning))
-
-
-def test_a_folder_is_needed_and_other_features_are_refused(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="needs a folder for its models"):
-        fit(votes, backbone=str(encoder))
-    with pytest.raises(UsageError, match="--folds cannot be used with --backbone"):
-        fit(votes, folder=tmp_path, backbone=str(encoder), folds=3)
-    with pytest.raises(UsageError, match="--members cannot be used with --backbone"):
-        fit(votes, folder=tmp_path, backbone=str(encoder), members="mlp")
-    others: list[dict[str, Any]] = [{"layers": "last"}, {"pooling": "last"}]
-    for other in others:
-        with pytest.raises(UsageError, match="reads the mean over tokens of named layers"):
-            fit(votes, folder=tmp_path, backbone=str(encoder), **other)
-
-
-@pytest.mark.parametrize("change", [{"architectures": ["LlamaForCausalLM"]}, {"is_encoder_decoder": True}])
-def test_a_decoder_is_not_tuned_as_a_sentence_encoder(encoder: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"architectures": ["LlamaForCausalLM"]}, {"is_encoder_decoder": True}, None])
+def test_only_sentence_encoders_have_a_trained_pooling(
+    encoder: Path, tmp_path: Path, change: dict[str, Any] | None
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(encoder, other)
     config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, **change}))
-    assert not tuned_encoder.tunes_encoder(FitOptions(), FinetuneOptions(backbone=str(other)))
+    (other / "config.json").write_text(json.dumps({**config, **(change or {})}))
+    name = str(other) if change else "hashing"
+    with pytest.raises(UsageError, match="needs a sentence encoder such as minilm"):
+        trained_pooling.frozen_encoder(FitOptions(encoder=name, pooling="attention"))
 
 
-def test_an_automatic_precision_is_saved_as_chosen(encoder: Path, votes: PreferenceSet, tmp_path: Path) -> None:
-    quick = QUICK | {"epochs": 0.2, "precision": "auto"}
-    ensemble = fit(votes, folder=tmp_path / "auto", backbone=str(encoder), **quick)
+def test_a_folder_and_layers_are_needed(encoder: Path, votes: PreferenceSet) -> None:
+    with pytest.raises(UsageError, match="need a folder for their models"):
+        fit(votes, encoder=str(encoder), **QUICK)
+    with pytest.raises(UsageError, match="name --layers by number"):
+        trained_pooling.frozen_encoder(FitOptions(encoder=str(encoder), layers="last"))
+
+
+def test_an_automatic_precision_is_saved_as_chosen(
+    encoder: Path, votes: PreferenceSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "EPOCHS", 0.2)
+    ensemble = fit(votes, folder=tmp_path / "auto", encoder=str(encoder), **QUICK | {"precision": "auto"})
     assert isinstance(ensemble.features, TextFeatures)
     assert ensemble.features.precision in ("float32", "bfloat16")

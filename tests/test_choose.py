@@ -1,17 +1,20 @@
-"""Stagewise fits on frozen features: the choice of space and regularisation, and the order of the responses."""
+"""Choices on validation prompts: the target of joint members, and space and regularisation of stagewise ones."""
 
 from typing import Any
 
 import numpy as np
 import pytest
+from simulated import as_array
 
+from pluralign import fit as fit_ensemble
+from pluralign import town_hall
 from pluralign.core.checkpoints import Checkpoints
-from pluralign.core.errors import UsageError
+from pluralign.experiments.demo import fit_features
 from pluralign.learning import choose as stagewise_fit
-from pluralign.learning.choose import Setting, StagePairs, choose_setting, fit_stagewise, settings
+from pluralign.learning.choose import Setting, StagePairs, choose_setting, settings
 from pluralign.learning.options import FitOptions, Orient
-from pluralign.learning.pairs import Pairs, as_array
-from pluralign.learning.stagewise import hard_votes, orientation, stages
+from pluralign.learning.pairs import Pairs, hard_votes
+from pluralign.learning.stagewise import orientation, stages
 from pluralign.learning.task import FitTask, FitWatcher
 from pluralign.theory.calibration import brier
 
@@ -27,7 +30,7 @@ def votes(n: int = 240, d: int = 40, seed: int = 0) -> Pairs:
 
 def task(pairs: Pairs | None = None, **options: Any) -> FitTask:
     chosen = FitOptions(**{"method": "stagewise", "k": 3, **options})
-    return FitTask.start(pairs or votes(), chosen, Checkpoints(None, {}), FitWatcher())
+    return FitTask(pairs or votes(), chosen, Checkpoints(None, {}), FitWatcher())
 
 
 def everything(of: FitTask) -> StagePairs:
@@ -79,7 +82,7 @@ def test_members_stay_in_the_leading_directions() -> None:
 def test_stages_of_a_checkpoint_equal_those_without(tmp_path: Any) -> None:
     pairs = votes()
     options = FitOptions(method="stagewise", k=3)
-    kept = everything(FitTask.start(pairs, options, Checkpoints(tmp_path, {"run": 1}), FitWatcher()))
+    kept = everything(FitTask(pairs, options, Checkpoints(tmp_path, {"run": 1}), FitWatcher()))
     setting = Setting(16, 0.1)
     fresh, stored, again = (list(kept.members(setting, 3, 0.45, name)) for name in (None, "stage", "stage"))
     for one, two, three in zip(fresh, stored, again, strict=True):
@@ -117,7 +120,7 @@ def test_swapped_pairs_have_the_opposite_difference_and_share(orient: Orient) ->
     np.testing.assert_array_equal(fold.sign, of.sign[~fit.folds[0]])
 
 
-@pytest.mark.parametrize("variant", ["printed", "symmetric", "weighted"])
+@pytest.mark.parametrize("variant", ["printed", "symmetric"])
 def test_only_the_printed_variant_depends_on_the_order(variant: str) -> None:
     members = {}
     for orient in ("random", "given", "majority"):
@@ -127,22 +130,48 @@ def test_only_the_printed_variant_depends_on_the_order(variant: str) -> None:
         assert gap > 0.01 if variant == "printed" else gap < 1e-3
 
 
-def test_orient_reaches_the_fitted_ensemble() -> None:
-    fitted = {
-        orient: fit_stagewise(task(variant="printed", orient=orient), lambda _: None).members.theta
-        for orient in ("random", "majority")
-    }
-    assert fitted["random"].shape == (40, 3)
-    second = [theta[:, 1] / np.linalg.norm(theta[:, 1]) for theta in fitted.values()]
-    assert np.abs(second[0] - second[1]).max() > 0.1
+# --- the target of joint members -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("orient", ["given", "majority"])
-def test_orient_needs_stagewise(orient: Orient) -> None:
-    with pytest.raises(UsageError, match="--orient requires --method stagewise"):
-        FitOptions(orient=orient)
+@pytest.mark.slow
+def test_votes_are_chosen_where_features_show_what_divides_people() -> None:
+    """The true features of the town hall: members learned from votes are closer to the town than any single reward."""
+    town = town_hall(5000)
+    ensemble, held_out = fit_features(town.preferences, town.features, k=8)
+    assert (ensemble.record.target, ensemble.record.vote_share) == ("votes", 1.0)
+    truth = town.true_prob[town.preferences.test_mask(0.1)]
+    error = brier(ensemble.readings(held_out.difference)["vote"], truth)
+    taught, taught_votes = fit_features(town.preferences, town.features, k=8, target="teacher")
+    assert error < 0.8 * brier(taught.readings(taught_votes.difference)["vote"], truth)
+    assert ensemble.undecided < 0.15 < taught.undecided
 
 
-def test_unknown_order_is_refused() -> None:
-    with pytest.raises(UsageError, match="did you mean 'majority'"):
-        FitOptions(method="stagewise", orient="majorty")  # type: ignore[arg-type]
+@pytest.mark.slow
+def test_a_teacher_is_chosen_where_features_are_weak() -> None:
+    """Hashed words and few votes: members that learn from votes alone memorise noise."""
+    town = town_hall(1000)
+    chosen = fit_ensemble(town.preferences, k=8, encoder="hashing:256")
+    assert chosen.record.target in ("teacher", "mixture")
+    rows = town.preferences.test_mask(0.1)
+    votes = fit_ensemble(town.preferences, k=8, encoder="hashing:256", target="votes")
+    truth = town.true_prob[rows]
+    test = town.preferences[rows]
+    assert brier(chosen.prob_hat(test), truth) < 0.9 * brier(votes.prob_hat(test), truth)
+
+
+def test_no_undecided_gives_the_form_of_the_paper() -> None:
+    town = town_hall(400).preferences
+    ensemble = fit_ensemble(town, k=2, encoder="none", undecided=False)
+    assert ensemble.undecided == 0
+    assert all(row.undecided == 0 for row in ensemble.record.history)
+    votes = ensemble.votes(town)
+    np.testing.assert_allclose(ensemble.prob_hat(town), votes @ ensemble.weights, atol=1e-12)
+
+
+def test_the_figures_of_every_size_include_its_undecided_share() -> None:
+    town = town_hall(400).preferences
+    ensemble = fit_ensemble(town, k=2, encoder="none", test_fraction=0.3)
+    last = ensemble.record.history[-1]
+    assert last.undecided == ensemble.undecided > 0
+    test = town[town.test_mask(0.3)]
+    assert last.test_brier == pytest.approx(brier(ensemble.prob_hat(test), test.prob_a), abs=1e-6)

@@ -1,4 +1,4 @@
-"""Leading directions of wide features, against an eigendecomposition of all differences."""
+"""Features of a fit: leading directions of wide ones, against an eigendecomposition of all differences."""
 
 from pathlib import Path
 
@@ -7,8 +7,7 @@ import pytest
 
 from pluralign import RewardEnsemble, fit
 from pluralign.ensemble.members import fit_feature_map
-from pluralign.learning import frozen as leading
-from pluralign.learning import joint
+from pluralign.learning import frozen, joint
 from pluralign.learning.frozen import leading_axes
 from pluralign.text.surface import NAMES
 from pluralign.votes.preferences import texts_of
@@ -32,7 +31,7 @@ def test_a_sample_of_the_pairs_determines_the_axes(monkeypatch: pytest.MonkeyPat
     features = rng.standard_normal((50, 5)).astype(np.float32)
     a, b = rng.integers(50, size=(2, 200))
     inputs = fit_feature_map(features, 0)
-    monkeypatch.setattr(leading, "SAMPLE", 60)
+    monkeypatch.setattr(frozen, "SAMPLE", 60)
     np.testing.assert_array_equal(
         leading_axes(inputs, features, a, b, 3), leading_axes(inputs, features, a[::4], b[::4], 3)
     )
@@ -40,8 +39,8 @@ def test_a_sample_of_the_pairs_determines_the_axes(monkeypatch: pytest.MonkeyPat
 
 def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "STEPS", 20)
-    monkeypatch.setattr("pluralign.learning.frozen.LEADING", 40)
-    monkeypatch.setattr("pluralign.learning.frozen.WIDE", 60)
+    monkeypatch.setattr(frozen, "LEADING", 40)
+    monkeypatch.setattr(frozen, "WIDE", 60)
     votes = town_hall(200).preferences
     ensemble = fit(votes, k=2, encoder="hashing:64", folder=tmp_path / "wide")
     inputs = ensemble.members.inputs
@@ -50,5 +49,5 @@ def test_a_fit_on_wide_features_is_projected_saved_and_loaded(tmp_path: Path, mo
     assert ensemble.members.theta.shape == (inputs.dimension, 2)
     texts = texts_of(votes)[:9]
     np.testing.assert_array_equal(RewardEnsemble.load(tmp_path / "wide").rewards(texts), ensemble.rewards(texts))
-    monkeypatch.setattr("pluralign.learning.frozen.WIDE", 64 + len(NAMES))
+    monkeypatch.setattr(frozen, "WIDE", 64 + len(NAMES))
     assert fit(votes, k=2, encoder="hashing:64").members.inputs.axes is None, "not wide: all columns are kept"

@@ -1,0 +1,201 @@
+"""Ensembles on fine-tuned models: losses, members as a head, the comparison with frozen, and early stopping."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tiny import camp_votes
+
+from pluralign.cli.render.fit import encoder_sentence, fit_page
+from pluralign.core.checkpoints import Checkpoints
+from pluralign.core.errors import DataError
+from pluralign.ensemble.ensemble import RewardEnsemble
+from pluralign.ensemble.members import LinearMembers, fit_feature_map, spanned_axes, without_clipping
+from pluralign.learning import tuned
+from pluralign.learning.backbone.losses import RunningFigures, VoteLoss
+from pluralign.learning.backbone.train import StepCallback
+from pluralign.learning.fit import fit
+from pluralign.learning.options import FinetuneOptions, FitOptions
+from pluralign.learning.task import FitWatcher
+from pluralign.learning.tuned import TunedTask, choose_stages, sizes_on_validation, stopped_improving, validation_rows
+from pluralign.text.features import TextFeatures
+from pluralign.votes.preferences import PreferenceSet, texts_of
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+QUICK: dict[str, Any] = {
+    "k": 2, "optimizer": "adamw", "learning_rate": 5e-3, "batch_size": 32, "epochs": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def votes(tmp_path_factory: pytest.TempPathFactory) -> PreferenceSet:
+    return camp_votes(tmp_path_factory.mktemp("votes"), 200)
+
+
+def test_members_that_learn_from_votes_find_camps_that_a_single_reward_hides() -> None:
+    """Half of the people count tea, half count rum: no single reward predicts the shares."""
+    rng = np.random.default_rng(0)
+    counts = rng.integers(-3, 4, size=(2000, 2))
+    prob_a = torch.tensor((0.5 + 0.5 * np.sign(counts)).mean(axis=1)).float()
+    features = torch.tensor(np.hstack([counts, rng.standard_normal((2000, 4))])).float()
+    torch.manual_seed(0)
+    theta = torch.nn.Parameter(0.1 * torch.randn(features.shape[1], 5))  # four members, and one reward
+    optimizer, running, loss = torch.optim.Adam([theta], lr=0.05), RunningFigures(), VoteLoss(4)
+    for step in range(300):
+        difference = features @ theta
+        running.add(difference.detach(), prob_a)
+        optimizer.zero_grad()
+        loss(difference, {"prob_a": prob_a}, running, step / 300).backward()
+        optimizer.step()
+        running.end_step(lambda sums: sums)
+    votes = 0.5 + 0.5 * torch.sign(features @ theta.detach())
+    members, one_reward = ((share - prob_a).square().mean() for share in (votes[:, :4].mean(1), votes[:, 4]))
+    assert members < 0.2 * one_reward
+
+
+def test_members_are_a_linear_head_on_the_states() -> None:
+    rng = np.random.default_rng(1)
+    states, directions = rng.standard_normal((50, 6)).astype(np.float32) * 3 + 2, rng.standard_normal((6, 2))
+    inputs = without_clipping(fit_feature_map(states, 0))
+    members = LinearMembers(inputs, rng.standard_normal((6, 3)))
+    np.testing.assert_allclose(members.rewards(states), states @ members.head(), atol=1e-4)
+    axes = spanned_axes(inputs, directions)
+    within = LinearMembers(replace(inputs, axes=axes), rng.standard_normal((2, 3)))
+    np.testing.assert_allclose(within.rewards(states), states @ within.head(), atol=1e-4)
+    _, rest, *_ = np.linalg.lstsq(directions, within.head(), rcond=None)
+    np.testing.assert_allclose(rest, 0, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_frozen_ensemble_is_used_and_reported_if_tuning_makes_it_worse(
+    votes: PreferenceSet, llama: Path, tmp_path: Path
+) -> None:
+    ensemble = fit(votes, folder=tmp_path / "worse", backbone=str(llama), **QUICK | {"learning_rate": 1.0})
+    record: Any = ensemble.record
+    choice = record.encoders
+    assert choice.used == "frozen"
+    assert choice.validation_frozen < min(choice.validation_tuned, choice.outputs.validation)
+    assert record.evaluation.test.brier_corrected == pytest.approx(choice.test_frozen)
+    assert isinstance(ensemble.features, TextFeatures)
+    assert not list((tmp_path / "worse").glob("backbone*"))
+    assert encoder_sentence(choice).startswith("The frozen model is used: fine-tuning did not clearly help")
+
+
+@pytest.mark.slow
+def test_tuned_model_is_kept_with_a_note_if_the_frozen_one_cannot_be_read(
+    votes: PreferenceSet, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise DataError("it cannot be read", file="llama", remedy="copy it again")
+
+    monkeypatch.setattr(tuned, "encoded_texts", fails)
+    ensemble = fit(votes, folder=tmp_path / "town", backbone=str(llama), **QUICK)
+    assert (ensemble.record.notes or [""])[-1].startswith("the frozen model was not compared: llama: it cannot be read")
+    assert (tmp_path / "town" / "backbone").is_dir()
+
+
+# --- early stopping over the stages
+
+
+def rewards(votes: PreferenceSet, *words: str) -> Any:
+    """Return the rewards of members that like one word each; a member of an unknown word is a fixed random one."""
+    responses = [response for _, response in texts_of(votes)]
+    noise = np.random.default_rng(5).normal(size=len(responses))
+    known = [np.array([float(word in response.split()) for response in responses]) for word in words]
+    return np.column_stack([liked + (0 if liked.any() else noise) for liked in known]).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("errors", "stopped"),
+    [
+        ([0.3], False),
+        ([0.3, 0.2, 0.1], False),
+        ([0.1, 0.2], False),
+        ([0.1, 0.2, 0.3], True),
+        ([0.1, 0.2, 0.05], False),
+        ([0.2, 0.1, 0.1, 0.1], True),
+    ],
+)
+def test_training_stops_two_stages_after_the_lowest_error(errors: list[float], stopped: bool) -> None:
+    assert stopped_improving(errors) is stopped
+
+
+def task_of(votes: PreferenceSet) -> TunedTask:
+    options = FitOptions(method="stagewise", k="auto")
+    return TunedTask(votes, options, FinetuneOptions(backbone="x"), Checkpoints(None, {}), FitWatcher())
+
+
+def test_training_stops_once_both_camps_have_a_member(votes: PreferenceSet) -> None:
+    task, outputs = task_of(votes), rewards(votes, "tea", "rum", "?", "?")
+    errors = [sizes_on_validation(task, outputs[:, :j]).errors for j in range(1, 5)]
+    assert [stopped_improving(one) for one in errors] == [False, False, False, True]
+    k, stopped = choose_stages(task, outputs)
+    assert k == 2
+    assert stopped.startswith("the validation Brier score has not improved for 2 stages: 0.")
+    k, stopped = choose_stages(task, outputs[:, :2])
+    assert k == 2
+    assert stopped.startswith("2 stages are the most that --k auto trains: 0.")
+
+
+def test_test_votes_do_not_change_the_choice(votes: PreferenceSet) -> None:
+    outputs, test = rewards(votes, "tea", "rum", "?", "?"), task_of(votes).test_rows
+    assert test.any()
+    swapped = replace(
+        votes,
+        votes_a=np.where(test, votes.votes_b, votes.votes_a),
+        votes_b=np.where(test, votes.votes_a, votes.votes_b),
+    )
+    assert choose_stages(task_of(swapped), outputs) == choose_stages(task_of(votes), outputs)
+
+
+def test_validation_prompts_are_not_trained_on() -> None:
+    prompt = np.repeat(np.arange(50), 3).astype(np.int32)
+    test_rows = prompt >= 40
+    rows = validation_rows(prompt, test_rows, seed=0)
+    assert len(np.unique(prompt[rows])) == 4
+    assert not (rows & test_rows).any()
+    assert not np.isin(prompt[~rows], prompt[rows]).any()
+
+
+@pytest.mark.slow
+def test_auto_trains_no_stage_after_the_stop_and_resumes_without_training_again(
+    tmp_path: Path, votes: PreferenceSet, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuned, "stopped_improving", lambda errors: len(errors) == 3)
+    folder, options = tmp_path / "town", QUICK | {"method": "stagewise", "k": "auto", "epochs": 4}
+    trained: list[str] = []
+    end, broken = StepCallback.on_step_end, "training-member-2"
+
+    def counts(self: Any, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        trained.append(Path(args.output_dir).name)
+        if trained[-1] == broken:
+            raise KeyboardInterrupt
+        end(self, args, state, control, **rest)
+
+    monkeypatch.setattr(StepCallback, "on_step_end", counts)
+    with pytest.raises(KeyboardInterrupt):
+        fit(votes, folder=folder, backbone=str(llama), **options)
+    assert set(trained) == {"training-member-0", "training-member-1", "training-member-2"}
+    trained.clear()
+    broken = ""
+    ensemble = fit(votes, folder=folder, backbone=str(llama), **options)
+    assert set(trained) == {"training-member-2"}
+
+    record: Any = ensemble.record
+    assert (ensemble.k, record.k, record.tuning["stages"]) == (2, 2, 3)
+    assert [row.k for row in record.history] == [1, 2, 3]
+    assert record.kept == record.history[1]
+    assert record.evaluation.test.brier == pytest.approx(record.history[1].test_brier)
+    assert record.history[1].test_brier < 0.5 * record.history[0].test_brier
+    assert sorted(path.name for path in (folder / "backbone").iterdir()) == ["member-0", "member-1"]
+    loaded = RewardEnsemble.load(folder)
+    np.testing.assert_array_equal(loaded.prob_hat(votes, "vote"), ensemble.prob_hat(votes, "vote"))
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(*fit_page(ensemble, str(folder)))
+    shown = " ".join(console.export_text().split())
+    assert "Training stopped after 3 stages, 2 of them kept: the validation Brier score has not improved" in shown
