@@ -19,7 +19,7 @@ INPUTS = {"data": "abc", "options": {"k": 8, "seed": 0}, "version": "1"}
 class Counted:
     """A computation that counts its calls."""
 
-    def __init__(self, arrays: dict[str, np.ndarray]) -> None:
+    def __init__(self, **arrays: np.ndarray) -> None:
         self.arrays, self.times = arrays, 0
 
     def __call__(self) -> dict[str, np.ndarray]:
@@ -29,10 +29,16 @@ class Counted:
 
 def example() -> Counted:
     rng = np.random.default_rng(0)
-    arrays = {"theta": rng.standard_normal((3, 4)), "transposed": rng.standard_normal((3, 4)).T}
-    arrays |= {"every_other": rng.standard_normal(10)[::2], "single": rng.standard_normal(3).astype(np.float32)}
-    arrays |= {"count": np.arange(3, dtype=np.int32), "mask": np.array([True, False])}
-    return Counted(arrays | {"number": np.array(0.1), "empty": np.empty((2, 0))})
+    return Counted(
+        theta=rng.standard_normal((3, 4)),
+        transposed=rng.standard_normal((3, 4)).T,
+        every_other=rng.standard_normal(10)[::2],
+        single=rng.standard_normal(3).astype(np.float32),
+        count=np.arange(3, dtype=np.int32),
+        mask=np.array([True, False]),
+        number=np.array(0.1),
+        empty=np.empty((2, 0)),
+    )
 
 
 def files_in(folder: Path) -> list[str]:
@@ -85,6 +91,13 @@ def test_a_dataclass_comes_back_as_it_was(tmp_path: Path) -> None:
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_step_is_computed_once_per_object(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        compute, checkpoints = example(), Checkpoints(folder, INPUTS)
+        assert checkpoints.arrays("first", compute) is checkpoints.arrays("first", compute)
+        assert compute.times == 1
+
+
 def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
     compute = example()
     computed = Checkpoints(tmp_path, INPUTS).arrays("first", compute)
@@ -96,10 +109,6 @@ def test_stored_arrays_are_read_back_exactly(tmp_path: Path) -> None:
             assert (result.dtype, result.shape) == (array.dtype, array.shape)
             np.testing.assert_array_equal(result, array)
             assert result.flags.c_contiguous
-    for folder in (None, tmp_path / "other"):
-        again, checkpoints = example(), Checkpoints(folder, INPUTS)
-        assert checkpoints.arrays("first", again) is checkpoints.arrays("first", again), "once per object"
-        assert again.times == 1
 
 
 @pytest.mark.parametrize("change", [{"data": "abd"}, {"options": {"k": 9, "seed": 0}}, {"version": "2"}])
@@ -110,6 +119,18 @@ def test_other_inputs_start_a_new_run_and_leave_the_first_one_alone(tmp_path: Pa
     assert compute.times == 2
     Checkpoints(tmp_path, INPUTS).arrays("first", compute)
     assert compute.times == 2
+
+
+def test_a_failed_step_leaves_no_file_and_can_be_repeated(tmp_path: Path) -> None:
+    def fail() -> dict[str, np.ndarray]:
+        raise RuntimeError("out of memory")
+
+    checkpoints, compute = Checkpoints(tmp_path, INPUTS), example()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        checkpoints.arrays("first", fail)
+    assert files_in(tmp_path) == []
+    checkpoints.arrays("first", compute)
+    assert compute.times == 1
 
 
 @pytest.mark.parametrize(
@@ -138,9 +159,19 @@ def test_a_computed_value_equals_the_stored_one(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, INPUTS).value("plan", lambda: pytest.fail("the value is stored")) == value
 
 
+def test_a_folder_is_filled_once(tmp_path: Path) -> None:
+    def fill(folder: Path) -> None:
+        assert list(folder.iterdir()) == []
+        (folder / "weights").write_text("1")
+
+    first = Checkpoints(tmp_path, INPUTS).folder("member-0", fill)
+    again = Checkpoints(tmp_path, INPUTS).folder("member-0", lambda _: pytest.fail("the folder is stored"))
+    assert first == again
+    assert (first / "weights").read_text() == "1"
+
+
 def test_a_folder_whose_filling_fails_is_filled_anew(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
-        assert list(folder.iterdir()) == []
         (folder / "half").write_text("")
         raise RuntimeError("killed")
 
@@ -151,7 +182,6 @@ def test_a_folder_whose_filling_fails_is_filled_anew(tmp_path: Path) -> None:
     assert not checkpoints.has("member-0")
     folder = checkpoints.folder("member-0", lambda folder: (folder / "whole").touch())
     assert files_in(folder) == ["whole"]
-    assert Checkpoints(tmp_path, INPUTS).folder("member-0", lambda _: pytest.fail("the folder is stored")) == folder
 
 
 def test_a_forgotten_step_is_computed_again(tmp_path: Path) -> None:
@@ -192,7 +222,18 @@ def test_finishing_removes_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
     checkpoints.finish()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ensemble.json", "figures"]
-    assert not Checkpoints(tmp_path, INPUTS).has("first"), "a finished run starts again"
+    compute = example()
+    Checkpoints(tmp_path, INPUTS).arrays("first", compute)
+    assert compute.times == 1, "a finished run starts again"
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints(None, INPUTS)
+    np.testing.assert_array_equal(checkpoints.arrays("first", example())["theta"], example().arrays["theta"])
+    assert not checkpoints.has("first")
+    checkpoints.finish()
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- fingerprints -----------------------------------------------------------------------------------------------------
@@ -208,6 +249,9 @@ def test_a_fingerprint_depends_on_contents_only() -> None:
     assert fingerprint(Path("a")) == fingerprint("a")
     assert fingerprint(np.float64(0.5)) == fingerprint(0.5)
     assert fingerprint(FitOptions()) == fingerprint(FitOptions()) != fingerprint(FitOptions(seed=1))
+
+
+def test_a_value_without_contents_has_no_fingerprint() -> None:
     with pytest.raises(TypeError, match="object has no fingerprint"):
         fingerprint({"x": object()})
 
@@ -222,12 +266,6 @@ def test_appended_lines_are_read_back(tmp_path: Path) -> None:
     for row in rows:
         lines.append(row)
     assert list(JsonLines(lines.path).rows()) == rows
-    lines.replace([3, 2])
-    lines.drop_torn_line()
-    assert list(lines.rows()) == [3, 2]
-    lines.path.write_bytes(b"1\n{\n2\n")
-    with pytest.raises(DataError, match=r"done\.jsonl, row 2: the line is not JSON"):
-        list(lines.rows())
 
 
 @pytest.mark.parametrize("torn", [b'{"a": 1', b"1", b"x" * 200_000])
@@ -241,3 +279,26 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path, complete: bytes, torn: byte
     lines.append("new")
     assert path.read_bytes() == complete + b'"new"\n'
     assert list(lines.rows())[-1] == "new"
+
+
+def test_complete_lines_are_never_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(b"1\n2\n")
+    JsonLines(path).drop_torn_line()
+    assert path.read_bytes() == b"1\n2\n"
+    JsonLines(tmp_path / "missing.jsonl").drop_torn_line()
+    assert files_in(tmp_path) == ["done.jsonl"]
+
+
+def test_a_complete_line_that_is_not_json_is_refused_with_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "done.jsonl"
+    path.write_bytes(b"1\n{\n2\n")
+    with pytest.raises(DataError, match=r"done\.jsonl, row 2: the line is not JSON"):
+        list(JsonLines(path).rows())
+
+
+def test_all_lines_can_be_replaced(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "done.jsonl")
+    lines.append(1)
+    lines.replace([3, 2])
+    assert list(lines.rows()) == [3, 2]

@@ -131,14 +131,10 @@ def test_every_function_that_takes_votes_takes_them_in_any_form(ensemble: "Rewar
     assert evaluate(ensemble, str(path), groups=[]).test.brier == expected
     assert certify(ensemble, frame).held_out == certify(ensemble, OTHERS).held_out
     assert prune(ensemble, path).removed == prune(ensemble, OTHERS).removed
-    names, expected_names = ([card.name for card in member_profiles(ensemble, given)] for given in (rows, OTHERS))
-    assert names == expected_names
+    assert [card.name for card in member_profiles(ensemble, rows)] == [
+        card.name for card in member_profiles(ensemble, OTHERS)
+    ]
     assert measure_diversity(ensemble, frame).tau == measure_diversity(ensemble, OTHERS).tau
-    lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
-    tau = measure_diversity(ensemble, pluralign.load_candidates(as_path(lines, tmp_path))).tau
-    for source in (lines, pd.DataFrame(lines), as_path(lines, tmp_path)):
-        assert measure_diversity(ensemble, source).tau == tau
-    assert case_studies(ensemble, lines)[0].candidates == 3
     assert encode(frame, tmp_path / "features", encoder="none").rows == len(OTHERS.items().prompt_index)
 
 
@@ -152,6 +148,16 @@ def test_missing_values_of_a_frame_are_nulls() -> None:
         load_preferences(frame)
     with pytest.raises(DataError, match="two columns have the same name"):
         load_preferences(pd.concat([frame, frame], axis=1))
+
+
+def test_diversity_takes_candidates_in_every_form(ensemble: "RewardEnsemble", write_jsonl: WriteLines) -> None:
+    lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
+    expected = measure_diversity(ensemble, pluralign.load_candidates(write_jsonl(lines)))
+    for source in (lines, pd.DataFrame(lines), write_jsonl(lines)):
+        assert measure_diversity(ensemble, source).tau == expected.tau
+    assert case_studies(ensemble, lines)[0].candidates == 3
+    with pytest.raises(UsageError, match="not a RewardEnsemble"):
+        measure_diversity(ensemble, ensemble)  # type: ignore[arg-type]
 
 
 ANY: Any = pluralign
@@ -170,7 +176,6 @@ ANY: Any = pluralign
         (lambda e: ANY.member_profiles(e.weights, OTHERS), r"member_profiles\(ensemble, votes\)"),
         (lambda e: ANY.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
         (lambda e: ANY.load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
-        (lambda e: ANY.measure_diversity(e, e), "not a RewardEnsemble"),
     ],
 )  # fmt: skip
 def test_natural_mistakes_are_one_sentence(call: Any, problem: str, ensemble: "RewardEnsemble") -> None:
