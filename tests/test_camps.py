@@ -8,7 +8,7 @@ from pluralign.core.arrays import FloatArray, Mask
 from pluralign.core.errors import PluralignError
 from pluralign.core.json_values import to_json
 from pluralign.experiments.demo import fit_features
-from pluralign.measuring.camps import camps_of_ensemble, hard_votes_of, study_camps
+from pluralign.measuring.camps import CampStudy, camps_of_ensemble, hard_votes_of, study_camps
 from pluralign.votes.town_hall.town_hall import TownHall
 
 
@@ -22,37 +22,33 @@ def rows(town: TownHall) -> Mask:
     return town.preferences.test_mask(0.4)
 
 
-def votes_of(town: TownHall, taste: FloatArray) -> FloatArray:
-    difference = town.features[town.preferences.a_index] - town.features[town.preferences.b_index]
-    return np.asarray(difference @ taste > 0, dtype=np.float64)
-
-
 @pytest.fixture(scope="module")
 def camp_votes(town: TownHall) -> FloatArray:
     """Votes of the mean taste of each camp, from the tastes."""
-    return votes_of(town, np.array([town.tastes[town.camps == camp].mean(axis=0) for camp in range(6)]).T)
+    means = np.array([town.tastes[town.camps == camp].mean(axis=0) for camp in range(6)])
+    difference = town.features[town.preferences.a_index] - town.features[town.preferences.b_index]
+    return np.asarray(difference @ means.T > 0, dtype=np.float64)
 
 
 @pytest.fixture(scope="module")
 def crowd(town: TownHall) -> FloatArray:
     """Votes of the mean taste of everybody, which stand in for soft BT."""
-    return votes_of(town, town.tastes.mean(axis=0))
+    difference = town.features[town.preferences.a_index] - town.features[town.preferences.b_index]
+    return np.asarray(difference @ town.tastes.mean(axis=0) > 0, dtype=np.float64)
 
 
-def test_every_camp_of_an_ensemble_of_camps_has_its_own_member(
-    town: TownHall, rows: Mask, camp_votes: FloatArray, crowd: FloatArray
-) -> None:
-    true_camps = study_camps(town, rows, camp_votes[:, ::-1], np.full(6, 1 / 6), crowd)  # in reversed order
+@pytest.fixture(scope="module")
+def true_camps(town: TownHall, rows: Mask, camp_votes: FloatArray, crowd: FloatArray) -> CampStudy:
+    """The study of an ensemble whose members are the six camps, in reversed order."""
+    return study_camps(town, rows, camp_votes[:, ::-1], np.full(6, 1 / 6), crowd)
+
+
+def test_every_camp_of_an_ensemble_of_camps_has_its_own_member(true_camps: CampStudy) -> None:
     assert [camp.member for camp in true_camps.camps] == [5, 4, 3, 2, 1, 0]
     assert [camp.agreement[camp.closest] for camp in true_camps.camps] == [1.0] * 6
     assert true_camps.represented == 6
     assert true_camps.people.closest_member == true_camps.people.closest_camp
     assert sum(camp.people for camp in true_camps.camps) == true_camps.people.people == 200
-    sentences = list(true_camps.sentences())
-    assert sentences[0].startswith("Member 5 stands for the gardeners: it agrees with them on 100 % of pairs, soft BT")
-    assert len(sentences) == 7
-    written = to_json(true_camps.to_json())
-    assert (written["represented"], written["camps"][0]["member"]) == (6, 5)
 
 
 def test_soft_bt_in_place_of_every_member_stands_for_nobody(town: TownHall, rows: Mask, crowd: FloatArray) -> None:
@@ -94,6 +90,16 @@ def test_the_closest_member_is_chosen_on_training_prompts(
     assert study.camps[0].agreement[0] == 1.0
     assert study.camps[0].closest == 1
     assert study.camps[0].member is None
+
+
+def test_sentences_and_json_have_the_figures(true_camps: CampStudy) -> None:
+    sentences = list(true_camps.sentences())
+    assert sentences[0].startswith("Member 5 stands for the gardeners: it agrees with them on 100 % of pairs, soft BT")
+    assert len(sentences) == 7
+    written = to_json(true_camps.to_json())
+    assert written["represented"] == 6
+    assert written["camps"][0]["member"] == 5
+    assert set(written["people"]) >= {"closest_member", "soft_bt", "closest_camp", "better_than_soft_bt", "gain"}
 
 
 def test_members_on_true_features_agree_with_people_more_than_soft_bt(town: TownHall) -> None:
