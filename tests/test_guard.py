@@ -48,12 +48,6 @@ def test_inverting_a_ratio_and_its_direction_changes_nothing(value: float, refer
     assert guard.times_worse(value, reference, "higher") == pytest.approx(inverted)
 
 
-def test_ratios_are_read_from_nested_objects_and_names_with_slashes() -> None:
-    benchmark = guard.Benchmark([], {"demo:9/rows/joint k=8/vs": "lower", "online / offline": "higher"})
-    result = {"demo:9": {"rows": {"joint k=8": {"vs": 0.5}}}, "online / offline": 0.9, "other": "text"}
-    assert guard.ratios_of(benchmark, result) == {"demo:9/rows/joint k=8/vs": 0.5, "online / offline": 0.9}
-
-
 def test_a_much_worse_ratio_exits_with_code_1_and_writes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,18 +129,6 @@ def test_eight_prompts_give_no_interval_and_no_verdict(tmp_path: Path) -> None:
     assert not any(verdict in shown for verdict in VERDICTS)
 
 
-def test_twenty_five_prompts_are_told_to_use_folds_and_folds_give_an_interval(tmp_path: Path) -> None:
-    votes = write_csv(prompts_only(25), tmp_path / "votes.csv")
-    plain = output("fit", votes, *RENAME, "-o", tmp_path / "plain", *FAST)
-    assert "No verdict: " in plain
-    assert "Next: fit with --folds 5, which tests each of the 25 prompts once." in plain
-    folds = output("fit", votes, *RENAME, "-o", tmp_path / "folds", *FAST, "--folds", "5")
-    main = folds.split("Main number: ")[1].split("\n")[0]
-    assert "[" in main
-    assert "on 25 held-out prompts" in main
-    assert "No verdict" not in folds
-
-
 def test_three_votes_per_pair_are_not_compared_with_the_floor(tmp_path: Path) -> None:
     votes = write_csv(prompts_only(60, votes_per_pair=3), tmp_path / "votes.csv")
     inspected = output("inspect", votes, *RENAME)
