@@ -38,7 +38,7 @@ CASES: dict[str, PreferenceSet] = {
     "equal features": votes_of([(p, "tea rum", "rum tea", 3, 1) for p in PROMPTS]),
     "empty against text": votes_of([(p, "", "Yes, please.", 1, 3) for p in PROMPTS]),
     "contradictory": votes_of([(p, *_texts(i), *n) for i, p in enumerate(PROMPTS) for n in ((3, 0), (0, 3))]),
-    "swapped": votes_of([(p, *_texts(i)[::side], 3, 1) for i, p in enumerate(PROMPTS) for side in (1, -1)]),
+    "swapped": votes_of([(p, *texts, 3, 1) for i, p in enumerate(PROMPTS) for texts in (_texts(i), _texts(i)[::-1])]),
     "unanimous": votes_of([(p, *_texts(i), 5, 0) for i, p in enumerate(PROMPTS)]),
     "one vote each": votes_of([(p, *_texts(i), i % 2, 1 - i % 2) for i, p in enumerate(PROMPTS)]),
     "2 prompts": votes_of([(p, *_texts(i), 3, 1) for i, p in enumerate(PROMPTS[:2])]),

@@ -394,7 +394,7 @@ def test_large_shards_are_read_in_parts_and_keep_their_types(
         score(ensemble, source, source)
 
 
-YES = {"prompt": "Tea?", "response": "Yes."}
+YES: dict[str, Any] = {"prompt": "Tea?", "response": "Yes."}
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_standard_input_accepts_every_format(name: str, monkeypatch: pytest.Monk
         def seekable(self) -> bool:
             return False
 
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(FILES[name]))))  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Pipe(FILES[name]))))
     assert counts(load_preferences("-")) == EXPECTED
 
 

@@ -279,7 +279,7 @@ def test_a_repeated_prompt_gives_two_pairs_and_a_repeated_row_none(tmp_path: Pat
 # --- HelpSteer2 and 3: preferences ------------------------------------------------------------------------------------
 
 
-def preference(prompt: str, strengths: list[int] | None, split: str = "train", *, as_text: bool = False) -> Row:
+def preference(prompt: str, strengths: list[Any] | None, split: str = "train", *, as_text: bool = False) -> Row:
     given: Any = strengths and [{"strength": value, "justification": "@Response 1's it."} for value in strengths]
     text = repr(given) if as_text else given
     row = {"prompt": prompt, "response_1": "Seven.", "response_2": "Nine.", "preference_strength": -2, "split": split}
@@ -309,7 +309,7 @@ def test_helpsteer2_preference_counts_signs_except_minus_one_hundred(tmp_path: P
 
 def helpsteer3_row(question: str, scores: list[int]) -> Row:
     people = [{"score": score, "reasoning": "r", "feedback1": "f", "feedback2": "g"} for score in scores]
-    row = {"domain": "general", "language": "english", "context": [{"role": "user", "content": question}]}
+    row: Row = {"domain": "general", "language": "english", "context": [{"role": "user", "content": question}]}
     row |= {"response1": "Seven.", "response2": "Nine.", "overall_preference": -3, "individual_preference": people}
     return row
 
@@ -327,7 +327,7 @@ def test_helpsteer3_counts_individual_preferences_and_keeps_its_split(tmp_path: 
 # --- Reddit TL;DR -----------------------------------------------------------------------------------------------------
 
 
-def label(post: str, first: str, second: str, choice: int, worker: str, split: str = "train", **changes: Any) -> Row:
+def label(post: str, first: str, second: str, choice: Any, worker: str, split: str = "train", **changes: Any) -> Row:
     """Return one line of a raw file. It has no id if the post starts with a capital N."""
     info = {"post": f"{post} one.\n\n{post} two.", "title": f"About {post}", "subreddit": "tea"}
     if not post.startswith("N"):
@@ -464,9 +464,12 @@ def test_without_a_folder_only_the_needed_files_are_downloaded(
     name: str, hub: str, revision: str | None, patterns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *args, **options: [calls.append((args, options)), str(tmp_path)][1]
-    )
+
+    def download(*args: Any, **options: Any) -> str:
+        calls.append((args, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     read: Any = prism_prompts if name == "prism" else partial(load, name)
     with pytest.raises(DataError, match=r"must hold|conversations\.jsonl"):
         read()  # nothing was really fetched

@@ -28,12 +28,16 @@ def in_plain_python(rows: list[dict[str, Any]]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def test_figures_agree_with_plain_python_and_intervals_contain_them() -> None:
+def random_rows(n: int = 500) -> list[dict[str, Any]]:
     rng = np.random.default_rng(3)
-    rows = [
+    return [
         wide(prompt=f"p{int(rng.integers(40))}", response_a=f"a{i}", votes_a=int(a), votes_b=int(b))
-        for i, (a, b) in enumerate(rng.integers(1, 6, (500, 2)))
+        for i, (a, b) in enumerate(rng.integers(1, 6, (n, 2)))
     ]
+
+
+def test_figures_agree_with_plain_python_and_intervals_contain_them() -> None:
+    rows = random_rows()
     facts = inspect(load_preferences(rows))
     for name, expected in in_plain_python(rows).items():
         assert getattr(facts, name) == pytest.approx(expected, abs=1e-12), name

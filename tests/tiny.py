@@ -49,8 +49,13 @@ def write_backbone(folder: Path, *, template: bool = True, pad: bool = False, eo
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", **special)
     tokenizer.chat_template = CHAT_TEMPLATE if template else None
     tokenizer.save_pretrained(folder)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
-    sizes |= {"intermediate_size": 64, "max_position_embeddings": 64, "attention_dropout": 0.1, "vocab_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}
+    sizes |= {
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+        "attention_dropout": 0.1,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(3)
         options = {**sizes, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None, **config}
