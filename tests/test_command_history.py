@@ -15,7 +15,7 @@ from pluralign.cli.options import command_history
 from pluralign.votes.options import Loaded
 from pluralign.votes.raters import town_hall_votes
 
-OPTIONS = ("--k", "2", "--encoder", "none", "--method", "stagewise", "--no-undecided", "--test-fraction", "0.3")
+OPTIONS = ("--k", "2", "--encoder", "none", "--method", "stagewise", "--variant", "printed", "--test-fraction", "0.3")
 
 
 def printed_command(folder: Path) -> list[str]:

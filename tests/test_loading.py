@@ -231,7 +231,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fitted(bert: Path) -> RewardEnsemble:
     votes = town_hall(60).preferences
-    return fit(votes, k=2, encoder=str(bert), surface=False, target="votes", members="linear")
+    return fit(votes, k=2, encoder=str(bert), surface=False, target="votes")
 
 
 ITEMS = [("tea ?", "yes ."), ("tea ?", "no , never .")]

@@ -17,6 +17,7 @@ from served import running
 from town_raters import town_raters, town_representation
 
 from pluralign import RewardEnsemble
+from pluralign.core.json_values import to_json
 from pluralign.ensemble.held_out import HeldOutVotes
 from pluralign.measuring.individuals import PREDICTORS, Representation, save_representation
 from pluralign.measuring.report_data import ReportData, collect_report_data
@@ -71,7 +72,7 @@ def test_pluralign_report_reads_the_saved_figures(town_folder: Path, tmp_path: P
     shutil.copytree(town_folder, folder)
     save_representation(found, folder)
     written = run("report", folder, "-o", tmp_path / "report.html", "--json")
-    assert json.loads(written.stdout)["study"]["representation"] == found.to_json()
+    assert json.loads(written.stdout)["study"]["representation"] == to_json(found)
     assert "How well individuals are represented" in (tmp_path / "report.html").read_text()
 
 
@@ -87,7 +88,7 @@ def measured(ensemble: RewardEnsemble, held_out: HeldOutVotes, found: Representa
 
 def test_the_page_shows_every_score(tab: Tab, measured: str, found: Representation) -> None:
     rows = page_data(measured)["representation"]["rows"]
-    assert rows == found.to_json()["rows"]
+    assert rows == to_json(found)["rows"]
     opened = tab.open(measured + "#calibration")
     opened.wait_for_selector(".individuals svg")
     accuracy, log_loss = opened.query_selector_all(".individuals table")
