@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import WriteLines
 
-from pluralign import Message
 from pluralign.core.errors import DataError
 from pluralign.votes.candidates import Candidates, candidates_of, load_candidates, rows_by_prompt
 from pluralign.votes.preferences import texts_of
+from pluralign.votes.prompts import Message
 from pluralign.votes.town_hall.town_hall import town_hall
 
 

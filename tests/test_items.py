@@ -13,7 +13,6 @@ from conftest import WriteLines, wide
 import pluralign
 from pluralign import (
     DataError,
-    Message,
     UsageError,
     certify,
     diversity,
@@ -25,6 +24,8 @@ from pluralign import (
     prune,
     town_hall,
 )
+from pluralign.votes.candidates import load_candidates
+from pluralign.votes.prompts import Message
 
 if TYPE_CHECKING:
     from pluralign import RewardEnsemble
@@ -150,7 +151,7 @@ def test_missing_values_of_a_frame_are_nulls() -> None:
 
 def test_diversity_takes_candidates_in_every_form(ensemble: "RewardEnsemble", write_jsonl: WriteLines) -> None:
     lines = [{"prompt": "Tea?", "responses": ["Yes.", "No, never.", "Perhaps, it depends on the day."]}]
-    expected = diversity(ensemble, pluralign.load_candidates(write_jsonl(lines)))
+    expected = diversity(ensemble, load_candidates(write_jsonl(lines)))
     for source in (lines, pd.DataFrame(lines), write_jsonl(lines)):
         assert diversity(ensemble, source).tau == expected.tau
     assert expected.cases[0].candidates == 3

@@ -19,8 +19,9 @@ from conftest import wide
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pluralign import Message, UsageError, load_preferences
+from pluralign import UsageError, load_preferences
 from pluralign.core.errors import DataError, MissingExtraError
+from pluralign.votes.prompts import Message
 
 ROWS = [
     wide(ties=1, topic="drinks"),
