@@ -174,7 +174,6 @@ ANY: Any = pluralign
         (lambda e: ANY.fit(""), "the name of the data is empty"),
         (lambda e: ANY.profile(e), "give votes, or the folder of an ensemble"),
         (lambda e: ANY.diversity(e), "give candidates, or the folder of an ensemble"),
-        (lambda e: ANY.concatenate([[wide()]]), "concatenate takes PreferenceSets"),
         (lambda e: ANY.load_preferences([wide()], rename="prompt=question"), "rename must be a dict"),
     ],
 )  # fmt: skip
