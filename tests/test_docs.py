@@ -108,6 +108,13 @@ def test_readme_is_short_maps_every_room_and_has_the_two_make_commands() -> None
     assert sorted(re.findall(r"^\| `(\w+)` \|", readme, flags=re.MULTILINE)) == ROOMS
 
 
+def test_the_architecture_page_has_one_line_for_every_file() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    files = [str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if not path.name.startswith("__")]
+    assert sorted(re.findall(r"^\| `([\w/]+\.py)` \|", page, flags=re.MULTILINE)) == sorted(files)
+    assert set(re.findall(r"`(\w+/[\w/]+\.py)`", page)) == set(files)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_point_to_existing_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
